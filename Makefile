@@ -1,0 +1,40 @@
+# `make demo` and `make test` need nothing but Python 3.11 to 3.13 and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PEERS := .bench/peers-venv
+PHOTOS ?=
+
+.PHONY: demo test test-all check bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY) $(PEERS)/.ready
+	$(BIN)/python -m bench $(BENCH)
+
+$(READY): pyproject.toml constraints.txt requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	touch $@
+
+$(PEERS)/.ready: bench/peers-requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers-requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .bench .demo

@@ -1,0 +1,62 @@
+"""Penstock: trained TensorFlow and Keras models over large data, on every device there is.
+
+>>> import penstock
+>>> y = penstock.predict(model, x)                                            # doctest: +SKIP
+>>> penstock.predict("model.keras", "rows.parquet", output="predictions/")    # doctest: +SKIP
+
+Importing this imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceError",
+    "InputError",
+    "Interrupted",
+    "ModelError",
+    "OutputError",
+    "PenstockError",
+    "Summary",
+    "TooManyFailures",
+    "UsageError",
+    "WorkersDied",
+    "__version__",
+    "devices",
+    "inspect",
+    "predict",
+    "resume",
+    "status",
+    "stream",
+]
+
+if TYPE_CHECKING:
+    from penstock.api import devices, inspect, predict, resume, status, stream
+    from penstock.errors import (
+        DeviceError,
+        InputError,
+        Interrupted,
+        ModelError,
+        OutputError,
+        PenstockError,
+        TooManyFailures,
+        UsageError,
+        WorkersDied,
+    )
+    from penstock.telemetry.summary import Summary
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that `import penstock` and `penstock --help` answer in a blink.
+    if name not in __all__:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from penstock import api, errors
+
+    return getattr(api if hasattr(api, name) else errors, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,264 @@
+"""The command line: parse, call the API, turn errors into exit codes. Everything heavy is imported when needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from penstock import __version__
+from penstock.errors import PenstockError, UsageError
+from penstock.options import FORMATS, RUNTIMES, DeviceRequest, PredictOptions, parse_inputs, parse_renames
+
+if TYPE_CHECKING:
+    from penstock.telemetry.progress import Progress
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Commands(click.Group):
+    """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = super().main(*args, **(kwargs | {"standalone_mode": False}))
+        except PenstockError as error:
+            problem, *rest = str(error).splitlines()
+            click.echo("\n".join([f"error: {problem}", *rest]), err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(UsageError.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="penstock")
+def main() -> None:
+    """Run trained TensorFlow and Keras models over large data, on every device there is."""
+    # A console script does not have the user's folder on its path; `module:function` is looked up there.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _job_options(command: Command) -> Command:
+    """The options of a prediction job."""
+    for option in reversed(
+        [
+            click.option("--input", "inputs", multiple=True, metavar="NAME=COLUMN[,…]",
+                         help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable."),
+            click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
+            click.option("--rename", multiple=True, metavar="OLD=NEW", help="Write an output under another name."),
+            click.option("--signature", metavar="NAME", help="The signature of a SavedModel."),
+            click.option("--runtime", type=click.Choice(RUNTIMES), help="Default: the first that is installed."),
+            click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB, between 32 and 8,192 rows."),
+            click.option("--devices", default="all", metavar="WHICH", show_default=True,
+                         help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2."),
+            click.option("--threads", default="auto", metavar="N|auto", show_default=True,
+                         help="CPU threads of each replica."),
+            click.option("--format", "format_", type=click.Choice(FORMATS), default="parquet", show_default=True,
+                         help="What to write."),
+            click.option("--part-rows", type=int, metavar="N", help="Most rows of one file. Default: 64 MB or 30 s."),
+            click.option("--max-failures", type=float, default=0.1, show_default=True, metavar="SHARE",
+                         help="Stop when more than this share of rows failed, once 100 were seen."),
+            click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _output_options(command: Command) -> Command:
+    """How a command talks."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, all else on stderr."),
+        click.option("--verbose", is_flag=True, help="Let the frameworks write all they want to the log."),
+        click.option("--quiet", is_flag=True, help="Show errors only."),
+    ):
+        command = option(command)
+    return command
+
+
+def _make_options(values: dict[str, Any]) -> PredictOptions:
+    threads = values["threads"]
+    if threads != "auto" and not str(threads).isdigit():
+        raise UsageError("--threads is not understood", received=f"threads={threads!r}", allowed="auto, 1, 2, 3, …")
+    return PredictOptions(
+        inputs=parse_inputs(values["inputs"]),
+        keep=tuple(values["keep"]),
+        rename=parse_renames(values["rename"]),
+        signature=values["signature"],
+        runtime=values["runtime"],
+        batch_size=values["batch_size"],
+        devices=DeviceRequest.parse(values["devices"]),
+        threads=None if threads == "auto" else int(threads),
+        format=values["format_"],
+        part_rows=values["part_rows"],
+        max_failures=values["max_failures"],
+        trust_model=values["trust_model"],
+    )
+
+
+@main.command()
+@click.argument("model")
+@click.argument("input_", metavar="INPUT...", nargs=-1, required=True)
+@click.option("--output", "-o", metavar="FOLDER", help="Where to write. A job that is there already is resumed.")
+@_job_options
+@click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
+@_output_options
+def predict(
+    model: str,
+    input_: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
+
+    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is .parquet, .npy,
+    .npz, .csv or .jsonl: files, folders or globs.
+
+    \b
+      penstock predict model.keras rows.parquet --output predictions/
+      penstock predict saved_model/ 'logs/*.csv' --output out/ --input x=f* --keep id
+    """
+    began = time.perf_counter()
+    options = _make_options(values)
+    if output is None or dry_run:
+        return _dry_run(model, input_, output, options, as_json=as_json)
+    from penstock import api
+
+    summary = api.predict_to_folder(
+        model,
+        list(input_),
+        output,
+        options,
+        progress=_progress(quiet),
+        overwrite=overwrite,
+        is_verbose=verbose,
+        began=began,
+    )
+    return _report(summary, as_json=as_json, quiet=quiet)
+
+
+def _dry_run(model: str, input_: tuple[str, ...], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+    from penstock.dry_run import describe, in_words
+
+    found = describe(model, list(input_), output, options)
+    click.echo(json.dumps(found) if as_json else in_words(found))
+    if output is None:
+        raise UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
+    return 0
+
+
+@main.command()
+@click.argument("output")
+@click.option("--devices", default="all", metavar="WHICH", show_default=True, help="As in predict.")
+@_output_options
+def resume(output: str, devices: str, as_json: bool, quiet: bool, verbose: bool) -> int:
+    """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C."""
+    from penstock import api
+
+    summary = api.resume(output, devices=devices, progress=_progress(quiet), verbose=verbose)
+    return _report(summary, as_json=as_json, quiet=quiet)
+
+
+@main.command()
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def status(output: str, as_json: bool) -> int:
+    """How far the job in the folder OUTPUT is."""
+    from penstock import api
+
+    found = api.status(output)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    share = (found["committed"] + found["failed"]) / max(1, found["rows"])
+    click.echo(f"{found['state']}: {found['committed']:,} of {found['rows']:,} rows committed ({share:.0%})")
+    click.echo(f"{found['failed']:,} failed, {found['parts']} parts, model {found['model'] or 'in memory'}")
+    if found["state"] == "unfinished":
+        click.echo(f"go on with: penstock resume {output}")
+    return 0
+
+
+@main.command()
+@click.argument("target", metavar="MODEL|INPUT")
+@click.option("--signature", metavar="NAME", help="The signature of a SavedModel.")
+@click.option("--runtime", type=click.Choice(RUNTIMES), help="The framework that loads the model.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def inspect(target: str, signature: str | None, runtime: str | None, as_json: bool) -> int:
+    """What MODEL takes and gives, or what INPUT holds."""
+    from penstock import api
+
+    found = api.inspect(target, signature=signature, runtime=runtime)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    for key, value in found.items():
+        if isinstance(value, dict):
+            click.echo(f"{key}:")
+            for name, spec in value.items():
+                click.echo(f"  {name}  {spec}")
+        elif value not in (None, []):
+            shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+            click.echo(f"{key.replace('_', ' ')}: {shown}")
+    if "inputs" in found:
+        names = " ".join(f"--input {name}=COLUMN" for name in found["inputs"])
+        click.echo(f"run it: penstock predict {target} INPUT --output OUT {names}")
+    return 0
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def devices(as_json: bool) -> int:
+    """Every device here, its memory, and which runtimes can use it."""
+    from penstock import api
+
+    found = api.devices()
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    for device in found:
+        memory = f"{device['free_bytes'] / 2**30:.1f} of {device['memory_bytes'] / 2**30:.1f} GiB free"
+        cores = f", {device['cores']} cores" if device["cores"] else ""
+        click.echo(f"{device['device']}  {device['name']}{cores}, {memory}")
+        for name, verdict in device["runtimes"].items():
+            click.echo(f"  {name:<11}{verdict}")
+    return 0
+
+
+def _progress(is_quiet: bool) -> Progress:
+    from penstock.telemetry.progress import Bars, Lines, Silent
+
+    if is_quiet:
+        return Silent()
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def _report(summary: Any, *, as_json: bool, quiet: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(summary.as_json()))
+    elif not quiet:
+        click.echo(str(summary))
+    return 3 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Columns between Arrow and numpy: what a source read becomes what a device takes, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
+
+OPAQUE = "opaque"
+"""The dtype name of columns that can be kept but not fed: dates, structs, maps."""
+
+
+def describe(name: str, column: Column) -> TensorSpec:
+    """The spec of a column, its list lengths taken from the first row that has them."""
+    if isinstance(column, np.ndarray):
+        kind = STRING if column.dtype.kind in "OSU" else column.dtype.newbyteorder("=").name
+        return TensorSpec(name, kind, tuple(column.shape[1:]))
+    return TensorSpec(name, *_describe_type(column.type, column))
+
+
+def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return kind.value_type.to_pandas_dtype()(0).dtype.name, tuple(kind.shape)
+    if pa.types.is_dictionary(kind):
+        return _describe_type(kind.value_type, sample.dictionary if len(sample) else sample)
+    if pa.types.is_fixed_size_list(kind):
+        dtype, inner = _describe_type(kind.value_type, sample.flatten())
+        return dtype, (kind.list_size, *inner)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = sample.value_lengths().drop_null()
+        dtype, inner = _describe_type(kind.value_type, sample.flatten())
+        return dtype, (lengths[0].as_py() if len(lengths) else None, *inner)
+    if is_text(kind):
+        return STRING, ()
+    if pa.types.is_boolean(kind):
+        return "bool", ()
+    if pa.types.is_decimal(kind):
+        return "float64", ()
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype()).name, ()
+    return OPAQUE, ()
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table as one array."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+class BadRows(dict[int, str]):
+    """Position in the column to the reason why that row cannot be fed."""
+
+
+def to_array(column: Column, dtype: str, shape: Shape) -> tuple[Array, BadRows]:
+    """The rows of a column as one array of `dtype`, each row of `shape`.
+
+    A row that is null, or has another length than the rest, is zero-filled and named in the second value.
+    """
+    bad = BadRows()
+    if isinstance(column, np.ndarray):
+        values = _encode_text(column) if dtype == STRING else column
+    else:
+        values = _from_arrow(column, dtype, shape, bad)
+    if dtype == STRING:
+        return values.reshape(len(column), *_known(shape, values.size, len(column))), bad
+    native = np.ascontiguousarray(values, dtype=np.dtype(dtype))
+    return native.reshape(len(column), *_known(shape, native.size, len(column))), bad
+
+
+def _known(shape: Shape, size: int, rows: int) -> tuple[int, ...]:
+    """`shape` with its single unknown dimension worked out from the number of values."""
+    unknown = [position for position, length in enumerate(shape) if length is None]
+    if not unknown:
+        return tuple(length for length in shape if length is not None)
+    others = math.prod(length for length in shape if length is not None)
+    filled = list(shape)
+    filled[unknown[0]] = size // max(1, rows * others)
+    return tuple(length for length in filled if length is not None)
+
+
+def _encode_text(column: Array) -> Array:
+    """Text as bytes objects, which is what a string tensor is made of."""
+    if column.dtype.kind == "S":
+        return column.astype(object)
+    flat = [item.encode() if isinstance(item, str) else bytes(item) for item in column.ravel().tolist()]
+    encoded = np.empty(len(flat), dtype=object)
+    encoded[:] = flat
+    return encoded.reshape(column.shape)
+
+
+def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_list(column.type):
+        return _from_lists(column, dtype, shape, bad)
+    if column.null_count:
+        _mark(bad, ~_valid(column), "is null")
+    if dtype == STRING:
+        filled = column.cast(pa.large_binary())
+        filled = pc.fill_null(filled, b"") if column.null_count else filled
+        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=object)
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(0).cast(column.type))
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _from_lists(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
+    """Nested lists as one flat run of values, a fixed number of them for each row."""
+    rows = len(column)
+    per_row = math.prod(length for length in shape if length is not None)
+    values, whole = _flatten(column)
+    nulls = values.null_count
+    if whole and not nulls and (None in shape or len(values) == rows * per_row):
+        return _from_arrow(values, dtype, (), bad)
+    return _repair(column, dtype, per_row, bad)
+
+
+def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
+    """The innermost values, and whether every row has the same number of them and none is null."""
+    whole = True
+    while _is_list(column.type):
+        whole = whole and column.null_count == 0 and _is_uniform(column)
+        column = column.flatten()
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+    return column, whole
+
+
+def _is_uniform(column: pa.Array) -> bool:
+    if pa.types.is_fixed_size_list(column.type) or len(column) < 2:
+        return True
+    lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
+    return bool((lengths == lengths[0]).all())
+
+
+def _repair(column: pa.Array, dtype: str, per_row: int, bad: BadRows) -> Array:
+    """The slow road, row by row: only for blocks in which a row is null or has another length."""
+    kind: Any = object if dtype == STRING else np.dtype(dtype)
+    repaired = np.zeros((len(column), per_row), dtype=kind)
+    if dtype == STRING:
+        repaired[:] = b""
+    for position in range(len(column)):
+        row = column.slice(position, 1)
+        if row.null_count:
+            bad[position] = "is null"
+            continue
+        values, _ = _flatten(row)
+        if len(values) != per_row:
+            bad[position] = f"has {len(values)} values, not {per_row}"
+        elif values.null_count:
+            bad[position] = "holds a null"
+        else:
+            repaired[position] = _from_arrow(values, dtype, (), BadRows())
+    return repaired.reshape(-1)
+
+
+def _valid(column: pa.Array) -> Array:
+    mask: Array = column.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _mark(bad: BadRows, mask: Array, reason: str) -> None:
+    for position in np.flatnonzero(mask):
+        bad[int(position)] = reason
+
+
+def to_arrow(column: Column) -> pa.Array:
+    """A column as a sink stores it: rank 2 and above as a fixed-shape tensor."""
+    if not isinstance(column, np.ndarray):
+        return column
+    if column.dtype.kind in "OSU":
+        return _text_to_arrow(column)
+    if column.ndim == 1:
+        return pa.array(column)
+    if column.dtype == np.bool_:
+        # Arrow has no tensors of bits.
+        column = column.astype(np.uint8)
+    flat = pa.array(np.ascontiguousarray(column).reshape(-1))
+    width = math.prod(column.shape[1:])
+    storage = pa.FixedSizeListArray.from_arrays(flat, width)
+    if column.ndim == 2:
+        return storage
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, column.shape[1:]), storage)
+
+
+def _text_to_arrow(column: Array) -> pa.Array:
+    width = math.prod(column.shape[1:])
+    items = column.reshape(-1).tolist()
+    raw = [item.encode() if isinstance(item, str) else item for item in items]
+    values = pa.array(raw, type=pa.large_binary())
+    try:
+        values = values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        pass  # not UTF-8: stays binary
+    return values if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, width)
+
+
+def take_rows(column: Column, keep: Array) -> Column:
+    """The rows of a column where `keep` is true."""
+    return column[keep] if isinstance(column, np.ndarray) else column.filter(pa.array(keep))
+
+
+def join(pieces: list[Column]) -> Column:
+    """Pieces of one column, in order, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if all(isinstance(piece, np.ndarray) for piece in pieces):
+        return np.concatenate(pieces)
+    arrays = [to_arrow(piece) for piece in pieces]
+    return pa.concat_arrays([_plain(array) for array in arrays])
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

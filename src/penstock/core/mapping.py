@@ -1,0 +1,216 @@
+"""Which columns feed which input of the model: what the user said, and what can be guessed without doubt."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.columns import OPAQUE
+from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
+from penstock.errors import InputError
+
+Schema = Mapping[str, TensorSpec]
+
+
+def bind(
+    signature: Signature, schema: Schema, requested: Mapping[str, Sequence[str]], keep: Sequence[str] = ()
+) -> tuple[Binding, ...]:
+    """Give every input of the model its columns.
+
+    Args:
+        signature: What the model takes.
+        schema: The columns of the source.
+        requested: Input name to column names or `prefix*`, as the user gave them.
+        keep: Columns that are only written along: never guessed as inputs.
+
+    Raises:
+        InputError: A column is missing, ambiguous, or of a shape or dtype that the model does not take.
+    """
+    names = [spec.name for spec in signature.inputs]
+    for name in requested:
+        if name not in names:
+            raise InputError(
+                "the model has no such input",
+                received=f"--input {name}=…",
+                allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
+                hint=_closest(name, names),
+            )
+    for name in keep:
+        _find(schema, name, "--keep")
+    chosen: dict[str, tuple[str, ...]] = {name: _expand(schema, name, columns) for name, columns in requested.items()}
+    for spec in signature.inputs:
+        if spec.name not in chosen and spec.name in schema:
+            chosen[spec.name] = (spec.name,)
+    missing = [spec for spec in signature.inputs if spec.name not in chosen]
+    if missing:
+        used = {column for columns in chosen.values() for column in columns} | set(keep)
+        free = {name: spec for name, spec in schema.items() if name not in used}
+        chosen.update(_guess(missing, free, schema))
+    return tuple(_make(spec, chosen[spec.name], schema) for spec in signature.inputs)
+
+
+def guessed(bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]]) -> list[str]:
+    """The bindings that the user did not spell out, in words."""
+    return [describe(binding) for binding in bindings if binding.input not in requested]
+
+
+def describe(binding: Binding) -> str:
+    """`image ← pixels, uint8[784]`; a long list of columns is shortened."""
+    columns = list(binding.columns)
+    if len(columns) > 4:
+        columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
+    return f"{binding.input} ← {', '.join(columns)}, {TensorSpec('', binding.dtype, binding.shape)}"
+
+
+def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...]:
+    expanded: list[str] = []
+    for column in columns:
+        if not column.endswith("*") or column in schema:
+            expanded.append(_find(schema, column, f"--input {name}=…"))
+            continue
+        found = [candidate for candidate in schema if candidate.startswith(column[:-1])]
+        if not found:
+            raise InputError(
+                "no column starts with this prefix",
+                received=f"--input {name}={column}",
+                allowed=_list(list(schema)),
+            )
+        expanded += found
+    return tuple(expanded)
+
+
+def _find(schema: Schema, column: str, flag: str) -> str:
+    if column not in schema:
+        raise InputError(
+            "the input has no such column",
+            received=f"{flag}: {column!r}",
+            allowed=_list(list(schema)),
+            hint=_closest(column, list(schema)),
+        )
+    return column
+
+
+def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[str, tuple[str, ...]]:
+    if len(missing) > 1:
+        raise InputError(
+            "these inputs of the model have no column of the same name",
+            received=f"columns {_list(list(schema))}",
+            allowed=", ".join(f"{spec.name} {spec}" for spec in missing),
+            hint="say which column feeds which input: " + " ".join(f"--input {s.name}=COLUMN" for s in missing),
+        )
+    spec = missing[0]
+    fitting = [name for name, column in free.items() if misfit(column, spec) is None]
+    if len(fitting) == 1:
+        return {spec.name: (fitting[0],)}
+    scalars = tuple(name for name, column in free.items() if _is_number(column))
+    if not fitting and len(scalars) > 1 and spec.shape is not None and math.prod(_ones(spec.shape)) == len(scalars):
+        return {spec.name: scalars}
+    example = f"--input {spec.name}=" + (fitting[0] if fitting else "COLUMN")
+    if fitting:
+        raise InputError(
+            f"several columns could feed the input {spec.name!r}",
+            received=_list(fitting),
+            allowed=f"one column of {spec}",
+            hint=f"choose one: {example}",
+        )
+    raise InputError(
+        f"no column fits the input {spec.name!r}",
+        received=_list([f"{name} {column}" for name, column in free.items()]),
+        allowed=f"one column of {spec}, or columns of numbers that are stacked into it",
+        hint=f"name it: {example}, or --input {spec.name}=prefix* to stack columns",
+    )
+
+
+def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding:
+    source = _stacked(spec, columns, schema) if len(columns) > 1 else schema[columns[0]]
+    problem = misfit(source, spec)
+    if problem is not None:
+        raise InputError(
+            f"the input {spec.name!r} does not take {problem}",
+            received=f"{', '.join(columns[:4])} {source}",
+            allowed=f"{spec.name} {spec}",
+            hint="`penstock inspect` shows what the model takes and what the columns are",
+        )
+    return Binding(spec.name, columns, wire_dtype(source.dtype, spec.dtype), _fed_shape(source, spec))
+
+
+def _stacked(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> TensorSpec:
+    for name in columns:
+        if not _is_number(schema[name]):
+            raise InputError(
+                "only columns of single numbers can be stacked into one input",
+                received=f"{name} {schema[name]}",
+                allowed="int, float or bool columns",
+                hint=f"leave it out of --input {spec.name}=…",
+            )
+    dtypes = [np.dtype(schema[name].dtype) for name in columns]
+    return TensorSpec(spec.name, np.result_type(*dtypes).name, (len(columns),))
+
+
+def misfit(column: TensorSpec, spec: TensorSpec) -> str | None:
+    """Why this column cannot feed this input; None if it can."""
+    if column.dtype == OPAQUE or not _dtype_fits(column.dtype, spec.dtype):
+        return f"the dtype {column.dtype}"
+    if spec.shape is None or column.shape is None:
+        return None
+    same_rank = len(column.shape) == len(spec.shape)
+    if same_rank and all(a == b or a is None or b is None for a, b in zip(column.shape, spec.shape, strict=True)):
+        return None
+    # The same values under another shape: a flat list of 784 for 28×28, or a missing channel axis.
+    if None not in column.shape and None not in spec.shape:
+        if math.prod(_ones(column.shape)) == math.prod(_ones(spec.shape)):
+            return None
+    elif column.shape == () and spec.shape == (None,):
+        return None
+    return f"the shape {TensorSpec('', column.dtype, column.shape)}"
+
+
+def _dtype_fits(column: str, wanted: str) -> bool:
+    if column == STRING or wanted == STRING:
+        return column == wanted
+    kinds = {"f": "fiub", "V": "fiub", "i": "iub", "u": "iub", "b": "biu"}
+    return _numpy_kind(column) in kinds.get(_numpy_kind(wanted), "fiub")
+
+
+def _numpy_kind(name: str) -> str:
+    return "f" if name == "bfloat16" else np.dtype(name).kind
+
+
+def wire_dtype(column: str, wanted: str) -> str:
+    """What crosses to the device: the column's own dtype, unless the model's is smaller.
+
+    An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
+    cast before it crosses, which halves the bytes.
+    """
+    if STRING in (column, wanted) or wanted == "bfloat16" or _numpy_kind(wanted) != "f":
+        return column
+    return wanted if np.dtype(column).itemsize > np.dtype(wanted).itemsize else column
+
+
+def _fed_shape(column: TensorSpec, spec: TensorSpec) -> Shape:
+    if spec.shape is None:
+        return column.shape or ()
+    if column.shape is not None and len(column.shape) == len(spec.shape):
+        return tuple(b if a is None else a for a, b in zip(column.shape, spec.shape, strict=True))
+    return tuple(1 if length is None else length for length in spec.shape)
+
+
+def _is_number(column: TensorSpec) -> bool:
+    return column.shape == () and column.dtype not in (STRING, OPAQUE)
+
+
+def _ones(shape: Shape) -> list[int]:
+    return [1 if length is None else length for length in shape]
+
+
+def _list(names: Sequence[str], limit: int = 12) -> str:
+    shown = ", ".join(names[:limit])
+    return (f"{shown}, … ({len(names)} in all)" if len(names) > limit else shown) or "nothing"
+
+
+def _closest(name: str, names: Sequence[str]) -> str | None:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else None

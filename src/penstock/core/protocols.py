@@ -1,0 +1,112 @@
+"""The five seams of penstock. Each protocol has two or three methods, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from penstock.core.events import Prepared
+from penstock.core.records import (
+    Block,
+    Columns,
+    Device,
+    Fragment,
+    Job,
+    ModelFile,
+    OutputSchema,
+    Result,
+    Signature,
+    Span,
+    TensorSpec,
+)
+
+
+class Source(Protocol):
+    """Where rows come from. Picklable; `read` runs in a loader, in another process."""
+
+    def fragments(self) -> Sequence[Fragment]:
+        """The files that the fingerprint covers, in input order."""
+        ...
+
+    def schema(self) -> dict[str, TensorSpec]:
+        """The columns, in their order."""
+        ...
+
+    def divide(self, rows_per_span: int) -> Iterable[Span]:
+        """All rows in order, cut into spans. Deterministic."""
+        ...
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        """The rows of `span` in order, in blocks of whatever size is read fastest."""
+        ...
+
+
+class Runtime(Protocol):
+    """What executes models of some kinds. Picklable and light: the framework is imported in `load`."""
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        """The variables that pin device, memory and threads; set before the framework is imported."""
+        ...
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> Replica:
+        """Import the framework and load the model onto the device."""
+        ...
+
+
+class Replica(Protocol):
+    """A live model on a device. Never pickled. `predict` is called by several threads at once."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    def predict(self, batch: Columns) -> Columns:
+        """Copy in, compute, copy out. Every array has the batch's number of rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PartWriter(Protocol):
+    """One part while it is written, under temporary names."""
+
+    def write(self, result: Result) -> None: ...
+
+    def finish(self) -> dict[str, str]:
+        """Close and fsync the files; returns temporary path to final name (relative to the output folder)."""
+        ...
+
+    def abandon(self) -> None:
+        """Close without keeping anything."""
+        ...
+
+
+class Sink(Protocol):
+    """Where predictions go. Picklable."""
+
+    def check(self, schema: OutputSchema) -> None:
+        """Raise OutputError or UsageError if this format cannot hold these columns."""
+        ...
+
+    def open_part(self, name: str, folder: str, schema: OutputSchema) -> PartWriter: ...
+
+
+class Engine(Protocol):
+    """What runs a job, in three steps: load the model, compile the step, predict spans."""
+
+    def load(self) -> Signature:
+        """Load the model and say what it takes and gives."""
+        ...
+
+    def prepare(self, job: Job, sample: Span) -> Prepared:
+        """Take the job; compile and time the step on the rows of `sample`."""
+        ...
+
+    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
+        """The result of every span, in order, each once. Ends early after `stop`."""
+        ...
+
+    def stop(self) -> None:
+        """Begin no more spans. Safe to call from a signal handler."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,264 @@
+"""The records that travel between the parts of penstock. All are small, frozen and picklable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Column: TypeAlias = "Array | pa.Array"
+"""Rows first. Numbers are numpy arrays wherever that costs no copy; everything else is an Arrow array."""
+Columns = dict[str, Array]
+
+Shape = tuple[int | None, ...]
+STRING = "string"
+"""The dtype name of text and bytes; all others are numpy's names."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a model, or one column of a source, without the batch dimension.
+
+    `shape` is None where the rank is unknown; a None inside it is a dimension that may vary.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape | None
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row; a dimension of unknown length counts as 1, a string as 16 bytes."""
+        size = 16 if self.dtype == STRING else np.dtype(self.dtype).itemsize
+        for length in self.shape or ():
+            size *= length or 1
+        return size
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[?]"
+        return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a loaded model takes and gives.
+
+    `structure` says how `model.predict` would hand the outputs back: `single`, `list` or `dict`. `fixed_batch` is
+    set where the model takes batches of one size only.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    structure: str = "single"
+    fixed_batch: int | None = None
+    name: str | None = None
+    others: tuple[str, ...] = ()
+    parameters: int | None = None
+    writer: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a model is before any framework has seen it: enough to load it in another process.
+
+    Args:
+        kind: `keras`, `saved_model`, `builder` (a function that returns a Keras model) or `live`.
+        location: The path, or `module:function`.
+        digest: Changes whenever the answers could change.
+        runtimes: The runtimes that can execute this kind, best first.
+        payload: A pickled function, for a builder that is not importable by name.
+    """
+
+    kind: str
+    location: str
+    digest: str
+    runtimes: tuple[str, ...]
+    signature: str | None = None
+    trust: bool = False
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One input file, as the fingerprint sees it."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A fixed range of rows: the unit of order, retry and resume.
+
+    `locator` is the source's own note of where the rows lie; it is plain JSON. `group` names what must be read in
+    sequence (a large row group cut into spans): the scheduler keeps such spans on one replica.
+    """
+
+    index: int
+    start: int
+    rows: int
+    locator: tuple[Any, ...]
+    group: str | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.rows
+
+
+@dataclass(frozen=True)
+class RowFailure:
+    """A row that has no prediction, and why."""
+
+    row: int
+    origin: str
+    stage: str
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Decoded rows of a span, or of a piece of it. A row that failed keeps its place with a null or zero value."""
+
+    start: int
+    rows: int
+    columns: Mapping[str, Column]
+    failures: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The predictions of a whole span: outputs and kept columns without the failed rows, in order.
+
+    `columns` holds the outputs first, then the kept columns.
+    """
+
+    span: Span
+    columns: Mapping[str, Column]
+    failures: tuple[RowFailure, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.span.rows - len(self.failures)
+
+    def row_numbers(self) -> Array:
+        """The index in the whole input of every row that has a prediction."""
+        numbers = np.arange(self.span.start, self.span.stop, dtype=np.int64)
+        if not self.failures:
+            return numbers
+        failed = np.array([failure.row for failure in self.failures], dtype=np.int64)
+        return np.delete(numbers, failed - self.span.start)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How one model input is made from columns.
+
+    Several columns are stacked into one vector. `dtype` is what crosses to the device: integers stay integers and
+    are cast there.
+    """
+
+    input: str
+    columns: tuple[str, ...]
+    dtype: str
+    shape: Shape
+
+    @property
+    def row_bytes(self) -> int:
+        return TensorSpec(self.input, self.dtype, self.shape).row_bytes
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the bits of the answers."""
+
+    runtime: str
+    device_kind: str
+    batch_size: int
+    threads: int
+    precision: str = "model"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place where a replica can run. `uuid` and `memory_bytes` are known for GPUs."""
+
+    kind: str
+    index: int
+    name: str = ""
+    uuid: str | None = None
+    memory_bytes: int = 0
+    free_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What decides only the speed."""
+
+    devices: tuple[Device, ...]
+    loaders: int
+    lanes: int
+
+    @property
+    def replicas(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a replica needs to know besides its model: how to turn spans into results."""
+
+    source: Any
+    bindings: tuple[Binding, ...]
+    keep: tuple[str, ...]
+    batch_size: int
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that must be read, each once."""
+        names = [name for binding in self.bindings for name in binding.columns]
+        return tuple(dict.fromkeys([*names, *self.keep]))
+
+
+@dataclass
+class Timings:
+    """Seconds that a replica's threads spent, by what they did; sums over threads."""
+
+    read: float = 0.0
+    compute: float = 0.0
+    wait_for_data: float = 0.0
+    wait_for_room: float = 0.0
+    rows: int = 0
+
+    def add(self, other: Timings) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class OutputSchema:
+    """The columns that a sink writes, besides `row`: outputs first, then kept columns."""
+
+    columns: tuple[TensorSpec, ...]
+    num_outputs: int
+
+    @property
+    def row_bytes(self) -> int:
+        return 8 + sum(column.row_bytes for column in self.columns)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [column.name for column in self.columns]

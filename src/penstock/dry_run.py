@@ -1,0 +1,56 @@
+"""What a job would do, found out by doing everything but predicting and writing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from penstock import api, folders, jobs
+from penstock.core import mapping
+from penstock.options import PredictOptions
+from penstock.telemetry.meter import Meter
+
+
+def describe(model: str, inputs: list[str], output: str | None, options: PredictOptions) -> dict[str, Any]:
+    """Load the model, bind the columns, compile the step, divide the input: all but the work itself.
+
+    Raises:
+        PenstockError: Whatever the job itself would raise before it begins.
+    """
+    if output is not None:
+        folders.check_folder(os.path.abspath(output), overwrite=False)
+    task = api.make_task(model, inputs, output or "OUT", options)
+    with open(os.devnull, "ab", buffering=0) as log:
+        started = jobs.start(task.model, task.source, options, Meter(), log=log)
+        with contextlib.closing(started):
+            manifest = folders.make_manifest(task, started, "")
+    return {
+        "model": task.request["model"],
+        "files": len(manifest.fragments),
+        "rows": manifest.rows,
+        "inputs": [mapping.describe(binding) for binding in manifest.bindings],
+        "outputs": {column.name: str(column) for column in manifest.schema.columns},
+        "output": output,
+        "format": options.format,
+        "parts": len(manifest.parts),
+        "spans": len(manifest.spans),
+        "bytes": manifest.rows * manifest.schema.row_bytes,
+        "devices": [str(device) for device in started.placement.devices],
+        "recipe": manifest.recipe.as_json(),
+    }
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The same for people."""
+    outputs = ", ".join(f"{name} {spec}" for name, spec in found["outputs"].items())
+    return "\n".join(
+        [
+            f"would read {found['rows']:,} rows of {found['files']} files",
+            *(f"input: {binding}" for binding in found["inputs"]),
+            f"would write {found['parts']} {found['format']} parts, about {found['bytes'] / 1e6:,.1f} MB, "
+            f"to {found['output'] or 'the folder given by --output'}",
+            f"columns: row int64[], {outputs}",
+            f"on {', '.join(found['devices'])} with " + ", ".join(f"{k} {v}" for k, v in found["recipe"].items()),
+        ]
+    )

@@ -1,0 +1,1 @@
+"""What runs a job: processes of this machine (local), or threads of this process (embedded)."""

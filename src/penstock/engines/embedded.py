@@ -1,0 +1,100 @@
+"""The embedded engine: a model that lives in this process already runs here, on all its devices, with threads.
+
+Its framework may hold the GPU, and another process could not have it. There is nothing to start, so a small
+array is answered as fast as `model.predict` answers it.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.core.events import Prepared
+from penstock.core.ordering import InOrder
+from penstock.core.protocols import Replica
+from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
+from penstock.core.scheduler import Assignment, Scheduler
+from penstock.pool.pipeline import Pipeline
+from penstock.pool.warmup import warm_up
+
+Observe = Callable[[int, Device, Timings], None]
+_Message = tuple[int, Result, Timings] | BaseException
+
+
+class EmbeddedEngine:
+    """Replicas as threads of this process, one set for each device.
+
+    Args:
+        replicas: The live model, once for each device.
+        placement: The devices, and the threads for each.
+        observe: Told of every finished span.
+        needs_warm_up: Whether the outputs must be known before the first result.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], placement: Placement, observe: Observe) -> None:
+        self._replicas = list(replicas)
+        self._placement = placement
+        self._observe = observe
+        self._job: Job | None = None
+        self._should_stop = False
+        self._pipelines: list[Pipeline] = []
+
+    def load(self) -> Signature:
+        return self._replicas[0].signature
+
+    def prepare(self, job: Job, sample: Span) -> Prepared:
+        self.take(job)
+        return warm_up(self._replicas[0], job, sample)
+
+    def take(self, job: Job) -> None:
+        """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""
+        self._job = job
+
+    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
+        assert self._job is not None
+        done: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        depth = self._placement.loaders + self._placement.lanes
+        scheduler = Scheduler(spans, depth, window=2 * depth * len(self._replicas))
+        order = InOrder(spans)
+        for number, replica in enumerate(self._replicas):
+            self._pipelines.append(self._pipeline(number, replica, done))
+            self._assign(scheduler.join(number))
+        try:
+            while not scheduler.is_finished:
+                if self._should_stop:
+                    scheduler.stop()
+                message = done.get()
+                if isinstance(message, BaseException):
+                    raise message
+                number, result, timings = message
+                order.add(result)
+                self._observe(number, self._placement.devices[number], timings)
+                self._assign(scheduler.finish(number, result.span.index))
+                yield from order.ready()
+        finally:
+            self._end_pipelines()
+
+    def stop(self) -> None:
+        self._should_stop = True
+
+    def close(self) -> None:
+        self._end_pipelines()
+
+    def _pipeline(self, number: int, replica: Replica, done: queue.SimpleQueue[_Message]) -> Pipeline:
+        assert self._job is not None
+        return Pipeline(
+            replica,
+            self._job,
+            lambda result, timings: done.put((number, result, timings)),
+            done.put,
+            loaders=self._placement.loaders,
+            lanes=self._placement.lanes,
+        )
+
+    def _assign(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            self._pipelines[assignment.replica].add(assignment.span)
+
+    def _end_pipelines(self) -> None:
+        while self._pipelines:
+            self._pipelines.pop().close()

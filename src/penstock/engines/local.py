@@ -1,0 +1,188 @@
+"""The local engine: one process for each device, fed by pull, watched, and replaced when it dies."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.core.events import Chunk, Drain, Failed, Loaded, Prepare, Prepared, Release, Returned, SpanDone, Work
+from penstock.core.ordering import InOrder
+from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
+from penstock.core.scheduler import Assignment, Scheduler
+from penstock.errors import PenstockError, WorkersDied
+from penstock.pool.supervisor import Launch, ReplicaHandle
+
+_POLL_S = 0.2
+_DEATHS_IN_A_ROW = 3
+
+Observe = Callable[[int, Device, Timings], None]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a replica needs to become ready; kept, because one that is restarted needs it again."""
+
+    job: Job
+    sample: Span
+
+
+class LocalEngine:
+    """Replicas as processes of this machine.
+
+    Args:
+        launch: What the processes are started with.
+        placement: The devices, and the threads inside each replica.
+        observe: Told of every finished span: the replica's number, its device, its timings.
+    """
+
+    def __init__(self, launch: Launch, placement: Placement, observe: Observe) -> None:
+        self._launch = launch
+        self._placement = placement
+        self._observe = observe
+        self._replicas: dict[int, ReplicaHandle] = {}
+        self._next_number = 0
+        self._signature: Signature | None = None
+        self._prepared: Prepared | None = None
+        self._settings: _Settings | None = None
+        self._scheduler: Scheduler | None = None
+        self._order: InOrder | None = None
+        self._spans: dict[int, Span] = {}
+        self._deaths = 0
+        self._should_stop = False
+        self._is_draining = False
+        # One first: the others follow when it is known that there is work for them.
+        self._start(placement.devices[0])
+
+    def load(self) -> Signature:
+        while self._signature is None:
+            self._pump()
+        return self._signature
+
+    def prepare(self, job: Job, sample: Span) -> Prepared:
+        self._settings = _Settings(job, sample)
+        for handle in self._replicas.values():
+            self._send_prepare(handle)
+        while self._prepared is None:
+            self._pump()
+        return self._prepared
+
+    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
+        depth = self._placement.loaders + 1
+        self._spans = {span.index: span for span in spans}
+        self._scheduler = Scheduler(spans, depth, window=2 * depth * self._placement.replicas)
+        self._order = InOrder(spans)
+        for number in self._replicas:
+            self._assign(self._scheduler.join(number))
+        for device in self._placement.devices[1:]:
+            self._start(device)
+        while not self._scheduler.is_finished:
+            if self._should_stop and not self._is_draining:
+                self._drain()
+            self._pump()
+            yield from self._order.ready()
+
+    def stop(self) -> None:
+        self._should_stop = True
+
+    def close(self) -> None:
+        for handle in self._replicas.values():
+            handle.close()
+        self._replicas.clear()
+
+    def pids(self) -> list[int]:
+        """The processes that are alive now."""
+        return [handle.pid for handle in self._replicas.values()]
+
+    def _start(self, device: Device) -> None:
+        self._replicas[self._next_number] = ReplicaHandle.start(self._next_number, self._launch, device)
+        self._next_number += 1
+
+    def _send_prepare(self, handle: ReplicaHandle) -> None:
+        assert self._settings is not None
+        self._send(
+            handle,
+            Prepare(self._settings.job, self._settings.sample, self._placement.loaders, self._placement.lanes),
+        )
+
+    def _send(self, handle: ReplicaHandle, message: object) -> None:
+        try:
+            handle.channel.send(message)
+        except OSError:
+            pass  # it is gone: the end of its line is read next, and that is where the loss is dealt with
+
+    def _drain(self) -> None:
+        assert self._scheduler is not None
+        self._is_draining = True
+        self._scheduler.stop()
+        for handle in self._replicas.values():
+            self._send(handle, Drain())
+
+    def _pump(self) -> None:
+        """Wait for something to happen, and deal with it."""
+        by_connection = {handle.channel.connection: handle for handle in self._replicas.values()}
+        for ready in multiprocessing.connection.wait(list(by_connection), timeout=_POLL_S):
+            handle = by_connection[ready]  # type: ignore[index]
+            try:
+                message = handle.channel.receive()
+            except (EOFError, OSError):
+                self._lose(handle)
+                continue
+            self._handle(handle, message)
+
+    def _handle(self, handle: ReplicaHandle, message: object) -> None:
+        match message:
+            case Loaded(signature=signature):
+                self._signature = self._signature or signature
+                if self._settings is not None:
+                    self._send_prepare(handle)
+            case Prepared():
+                self._prepared = self._prepared or message
+                if self._scheduler is not None:
+                    self._assign(self._scheduler.join(handle.number))
+            case Chunk():
+                handle.assembly.add(message)
+                self._send(handle, Release(message.slot))
+            case SpanDone():
+                self._finish(handle, message)
+            case Returned(spans=spans):
+                assert self._scheduler is not None
+                self._scheduler.give_back(handle.number, spans)
+            case Failed():
+                raise message.error or PenstockError(
+                    f"a replica on {handle.device} failed with {message.kind}",
+                    received=message.details.strip().splitlines()[-1][:300],
+                    hint="the stack trace is in the log; please report it",
+                )
+
+    def _finish(self, handle: ReplicaHandle, done: SpanDone) -> None:
+        assert self._scheduler is not None
+        assert self._order is not None
+        self._deaths = 0
+        result = handle.assembly.finish(self._spans[done.span], done)
+        self._order.add(result)
+        self._observe(handle.number, handle.device, done.timings)
+        self._assign(self._scheduler.finish(handle.number, done.span))
+
+    def _assign(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            self._send(self._replicas[assignment.replica], Work(assignment.span))
+
+    def _lose(self, handle: ReplicaHandle) -> None:
+        """A replica died: its spans go to the others, and a new one takes its place."""
+        how = handle.describe_end()
+        handle.close()
+        del self._replicas[handle.number]
+        self._deaths += 1
+        if self._scheduler is None or self._deaths >= _DEATHS_IN_A_ROW:
+            when = "loading the model" if self._signature is None else "predicting"
+            raise WorkersDied(
+                f"a replica on {handle.device} died while {when}",
+                received=f"process {handle.pid} {how}",
+                hint="the log has its last words; a smaller --batch-size needs less memory",
+            )
+        held = self._scheduler.held_by(handle.number)
+        self._launch.note(f"replica {handle.number} on {handle.device} {how}; spans {held} are given out again")
+        self._assign(self._scheduler.lose(handle.number))
+        if not self._scheduler.is_finished and not self._should_stop:
+            self._start(handle.device)

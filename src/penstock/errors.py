@@ -1,0 +1,124 @@
+"""Every error a user can meet, each with its exit code.
+
+    PenstockError            1  our bug, unless a subclass says better
+    ├── UsageError           2  the command or call itself is wrong
+    ├── TooManyFailures      4  more rows failed than the job allows
+    ├── InputError           5  the data cannot be read, or does not fit the model
+    ├── ModelError           6  the model cannot be loaded, or rejects everything
+    ├── OutputError          7  the output folder is locked, foreign or damaged
+    ├── DeviceError          8  a device, a runtime or an extra is missing
+    ├── WorkersDied          9  replicas kept dying
+    └── Interrupted        130  stopped by the user; the folder can be resumed (143 after SIGTERM)
+
+A message states the problem, then what was received, then what is allowed, then a hint, each on a line of its own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """The base of all errors that penstock raises on purpose.
+
+    Args:
+        problem: What is wrong, in lower case, without a full stop.
+        received: What was given.
+        allowed: What would have been accepted.
+        hint: What to do next.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        received: str | None = None,
+        allowed: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.received = received
+        self.allowed = allowed
+        self.hint = hint
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [self.problem]
+        lines += [f"received: {self.received}"] if self.received is not None else []
+        lines += [f"allowed: {self.allowed}"] if self.allowed is not None else []
+        lines += [f"hint: {self.hint}"] if self.hint is not None else []
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross from a replica to the coordinator; keyword arguments do not survive the default pickling.
+        return _rebuild, (type(self), self.problem, self.received, self.allowed, self.hint)
+
+
+def _rebuild(
+    kind: type[PenstockError], problem: str, received: str | None, allowed: str | None, hint: str | None
+) -> PenstockError:
+    return kind(problem, received=received, allowed=allowed, hint=hint)
+
+
+class UsageError(PenstockError):
+    """The command line or the call is wrong."""
+
+    exit_code = 2
+
+
+class TooManyFailures(PenstockError):
+    """More rows failed than the job allows."""
+
+    exit_code = 4
+
+
+class InputError(PenstockError):
+    """The data cannot be read, or does not fit the model."""
+
+    exit_code = 5
+
+
+class ModelError(PenstockError):
+    """The model cannot be loaded, or rejects every row."""
+
+    exit_code = 6
+
+
+class OutputError(PenstockError):
+    """The output folder is locked, holds another job, or is damaged."""
+
+    exit_code = 7
+
+
+class DeviceError(PenstockError):
+    """A device, a runtime or an extra is missing or ran out of memory."""
+
+    exit_code = 8
+
+
+class WorkersDied(PenstockError):
+    """Replicas died again and again without finishing a span in between."""
+
+    exit_code = 9
+
+
+class Interrupted(PenstockError):
+    """The user stopped the run; what was committed stays and can be resumed."""
+
+    exit_code = 130
+
+    @classmethod
+    def by_signal(cls, signal_number: int, problem: str, *, hint: str | None = None) -> Interrupted:
+        """The error whose exit code is the shell's for `signal_number` (SIGINT 130, SIGTERM 143)."""
+        error = cls(problem, hint=hint)
+        error.exit_code = 128 + signal_number  # type: ignore[misc]
+        return error
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The reason of a framework's error in one line: its class and the first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return f"{type(error).__name__}: {text}"[:limit].rstrip(": ")

@@ -1,0 +1,298 @@
+"""A job that writes to a folder: lock, compare, resume or begin, run, commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock import jobs, registry
+from penstock.core import division
+from penstock.core.records import ModelFile, Result
+from penstock.errors import Interrupted, OutputError, TooManyFailures
+from penstock.interrupts import graceful
+from penstock.options import PredictOptions
+from penstock.runtimes.live import LiveModel
+from penstock.storage.committer import Committer, remove_job
+from penstock.storage.disk import internal
+from penstock.storage.journal import PartRecord, read_records
+from penstock.storage.lock import OutputLock
+from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+from penstock.telemetry.meter import Meter
+from penstock.telemetry.progress import Progress
+from penstock.telemetry.summary import Summary
+
+_JUDGED_FROM_ROWS = 100
+
+
+@dataclass(frozen=True)
+class FolderJob:
+    """A prediction job with an output folder.
+
+    `request` is the plain description of the job that the fingerprint covers and the manifest keeps.
+    """
+
+    model: ModelFile | LiveModel
+    model_digest: str
+    source: Any
+    output: str
+    options: PredictOptions
+    request: dict[str, Any]
+    overwrite: bool = False
+    is_verbose: bool = False
+
+
+def run(task: FolderJob, progress: Progress, began: float) -> Summary:
+    """Run a job to its end, or resume it, or find that it is finished.
+
+    Args:
+        task: The job.
+        progress: Where it is shown.
+        began: When the call began, by `time.perf_counter`.
+    """
+    output = os.path.abspath(task.output)
+    check_folder(output, overwrite=task.overwrite)
+    existed = os.path.isdir(output)
+    fragments = task.source.fragments()
+    mark = jobs.fingerprint(task.model_digest, fragments, task.request)
+    with OutputLock(output):
+        try:
+            check_folder(output, overwrite=task.overwrite)
+            manifest = load_manifest(output)
+            if manifest is not None and task.overwrite:
+                remove_job(output, manifest)
+                manifest = None
+            if manifest is not None and manifest.fingerprint != mark:
+                raise OutputError(
+                    "the output folder holds another job",
+                    received=f"{task.output}: {describe_difference(manifest, task.request, fragments)}",
+                    hint="choose another --output, or --overwrite to remove that job",
+                )
+            if manifest is not None and _is_finished(output, manifest):
+                return _summary_of(task.output, manifest, read_records(internal(output, "journal")), began)
+            with open(internal(output, "log.txt"), "ab", buffering=0) as log:
+                return _Run(task, output, progress, began, log).execute(manifest, mark)
+        finally:
+            _leave_no_trace(output, existed)
+
+
+def check_folder(output: str, *, overwrite: bool) -> None:
+    """Refuse a folder that is not ours to write to.
+
+    Raises:
+        OutputError: It is not empty and holds no job of penstock.
+    """
+    if not is_fresh(output) and load_manifest(output) is None:
+        raise OutputError(
+            "the output folder is not empty and holds no job of penstock",
+            received=f"{output}: {', '.join(sorted(os.listdir(output))[:5])}",
+            hint="choose another --output" + ("; --overwrite removes only penstock's own" if overwrite else ""),
+        )
+
+
+def _leave_no_trace(output: str, existed: bool) -> None:
+    """A job that never began leaves no folder behind."""
+    if load_manifest(output) is not None:
+        return
+    for name in ("log.txt", "lock"):
+        with contextlib.suppress(OSError):
+            os.remove(internal(output, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(internal(output))
+        if not existed:
+            os.rmdir(output)
+
+
+def _is_finished(output: str, manifest: Manifest) -> bool:
+    records = read_records(internal(output, "journal"))
+    return bool(records) and records[-1].stop_span == len(manifest.spans)
+
+
+def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
+    rows = sum(record.rows for record in records)
+    return Summary(
+        output=output,
+        rows=rows,
+        failed=sum(record.failed for record in records),
+        parts=sum(bool(record.files) for record in records),
+        seconds=time.perf_counter() - began,
+        start_seconds=0.0,
+        run_seconds=0.0,
+        rows_per_s=0.0,
+        rows_before=rows,
+        recipe=manifest.recipe.as_json(),
+    )
+
+
+class _Run:
+    """One execution of a job in a folder that is locked."""
+
+    def __init__(self, task: FolderJob, output: str, progress: Progress, began: float, log: IO[Any]) -> None:
+        self._task = task
+        self._output = output
+        self._progress = progress
+        self._began = began
+        self._log = log
+        self._meter = Meter()
+
+    def execute(self, manifest: Manifest | None, mark: str) -> Summary:
+        task = self._task
+        fixed = None
+        if manifest is not None:
+            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0])
+        started = jobs.start(
+            task.model,
+            task.source,
+            task.options,
+            self._meter,
+            log=self._log,
+            is_verbose=task.is_verbose,
+            fixed=fixed,
+        )
+        with contextlib.closing(started):
+            for guess in started.guesses:
+                self._progress.note(f"input: {guess}")
+            if manifest is None:
+                manifest = make_manifest(task, started, mark)
+                manifest.save(self._output)
+            return self._predict(started, manifest)
+
+    def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
+        ready = time.perf_counter()
+        committer = Committer(self._output, manifest, registry.SINKS[self._task.options.format], self._note_commit)
+        with contextlib.closing(committer):
+            before = list(committer.records)
+            rows_before = sum(record.rows + record.failed for record in before)
+            self._meter.failed = sum(record.failed for record in before)
+            if before:
+                self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
+            self._progress.begin(self._meter, manifest.rows, rows_before)
+            try:
+                with graceful(started.engine.stop, self._progress.note) as interrupts:
+                    results = started.engine.run(committer.pending)
+                    with contextlib.closing(_Writer(committer, self._meter)) as writer:
+                        for result in results:
+                            self._check_failures(result)
+                            writer.put(jobs.renamed(result, self._task.options.rename))
+                        writer.finish()
+            finally:
+                self._progress.end()
+            if interrupts.signal_number is not None and committer.pending:
+                done = manifest.rows - sum(span.rows for span in committer.pending)
+                raise Interrupted.by_signal(
+                    interrupts.signal_number,
+                    f"stopped with {done:,} of {manifest.rows:,} rows committed",
+                    hint=f"go on with: penstock resume {self._task.output}",
+                )
+            return self._summarise(started, manifest, committer, rows_before, ready)
+
+    def _summarise(
+        self, started: jobs.Started, manifest: Manifest, committer: Committer, rows_before: int, ready: float
+    ) -> Summary:
+        now = time.perf_counter()
+        records = committer.records
+        rows = sum(record.rows for record in records)
+        failed = sum(record.failed for record in records)
+        return Summary(
+            output=self._task.output,
+            rows=rows,
+            failed=failed,
+            parts=sum(bool(record.files) for record in records),
+            seconds=now - self._began,
+            start_seconds=ready - self._began,
+            run_seconds=now - ready,
+            rows_per_s=(rows + failed - rows_before) / (now - ready),
+            rows_before=rows_before,
+            devices=tuple(str(device) for device in started.placement.devices),
+            recipe=manifest.recipe.as_json(),
+            where=self._meter.where(),
+            bottleneck=self._meter.bottleneck(),
+        )
+
+    def _note_commit(self, record: PartRecord) -> None:
+        self._meter.committed_rows += record.rows + record.failed
+
+    def _check_failures(self, result: Result) -> None:
+        self._meter.failed += len(result.failures)
+        seen, allowed = result.span.stop, self._task.options.max_failures
+        if self._meter.failed and seen >= _JUDGED_FROM_ROWS and self._meter.failed > allowed * seen:
+            last = result.failures[-1].reason if result.failures else "see failures.jsonl"
+            raise TooManyFailures(
+                "too many rows failed",
+                received=f"{self._meter.failed:,} of the first {seen:,} rows; the last: {last}",
+                allowed=f"{allowed:.0%}",
+                hint="mend the input, or raise --max-failures; what is committed stays",
+            )
+
+
+def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
+    """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
+    schema = jobs.output_schema(started, task.options)
+    registry.SINKS[task.options.format].check(schema)
+    spans = started.divide()
+    part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
+    return Manifest(
+        request=task.request,
+        fingerprint=mark,
+        fragments=tuple(task.source.fragments()),
+        recipe=started.recipe,
+        bindings=started.job.bindings,
+        schema=schema,
+        spans=tuple(spans),
+        parts=tuple(division.divide_into_parts(spans, part_rows)),
+        versions=jobs.versions(started.recipe.runtime),
+    )
+
+
+class _Writer:
+    """Commits on a thread of its own, so that an fsync does not keep the replicas waiting for their slots."""
+
+    _DEPTH = 4
+
+    def __init__(self, committer: Committer, meter: Meter) -> None:
+        self._committer = committer
+        self._meter = meter
+        self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
+        self._error: BaseException | None = None
+        self._is_dropped = False
+        self._thread = threading.Thread(target=self._write, name="committer", daemon=True)
+        self._thread.start()
+
+    def put(self, result: Result) -> None:
+        self._raise()
+        self._queue.put(result)
+
+    def finish(self) -> None:
+        """Commit everything that was put, also a part that an interrupt cut short."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise()
+        self._committer.commit()
+
+    def close(self) -> None:
+        """After an error: write no more."""
+        self._is_dropped = True
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        for result in iter(self._queue.get, None):
+            if self._error is not None or self._is_dropped:
+                continue
+            started = time.perf_counter()
+            try:
+                self._committer.accept(result)
+            except OSError as error:
+                self._error = OutputError("the output cannot be written", received=str(error))
+            except BaseException as error:
+                self._error = error
+            self._meter.writing_s += time.perf_counter() - started

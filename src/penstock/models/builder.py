@@ -1,0 +1,56 @@
+"""Functions that build a Keras model: `module:function` in the shell, a function in Python."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from penstock.core.records import ModelFile
+from penstock.errors import ModelError
+from penstock.models import digest
+
+_RUNTIMES = ("tensorflow", "jax", "torch")
+
+
+def recognise(location: str, *, trust: bool = False, signature: str | None = None) -> ModelFile | None:
+    """The model behind `module:function`; None for anything of another form."""
+    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", location)
+    if match is None:
+        return None
+    path = _find(match[1])
+    if path is None:
+        raise ModelError(
+            "no such module",
+            received=location,
+            hint="it must be importable from the folder you are in, or from PYTHONPATH",
+        )
+    return ModelFile("builder", location, digest.of_files([(location, path)]), _RUNTIMES, trust=trust)
+
+
+def from_function(function: Callable[[], Any]) -> ModelFile:
+    """The model that a function builds. The function travels by value: it need not be importable."""
+    payload = cloudpickle.dumps(function)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return ModelFile("builder", name, hashlib.sha256(payload).hexdigest(), _RUNTIMES, payload=payload)
+
+
+def _find(module: str) -> str | None:
+    """The file of a module, without importing its package: that could import a framework into this process."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    if not rest:
+        return spec.origin
+    for folder in spec.submodule_search_locations or ():
+        base = os.path.join(folder, *rest)
+        for path in (base + ".py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                return path
+    return None

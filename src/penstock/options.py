@@ -1,0 +1,154 @@
+"""Options of a job, checked when they are made.
+
+How they multiply: `devices` gives the number of replicas; each replica uses `threads` CPU threads and sees batches
+of `batch_size` rows. `threads` and `batch_size` belong to the recipe (they decide the bits of the answers); the
+number of replicas belongs to the placement (it decides only the speed).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.errors import UsageError
+
+RUNTIMES = ("tensorflow", "jax", "torch")
+FORMATS = ("parquet", "npy", "jsonl")
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """Which devices the user asked for: a kind, and either a count (CPU) or indices (GPU).
+
+    `all` is every GPU, or the CPU where there is none.
+    """
+
+    kind: str = "all"
+    cpu_replicas: int | None = None
+    gpu_indices: tuple[int, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceRequest:
+        """Read `all`, `cpu`, `gpu`, `cpu:4` or `gpu:0,2`.
+
+        >>> DeviceRequest.parse("cpu:4").cpu_replicas
+        4
+        >>> DeviceRequest.parse("gpu:0,2").gpu_indices
+        (0, 2)
+        """
+        if text in ("all", "cpu", "gpu"):
+            return cls(text)
+        if (match := re.fullmatch(r"cpu:([1-9]\d{0,3})", text)) is not None:
+            return cls("cpu", cpu_replicas=int(match[1]))
+        if (match := re.fullmatch(r"gpu:(\d+(?:,\d+)*)", text)) is not None:
+            indices = tuple(int(part) for part in match[1].split(","))
+            if len(set(indices)) == len(indices):
+                return cls("gpu", gpu_indices=indices)
+        raise UsageError(
+            "--devices is not understood",
+            received=f"devices={text!r}",
+            allowed="all, cpu, gpu, cpu:N (N replicas on the CPU), gpu:I,J,… (these GPUs, each once)",
+        )
+
+    def __str__(self) -> str:
+        if self.cpu_replicas is not None:
+            return f"cpu:{self.cpu_replicas}"
+        if self.gpu_indices is not None:
+            return "gpu:" + ",".join(map(str, self.gpu_indices))
+        return self.kind
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What a prediction job may be told beyond its model and its input.
+
+    Args:
+        inputs: Model input name to column names; empty where the columns are to be guessed.
+        keep: Columns of the input that are written beside the predictions.
+        rename: Output or kept column to the name it is written under.
+        signature: The signature of a SavedModel.
+        runtime: `tensorflow`, `jax` or `torch`; None takes the first that is installed and can run the model.
+        batch_size: Rows a device sees in one step; None takes the rule of `core.batching`.
+        devices: Where to run.
+        threads: CPU threads of each replica; None shares the cores.
+        format: `parquet`, `npy` or `jsonl`.
+        part_rows: The most rows of one output file; None takes the rule of `core.division`.
+        max_failures: The share of rows that may fail before the job stops, once 100 rows were seen.
+        trust_model: Load models that contain code (Lambda layers, Python operations).
+    """
+
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    signature: str | None = None
+    runtime: str | None = None
+    batch_size: int | None = None
+    devices: DeviceRequest = field(default_factory=DeviceRequest)
+    threads: int | None = None
+    format: str = "parquet"
+    part_rows: int | None = None
+    max_failures: float = 0.1
+    trust_model: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("runtime", self.runtime, RUNTIMES)
+        _check_choice("format", self.format, FORMATS)
+        for name in ("batch_size", "threads", "part_rows"):
+            _check_positive(name, getattr(self, name))
+        if not 0 <= self.max_failures <= 1:
+            raise UsageError(
+                "max_failures is out of range",
+                received=f"max_failures={self.max_failures!r}",
+                allowed="a share from 0 (stop at the first) to 1 (never stop)",
+            )
+        if len(set(self.keep)) != len(self.keep):
+            raise UsageError("a column is kept twice", received=f"keep={', '.join(self.keep)}")
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=", ".join(choices))
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"{name} must be a positive whole number", received=f"{name}={value!r}", allowed="1, 2, 3, …")
+
+
+def parse_inputs(entries: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Turn `NAME=COLUMN`, `NAME=COL1,COL2` and `NAME=prefix*` into a mapping.
+
+    >>> parse_inputs(("x=a,b", "y=pixels"))
+    {'x': ('a', 'b'), 'y': ('pixels',)}
+    """
+    inputs: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        name, equals, columns = entry.partition("=")
+        parts = tuple(part.strip() for part in columns.split(","))
+        if not equals or not name.strip() or not all(parts):
+            raise UsageError(
+                "--input is not understood",
+                received=f"--input {entry!r}",
+                allowed="NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*",
+                hint="NAME is an input of the model: `penstock inspect MODEL` lists them",
+            )
+        if name.strip() in inputs:
+            raise UsageError("an input is given twice", received=f"--input {entry!r}")
+        inputs[name.strip()] = parts
+    return inputs
+
+
+def parse_renames(entries: tuple[str, ...]) -> dict[str, str]:
+    """Turn `OLD=NEW` entries into a mapping.
+
+    >>> parse_renames(("dense_1=score",))
+    {'dense_1': 'score'}
+    """
+    renames: dict[str, str] = {}
+    for entry in entries:
+        old, _, new = entry.partition("=")
+        if not old or not new:
+            raise UsageError("--rename is not understood", received=f"--rename {entry!r}", allowed="OLD=NEW")
+        renames[old] = new
+    return renames

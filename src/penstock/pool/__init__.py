@@ -1,0 +1,1 @@
+"""The processes of one machine: devices, slots, channel, pipeline, replica, supervisor."""

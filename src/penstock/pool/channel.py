@@ -1,0 +1,47 @@
+"""The line between the coordinator and one replica: small messages, whole, in order."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+
+class Channel:
+    """One end of the line. `send` may be called from several threads; `receive` from one."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, int]:
+        """This process's end, and the descriptor of the other one, to be inherited and then closed here."""
+        ours, theirs = socket.socketpair()
+        return cls(Connection(ours.detach())), theirs.detach()
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Channel:
+        return cls(Connection(descriptor))
+
+    @property
+    def connection(self) -> Connection[Any, Any]:
+        """For waiting on several lines at once."""
+        return self._connection
+
+    def send(self, message: object) -> None:
+        # By value where needed: a source or a builder may be of the user's __main__, which is not imported again.
+        raw = cloudpickle.dumps(message)
+        with self._lock:
+            self._connection.send_bytes(raw)
+
+    def receive(self) -> Any:
+        """The next message. Raises EOFError or OSError when the other side is gone."""
+        return pickle.loads(self._connection.recv_bytes())
+
+    def close(self) -> None:
+        self._connection.close()

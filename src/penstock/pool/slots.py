@@ -1,0 +1,63 @@
+"""Slots: fixed buffers in memory that two processes share. Only their numbers travel.
+
+The memory is an anonymous file that both processes hold open: there is no name in /dev/shm, so nothing is left behind
+however either of them ends. The coordinator makes it; the replica inherits its descriptor.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import tempfile
+
+SLOT_BYTES = 4 << 20
+SLOTS = 4
+
+
+class Slots:
+    """The slots of one replica, mapped into this process."""
+
+    def __init__(self, descriptor: int, count: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+        self.descriptor = descriptor
+        self.count = count
+        self.slot_bytes = slot_bytes
+        self._memory = mmap.mmap(descriptor, count * slot_bytes)
+
+    @classmethod
+    def create(cls, count: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Slots:
+        """New slots. Pages are taken from the machine when they are first written."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("penstock-slots", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, count * slot_bytes)
+        return cls(descriptor, count, slot_bytes)
+
+    def view(self, slot: int, nbytes: int) -> memoryview:
+        """The first bytes of a slot."""
+        start = slot * self.slot_bytes
+        return memoryview(self._memory)[start : start + nbytes]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        try:
+            self._memory.close()
+        except BufferError:
+            pass  # a view is still alive somewhere: the mapping goes with it
+
+
+class FreeSlots:
+    """The writer's side: which slots may be written. Taking one waits until the coordinator has emptied one."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(slots.count):
+            self._free.put(slot)
+
+    def take(self) -> int:
+        return self._free.get()
+
+    def give_back(self, slot: int) -> None:
+        self._free.put(slot)

@@ -1,0 +1,116 @@
+"""Starting, watching and ending replica processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from penstock.core.events import Load
+from penstock.core.protocols import Runtime
+from penstock.core.records import Device, ModelFile
+from penstock.pool.channel import Channel
+from penstock.pool.slots import Slots
+from penstock.pool.transfer import Assembly
+
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
+
+
+class ReplicaHandle:
+    """The coordinator's hold on one replica process."""
+
+    def __init__(self, number: int, device: Device, process: subprocess.Popen[bytes], channel: Channel) -> None:
+        self.number = number
+        self.device = device
+        self.channel = channel
+        self._process = process
+        self._slots: Slots | None = None
+
+    @classmethod
+    def start(cls, number: int, launch: Launch, device: Device) -> ReplicaHandle:
+        """Start a process pinned to `device` and have it load the model."""
+        channel, theirs = Channel.pair()
+        slots = Slots.create()
+        descriptors = (theirs, slots.descriptor, *launch.descriptors)
+        arguments = [str(theirs), str(slots.descriptor), str(slots.count), str(slots.slot_bytes)]
+        try:
+            process = subprocess.Popen(
+                # -P: a file in the user's folder must not stand in for a module of the standard library.
+                [sys.executable, "-P", "-m", "penstock.pool.replica", *arguments],
+                env=launch.environment(device),
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=launch.log,
+                stderr=launch.log,
+                # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        handle = cls(number, device, process, channel)
+        handle._slots = slots
+        handle.assembly = Assembly(slots)
+        channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
+        return handle
+
+    assembly: Assembly
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def describe_end(self) -> str:
+        """How the process ended, in words."""
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its line but did not end"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
+
+    def close(self) -> None:
+        """End the process now and free what it used."""
+        self.channel.close()
+        self._process.kill()
+        self._process.wait()
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+
+
+class Launch:
+    """What every replica of a job is started with."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        model: ModelFile,
+        threads: int,
+        log: IO[Any] | int,
+        *,
+        descriptors: Sequence[int] = (),
+        is_verbose: bool = False,
+    ) -> None:
+        self.runtime = runtime
+        self.model = model
+        self.threads = threads
+        self.log = log
+        self.descriptors = tuple(descriptors)
+        self._is_verbose = is_verbose
+
+    def note(self, text: str) -> None:
+        """A line of our own in the log."""
+        line = f"{time.strftime('%H:%M:%S')} penstock: {text}\n".encode()
+        os.write(self.log if isinstance(self.log, int) else self.log.fileno(), line)
+
+    def environment(self, device: Device) -> dict[str, str]:
+        environment = dict(os.environ)
+        if not self._is_verbose:
+            environment |= _QUIET
+        return environment | self.runtime.environment(device, self.threads)

@@ -1,0 +1,49 @@
+"""Compile the step before the clock runs, on the job's own first rows, and see what comes out."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.core.batching import Batch, cut
+from penstock.core.columns import describe
+from penstock.core.events import Prepared
+from penstock.core.protocols import Replica
+from penstock.core.records import Columns, Job, RowFailure, Span
+from penstock.errors import ModelError
+from penstock.pool.pipeline import predict_surviving, read_inputs
+
+_WORTH_REPEATING_S = 1.0
+
+
+def warm_up(replica: Replica, job: Job, sample: Span) -> Prepared:
+    """Run the first batch twice: once to compile, once to time (a slow first run is timing enough).
+
+    Raises:
+        ModelError: The model gives something that is not one row for each row.
+    """
+    failures: dict[int, RowFailure] = {}
+    batch = next(cut(read_inputs(job, sample, [], failures), job.batch_size))
+    seconds, outputs = _timed(replica, batch, sample)
+    if seconds < _WORTH_REPEATING_S:
+        seconds, outputs = _timed(replica, batch, sample)
+    for name, output in outputs.items():
+        if output.ndim == 0 or len(output) != job.batch_size:
+            raise ModelError(
+                "an output of the model does not have one row for each row of the input",
+                received=f"{name}: shape {output.shape} for a batch of {job.batch_size}",
+                allowed=f"({job.batch_size}, …)",
+                hint="outputs that sum over the batch cannot be divided among devices",
+            )
+    return Prepared(tuple(describe(name, output) for name, output in outputs.items()), seconds)
+
+
+def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns]:
+    started = time.perf_counter()
+    outputs, rejected = predict_surviving(replica, batch, sample.start)
+    if len(rejected) == batch.rows:
+        raise ModelError(
+            "the model rejects every one of the first rows",
+            received=rejected[0].reason,
+            hint="check --input: are these the columns that the model was trained on?",
+        )
+    return time.perf_counter() - started, outputs

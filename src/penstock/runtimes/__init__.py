@@ -1,0 +1,1 @@
+"""What executes a model. Importing these modules imports no framework: `load` does."""

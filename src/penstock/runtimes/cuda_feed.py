@@ -1,0 +1,61 @@
+"""The fast road from host memory to a TensorFlow tensor on a GPU.
+
+TensorFlow copies a numpy array on the host before it copies it to the GPU, and that bounds ResNet50 on an H200
+at half of its speed (measured). Here the bytes go through a pinned buffer and a stream of their own, and
+TensorFlow takes the result over by DLPack without another copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+
+_BY_DLPACK = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
+
+
+def feeder_to_tensorflow() -> Callable[[Array], Any]:
+    """A function from a numpy array to a tensor on the GPU. Threads may call it at the same time."""
+    import tensorflow as tf
+
+    try:
+        import cupy
+    except ImportError:
+        return tf.constant  # type: ignore[no-any-return]
+    lanes = threading.local()
+
+    def feed(array: Array) -> Any:
+        if array.dtype.name not in _BY_DLPACK or not array.size:
+            return tf.constant(array)
+        if not hasattr(lanes, "upload"):
+            lanes.upload = _Upload(cupy)
+        return tf.experimental.dlpack.from_dlpack(lanes.upload(array).__dlpack__())
+
+    return feed
+
+
+class _Upload:
+    """One lane's stream and pinned buffer."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._pinned: Any = None
+        self._size = 0
+
+    def __call__(self, array: Array) -> Any:
+        if array.nbytes > self._size:
+            self._pinned = self._cupy.cuda.alloc_pinned_memory(array.nbytes)
+            self._size = array.nbytes
+        staged = np.frombuffer(self._pinned, array.dtype, array.size).reshape(array.shape)
+        np.copyto(staged, array)
+        with self._stream:
+            on_device = self._cupy.empty(array.shape, array.dtype)
+            on_device.set(staged, stream=self._stream)
+        # The buffer is written again for the next batch, and TensorFlow computes on another stream: wait for the copy.
+        self._stream.synchronize()
+        return on_device

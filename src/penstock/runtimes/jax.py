@@ -1,0 +1,102 @@
+"""Keras models on the JAX backend."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Columns, Device, ModelFile
+from penstock.errors import DeviceError, one_line
+from penstock.runtimes.keras_call import KerasCall, load_keras_model
+
+
+class JaxRuntime:
+    """The model as one jitted function of its weights and a batch."""
+
+    name = "jax"
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        is_gpu = device.kind == "gpu"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
+        return {
+            "KERAS_BACKEND": "jax",
+            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
+            "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_FLAGS": flags.strip(),
+            # The CPU client of JAX takes the size of its thread pool from this.
+            "NPROC": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+        }
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
+        import jax
+
+        try:
+            target = jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
+        except RuntimeError as error:
+            raise DeviceError(
+                "this JAX does not see the GPU",
+                received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
+                hint="pip install 'jax[cuda12]', or --devices cpu",
+            ) from None
+        return wrap(load_keras_model(model), target)
+
+
+def wrap(model: Any, target: Any, *, as_list: bool = False) -> JaxReplica:
+    """A live Keras model on the JAX backend as a replica on one JAX device."""
+    return JaxReplica(KerasCall(model, as_list=as_list), target)
+
+
+class JaxReplica:
+    """A model on one JAX device of this process."""
+
+    def __init__(self, call: KerasCall, target: Any) -> None:
+        import jax
+
+        self.signature = call.signature
+        self.call = call
+        self._jax = jax
+        self._target = target
+        self._weights: Any = None
+        self._step = jax.jit(self._trace)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the model's weights as they are now."""
+        model = self.call.model
+        weights = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
+        self._weights = self._jax.device_put(weights, self._target)
+
+    def predict(self, batch: Columns) -> Columns:
+        try:
+            tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+            outputs = self._step(self._weights, tensors)
+            return {name: _to_numpy(array) for name, array in outputs.items()}
+        except self._jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            rows = len(next(iter(batch.values())))
+            raise DeviceError(
+                "the device ran out of memory",
+                received=f"a batch of {rows} rows: {one_line(error)}",
+                hint=f"try --batch-size {max(1, rows // 2)}",
+            ) from None
+
+    def close(self) -> None:
+        self._weights = None
+
+    def _trace(self, weights: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
+        cast = {
+            name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
+            for name, tensor in tensors.items()
+        }
+        outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), training=False)
+        return self.call.name_outputs(outputs)
+
+
+def _to_numpy(array: Any) -> Any:
+    return np.asarray(array, dtype=np.float32) if array.dtype == "bfloat16" else np.asarray(array)

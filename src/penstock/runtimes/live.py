@@ -1,0 +1,120 @@
+"""Keras models that live in this process: wrapped where they are, and copied to the framework's other devices."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.records import Device
+from penstock.errors import ModelError
+from penstock.runtimes import jax as jax_runtime
+from penstock.runtimes import tensorflow as tensorflow_runtime
+from penstock.runtimes import torch as torch_runtime
+
+_wrapped: weakref.WeakKeyDictionary[Any, dict[bool, LiveModel]] = weakref.WeakKeyDictionary()
+
+
+class LiveModel:
+    """A live model on every device of its framework, compiled once and kept as long as the model lives."""
+
+    def __init__(self, model: Any, as_list: bool) -> None:
+        import keras
+
+        self.backend: str = keras.backend.backend()
+        self._model = weakref.ref(model)
+        self._copies: list[Any] = []
+        places = _places(self.backend)
+        self.devices = [device for device, _ in places]
+        wrap: Callable[..., Any] = _WRAPPERS[self.backend]
+        self.replicas: list[Any] = [wrap(model, places[0][1], as_list=as_list)]
+        for device, place in places[1:]:
+            copy = self._copy(model, place)
+            if copy is None:
+                self.devices = self.devices[:1]
+                break
+            assert device is not None
+            self.replicas.append(wrap(copy, place, as_list=as_list))
+
+    def refresh(self) -> None:
+        """Bring every copy to the weights that the model has now."""
+        model = self._model()
+        for copy in self._copies:
+            copy.set_weights(model.get_weights())  # type: ignore[union-attr]
+        for replica in self.replicas:
+            if hasattr(replica, "refresh"):
+                replica.refresh()
+
+    def _copy(self, model: Any, place: Any) -> Any:
+        """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
+        if self.backend != "tensorflow":
+            return model
+        import keras
+        import tensorflow as tf
+
+        try:
+            with tf.device(place):
+                copy = keras.models.clone_model(model)
+                copy.set_weights(model.get_weights())
+        except (ValueError, NotImplementedError, TypeError):
+            return None  # a subclass without a config cannot be cloned: one device it is
+        self._copies.append(copy)
+        return copy
+
+
+_WRAPPERS: dict[str, Callable[..., Any]] = {
+    "tensorflow": tensorflow_runtime.wrap,
+    "jax": jax_runtime.wrap,
+    "torch": torch_runtime.wrap,
+}
+
+
+def is_live_keras_model(model: Any) -> bool:
+    """Whether this is a Keras model. Keras is imported already if it is."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def wrap_live(model: Any, *, as_list: bool) -> LiveModel:
+    """The replicas of a live model; made at the first call and kept.
+
+    Raises:
+        ModelError: Its backend cannot be used here.
+    """
+    import keras
+
+    if keras.backend.backend() not in _WRAPPERS:
+        raise ModelError(
+            "penstock does not run models on this Keras backend",
+            received=f"keras.backend.backend() = {keras.backend.backend()!r}",
+            allowed=", ".join(_WRAPPERS),
+            hint="set KERAS_BACKEND before Keras is imported",
+        )
+    kept = _wrapped.setdefault(model, {})
+    if as_list not in kept:
+        kept[as_list] = LiveModel(model, as_list)
+    else:
+        kept[as_list].refresh()
+    return kept[as_list]
+
+
+def _places(backend: str) -> list[tuple[Device, Any]]:
+    """Every device that the framework has, as we name it and as it does."""
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_logical_devices("GPU")
+        found = gpus or tf.config.list_logical_devices("CPU")
+        kind = "gpu" if gpus else "cpu"
+        return [(Device(kind, i), f"/{kind.upper()}:{i}") for i in range(len(found))]
+    if backend == "jax":
+        import jax
+
+        local = jax.local_devices()
+        kind = "cpu" if local[0].platform == "cpu" else "gpu"
+        return [(Device(kind, i), device) for i, device in enumerate(local)]
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    return [(Device("gpu" if has_gpu else "cpu", 0), "cuda" if has_gpu else "cpu")]

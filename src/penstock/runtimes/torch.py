@@ -1,0 +1,91 @@
+"""Keras models on the torch backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Columns, Device, ModelFile
+from penstock.errors import DeviceError, one_line
+from penstock.runtimes.keras_call import KerasCall, load_keras_model
+
+_WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+
+
+class TorchRuntime:
+    """The model called without gradients."""
+
+    name = "torch"
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        is_gpu = device.kind == "gpu"
+        return {
+            "KERAS_BACKEND": "torch",
+            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+        }
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> TorchReplica:
+        import torch
+
+        torch.set_num_threads(threads)
+        if device.kind == "gpu" and not torch.cuda.is_available():
+            raise DeviceError(
+                "this torch does not see the GPU",
+                received=f"{device} {device.name}, torch {torch.__version__}",
+                hint="install a CUDA build of torch, or --devices cpu",
+            )
+        return wrap(load_keras_model(model), "cuda" if device.kind == "gpu" else "cpu")
+
+
+def wrap(model: Any, target: str, *, as_list: bool = False) -> TorchReplica:
+    """A live Keras model on the torch backend as a replica."""
+    return TorchReplica(KerasCall(model, as_list=as_list), target)
+
+
+class TorchReplica:
+    """A model on one torch device of this process."""
+
+    def __init__(self, call: KerasCall, target: str) -> None:
+        import torch
+
+        self.signature = call.signature
+        self.call = call
+        self._torch = torch
+        self._target = target
+
+    def predict(self, batch: Columns) -> Columns:
+        torch = self._torch
+        try:
+            with torch.no_grad():
+                tensors = {name: self._to_device(name, array) for name, array in batch.items()}
+                outputs = self.call.name_outputs(self.call.model(self.call.pack(tensors), training=False))
+                return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+        except torch.OutOfMemoryError as error:
+            reason = one_line(error)
+        # Outside the except block: its traceback holds the tensors, and with them the memory.
+        rows = len(next(iter(batch.values())))
+        raise DeviceError(
+            "the device ran out of memory",
+            received=f"a batch of {rows} rows: {reason}",
+            hint=f"try --batch-size {max(1, rows // 2)}",
+        )
+
+    def close(self) -> None:
+        self._target = "cpu"
+
+    def _to_device(self, name: str, array: Any) -> Any:
+        if array.dtype.name in _WIDER:
+            array = array.astype(_WIDER[array.dtype.name])
+        if not array.flags.writeable:
+            array = array.copy()  # torch has no read-only tensors
+        tensor = self._torch.from_numpy(array).to(self._target)
+        wanted = {spec.name: spec.dtype for spec in self.signature.inputs}.get(name)
+        return tensor if wanted is None else tensor.to(getattr(self._torch, wanted))
+
+
+def _to_numpy(tensor: Any) -> Any:
+    tensor = tensor.detach().cpu()
+    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()

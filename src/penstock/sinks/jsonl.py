@@ -1,0 +1,66 @@
+"""JSON lines parts: one object a row, with `row`, the outputs and the kept columns."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from penstock.core.columns import to_arrow
+from penstock.core.records import Column, OutputSchema, Result
+from penstock.sinks.staging import ROW, check_names, fsync_file
+
+
+class JsonLinesSink:
+    """One JSON lines file for each part. NaN and infinity are written as null, as JSON has no words for them."""
+
+    suffix = ".jsonl"
+
+    def check(self, schema: OutputSchema) -> None:
+        check_names(schema)
+
+    def open_part(self, name: str, folder: str, schema: OutputSchema) -> JsonLinesPart:
+        return JsonLinesPart(os.path.join(folder, name + self.suffix))
+
+
+class JsonLinesPart:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by finish or abandon
+
+    def write(self, result: Result) -> None:
+        columns = {ROW: result.row_numbers().tolist()}
+        for name, column in result.columns.items():
+            columns[name] = _to_list(column)
+        names = list(columns)
+        for values in zip(*columns.values(), strict=True):
+            record = dict(zip(names, values, strict=True))
+            self._file.write(json.dumps(record, ensure_ascii=False, default=_plain, allow_nan=False))
+            self._file.write("\n")
+
+    def finish(self) -> dict[str, str]:
+        self._file.close()
+        fsync_file(self._path)
+        return {self._path: os.path.basename(self._path)}
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+def _to_list(column: Column) -> list[Any]:
+    """A column as plain Python values; a number that is not finite becomes None."""
+    if not isinstance(column, np.ndarray) or column.dtype.kind not in "fiub":
+        return list(to_arrow(column).to_pylist())
+    if column.dtype.kind == "f" and not np.isfinite(column).all():
+        objects = column.astype(object)
+        objects[~np.isfinite(column)] = None
+        return list(objects.tolist())
+    return list(column.tolist())
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no type for: bytes as base64, dates and decimals as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

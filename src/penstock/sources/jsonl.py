@@ -1,0 +1,105 @@
+"""JSON lines: one object a line. Types are taken from the beginning of the first file."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from penstock.core.columns import describe, whole
+from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.errors import InputError
+from penstock.sources.lines import BOM, Excerpt, LineFiles
+
+_SAMPLE_BYTES = 1 << 20
+
+
+class JsonLines:
+    """JSON lines files. A key that a line lacks is a null; a key that the first lines lack does not exist."""
+
+    suffixes = (".jsonl", ".ndjson")
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._lines = LineFiles(paths, quoted=False, header=False)
+        self._types: pa.Schema | None = None
+        self._schema: dict[str, TensorSpec] = {}
+
+    def fragments(self) -> Sequence[Fragment]:
+        return self._lines.fragments()
+
+    def schema(self) -> dict[str, TensorSpec]:
+        if self._types is None:
+            sample = self._sample()
+            self._types = sample.schema
+            self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
+        return self._schema
+
+    def divide(self, rows_per_span: int) -> Iterator[Span]:
+        self.schema()
+        return self._lines.spans(rows_per_span)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        self.schema()
+        assert self._types is not None
+        excerpt = self._lines.excerpt(span)
+        wanted = pa.schema([self._types.field(name) for name in columns])
+        failures: tuple[RowFailure, ...] = ()
+        try:
+            table = _parse(excerpt.raw, wanted)
+        except pa.ArrowInvalid:
+            table = None
+        if table is None or table.num_rows != span.rows:
+            table, failures = _parse_by_line(excerpt, span, wanted)
+        yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
+
+    def _sample(self) -> pa.Table:
+        path = self._lines.paths[0]
+        raw = self._lines.head(path, _SAMPLE_BYTES)
+        if not raw.strip():
+            raise InputError("the file is empty", received=path, allowed="one JSON object a line")
+        try:
+            return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
+        except pa.ArrowInvalid:
+            pass  # one broken line among the first must not hide the others
+        good = [line for line in raw.splitlines() if isinstance(_loads(line), dict)]
+        try:
+            return pajson.read_json(io.BytesIO(b"\n".join(good)))
+        except pa.ArrowInvalid as error:
+            raise InputError("the file cannot be read as JSON lines", received=f"{path}: {error}") from error
+
+
+def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
+    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    read_options = pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
+    return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), read_options=read_options, parse_options=options)
+
+
+def _parse_by_line(excerpt: Excerpt, span: Span, schema: pa.Schema) -> tuple[pa.Table, tuple[RowFailure, ...]]:
+    """The slow road: one line at a time, so that a broken one takes no other down."""
+    lines = [line for line in excerpt.raw.removeprefix(BOM).split(b"\n") if line.strip(b"\r")]
+    empty = schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)]
+    nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
+    tables: list[pa.Table] = []
+    failures: list[RowFailure] = []
+    for position, line in enumerate(lines[: span.rows]):
+        record = _loads(line)
+        try:
+            if not isinstance(record, dict):
+                raise ValueError(record if isinstance(record, str) else "not a JSON object")
+            tables.append(_parse(line, schema))
+        except (ValueError, pa.ArrowInvalid) as error:
+            reason = str(error).splitlines()[0]
+            failures.append(excerpt.failure(span.start + position, "read", type(error).__name__, reason))
+            tables.append(nothing)
+    return pa.concat_tables(tables or [pa.Table.from_batches(empty)]), tuple(failures)
+
+
+def _loads(line: bytes) -> object:
+    """The value of a line, or the reason why it has none as text."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"

@@ -1,0 +1,185 @@
+"""Arrays and tables that the caller already holds."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import describe, whole
+from penstock.core.records import Array, Block, Column, Columns, Fragment, Span, TensorSpec
+from penstock.errors import InputError
+
+_ALIGNMENT = 64
+
+
+class InMemory:
+    """Columns in memory, rows first. To reach another process they are copied once into memory that it maps."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        if not columns:
+            raise InputError("the input has no columns", received="an empty dict or table")
+        self._columns = dict(columns)
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(
+                "the arrays differ in their number of rows",
+                received=", ".join(f"{name} {rows}" for name, rows in lengths.items()),
+            )
+        self._rows = next(iter(lengths.values()))
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> InMemory:
+        return cls({name: whole(table.column(name)) for name in table.column_names})
+
+    def fragments(self) -> Sequence[Fragment]:
+        """One fragment whose name is a digest of the content: the same arrays are the same job."""
+        digest = hashlib.blake2b(digest_size=16)
+        size = 0
+        for name, column in self._columns.items():
+            digest.update(f"{name} {describe(name, column)}".encode())
+            for buffer in _buffers(column):
+                digest.update(buffer)
+                size += len(buffer)
+        return [Fragment(f"memory:{digest.hexdigest()}", size, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {name: describe(name, column) for name, column in self._columns.items()}
+
+    def divide(self, rows_per_span: int) -> Iterator[Span]:
+        for index, start in enumerate(range(0, self._rows, rows_per_span)):
+            yield Span(index, start, min(rows_per_span, self._rows - start), ())
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        yield Block(span.start, span.rows, {name: self._columns[name][span.start : span.stop] for name in columns})
+
+    def shared(self) -> SharedMemory:
+        """A copy of this source that other processes can open."""
+        return SharedMemory.holding(self._columns)
+
+
+class SharedMemory:
+    """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
+
+    def __init__(self, descriptor: int, layout: Mapping[str, tuple[int, int, str, tuple[int, ...]]]) -> None:
+        self.descriptor = descriptor
+        self._layout = dict(layout)
+        self._opened: InMemory | None = None
+
+    @classmethod
+    def holding(cls, columns: Mapping[str, Column]) -> SharedMemory:
+        descriptor = _anonymous_file()
+        layout: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
+        position = 0
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            for name, column in columns.items():
+                file.seek(position)
+                if isinstance(column, np.ndarray) and column.dtype.kind not in "OSU":
+                    contiguous = np.ascontiguousarray(column)
+                    file.write(contiguous.reshape(-1).view(np.uint8).data)
+                    entry = (contiguous.dtype.str, contiguous.shape)
+                else:
+                    file.write(_to_ipc(name, column))
+                    entry = ("", ())
+                layout[name] = (position, file.tell() - position, *entry)
+                position = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+        return cls(descriptor, layout)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"descriptor": self.descriptor, "_layout": self._layout, "_opened": None}
+
+    def fragments(self) -> Sequence[Fragment]:
+        return self._open().fragments()
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return self._open().schema()
+
+    def divide(self, rows_per_span: int) -> Iterator[Span]:
+        return self._open().divide(rows_per_span)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        return self._open().read(span, columns)
+
+    def close(self) -> None:
+        self._opened = None
+        os.close(self.descriptor)
+
+    def _open(self) -> InMemory:
+        if self._opened is None:
+            size = os.fstat(self.descriptor).st_size
+            mapped = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ) if size else b""
+            columns: dict[str, Column] = {}
+            for name, (offset, nbytes, dtype, shape) in self._layout.items():
+                raw = memoryview(mapped)[offset : offset + nbytes]
+                columns[name] = np.frombuffer(raw, dtype).reshape(shape) if dtype else _from_ipc(raw)
+            self._opened = InMemory(columns)
+        return self._opened
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock-input", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _to_ipc(name: str, column: Column) -> memoryview:
+    array = column if isinstance(column, pa.Array) else pa.array(column.tolist())
+    stream = pa.BufferOutputStream()
+    batch = pa.record_batch([array], names=[name])
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(stream.getvalue())
+
+
+def _from_ipc(raw: memoryview) -> pa.Array:
+    return whole(pa.ipc.open_stream(pa.py_buffer(raw)).read_all().column(0))
+
+
+def _buffers(column: Column) -> Iterator[Any]:
+    if not isinstance(column, np.ndarray) or column.dtype.kind == "O":
+        yield memoryview(_to_ipc("column", column))
+    elif column.size:
+        yield memoryview(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+
+
+def columns_of(data: Any, names: Sequence[str] = ()) -> tuple[Columns | dict[str, Column], bool]:
+    """The columns of arrays, dicts, lists, pandas frames and Arrow tables, and whether they are in input order.
+
+    A single array is the column `x`; the arrays of a list take `names` in order.
+
+    Raises:
+        InputError: The object is none of these.
+    """
+    if isinstance(data, pa.Table):
+        return InMemory.from_table(data)._columns, False
+    if isinstance(data, pa.RecordBatch):
+        return InMemory.from_table(pa.Table.from_batches([data]))._columns, False
+    if type(data).__module__.partition(".")[0] == "pandas":
+        frame = data.to_frame() if hasattr(data, "to_frame") else data
+        return InMemory.from_table(pa.Table.from_pandas(frame, preserve_index=False))._columns, False
+    if isinstance(data, Mapping):
+        return {str(name): _as_array(value) for name, value in data.items()}, False
+    if isinstance(data, (list, tuple)) and data and all(hasattr(item, "__array__") for item in data):
+        labels = list(names) if len(names) == len(data) else [f"x{i}" for i in range(len(data))]
+        return {label: _as_array(item) for label, item in zip(labels, data, strict=True)}, True
+    if hasattr(data, "__array__") or isinstance(data, (list, tuple)):
+        return {names[0] if len(names) == 1 else "x": _as_array(data)}, True
+    raise InputError(
+        "this input is not understood",
+        received=type(data).__name__,
+        allowed="a numpy array, a list or dict of arrays, a pandas DataFrame, an Arrow table, or paths of files",
+    )
+
+
+def _as_array(value: Any) -> Array:
+    array = np.asarray(value)
+    if array.ndim == 0:
+        raise InputError("a single number has no rows", received=repr(value), allowed="an array with rows first")
+    return array

@@ -1,0 +1,184 @@
+"""Parquet files. A span is a run of whole row groups, or a piece of a very large one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.core.columns import describe, whole
+from penstock.core.records import Block, Column, Fragment, Span, TensorSpec
+from penstock.errors import InputError
+from penstock.sources.files import fail_empty, fragment
+from penstock.sources.pieces import even_parts
+from penstock.sources.streams import OpenStreams
+
+READ_BYTES = 1 << 20
+"""How much is decoded at once. Nested columns decode 3 times faster in steps that stay in the core's cache
+(measured: 784 uint8 in lists, 18 µs a row at once, 4 to 6 µs in steps of 1 MB)."""
+
+WHOLE_ROW_GROUP = 8
+"""A row group of up to this many spans is not cut: its pages can only be decoded from the front."""
+
+
+class ParquetFiles:
+    """Parquet files with the same columns."""
+
+    suffixes = (".parquet", ".pq", ".parq")
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+        self._schema: dict[str, TensorSpec] | None = None
+        self._row_groups: list[list[int]] = []
+
+    def fragments(self) -> Sequence[Fragment]:
+        return [fragment(path) for path in self.paths]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        if self._schema is None:
+            self._schema = self._scan()
+        return self._schema
+
+    def divide(self, rows_per_span: int) -> Iterator[Span]:
+        self.schema()
+        index = start = filled = 0
+        runs: list[tuple[Any, ...]] = []
+        for run, group in self._runs(rows_per_span):
+            rows = run[3]
+            if runs and (group is not None or filled + rows > rows_per_span):
+                yield Span(index, start, filled, tuple(runs))
+                index, start, filled, runs = index + 1, start + filled, 0, []
+            runs.append(run)
+            filled += rows
+            if group is not None:
+                yield Span(index, start, filled, tuple(runs), group)
+                index, start, filled, runs = index + 1, start + filled, 0, []
+        if runs:
+            yield Span(index, start, filled, tuple(runs))
+            start += filled
+        if not start:
+            raise fail_empty(self.paths)
+
+    def _runs(self, rows_per_span: int) -> Iterator[tuple[tuple[Any, ...], str | None]]:
+        """(file, row group, first row in it, rows) for every row group or piece of one, with its group."""
+        for file, row_groups in enumerate(self._row_groups):
+            for number, rows in enumerate(row_groups):
+                if not rows:
+                    continue
+                if rows <= WHOLE_ROW_GROUP * rows_per_span:
+                    yield (file, number, 0, rows), None
+                    continue
+                for first, taken in even_parts(rows, WHOLE_ROW_GROUP * rows_per_span, rows_per_span):
+                    yield (file, number, first, taken), f"{file}:{number}"
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        row = span.start
+        for file, number, first, rows in span.locator:
+            path = self.paths[file]
+            try:
+                for piece in self._read_run(path, number, first, rows, columns, span.group):
+                    taken = len(next(iter(piece.values())))
+                    yield Block(row, taken, piece)
+                    row += taken
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(path, f"row group {number}: {error}") from error
+
+    def _read_run(
+        self, path: str, number: int, first: int, rows: int, columns: Sequence[str], group: str | None
+    ) -> Iterator[Mapping[str, Column]]:
+        step = self._read_rows(columns)
+        if group is None:
+            yield from _RowGroup(path, number, columns, step).read(rows)
+            return
+        key = (path, number, tuple(columns))
+        with self._streams.at(key, first, lambda: _RowGroup(path, number, columns, step)) as place:
+            yield from place.read(rows)
+
+    def _read_rows(self, columns: Sequence[str]) -> int:
+        schema = self.schema()
+        row_bytes = sum(schema[name].row_bytes for name in columns)
+        return 1 << max(6, min(16, (READ_BYTES // max(1, row_bytes)).bit_length() - 1))
+
+    @cached_property
+    def _streams(self) -> OpenStreams:
+        return OpenStreams()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_streams"}
+
+    def _scan(self) -> dict[str, TensorSpec]:
+        first: pa.Schema | None = None
+        for path in self.paths:
+            with _open(path) as file:
+                arrow = file.schema_arrow.remove_metadata()
+                if first is not None and not arrow.equals(first):
+                    raise InputError(
+                        "the files differ in their columns",
+                        received=f"{path}: {_names(arrow)}",
+                        allowed=f"as in {self.paths[0]}: {_names(first)}",
+                    )
+                first = arrow if first is None else first
+                metadata = file.metadata
+                self._row_groups.append(
+                    [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+                )
+        assert first is not None
+        sample = self._first_rows(first)
+        return {name: describe(name, whole(sample.column(name))) for name in first.names}
+
+    def _first_rows(self, schema: pa.Schema) -> pa.Table:
+        """A few rows, from which the lengths of lists are learnt."""
+        for path, row_groups in zip(self.paths, self._row_groups, strict=True):
+            if sum(row_groups):
+                with _open(path) as file:
+                    try:
+                        return pa.Table.from_batches([next(file.iter_batches(batch_size=16))])
+                    except (pa.ArrowException, OSError) as error:
+                        raise _damaged(path, str(error)) from error
+        return schema.empty_table()
+
+
+class _RowGroup:
+    """One row group, decoded from front to back in small steps."""
+
+    def __init__(self, path: str, number: int, columns: Sequence[str], step: int) -> None:
+        self._file = _open(path)
+        self._batches = self._file.iter_batches(
+            batch_size=step, row_groups=[number], columns=list(columns), use_threads=False
+        )
+        self._left: pa.RecordBatch | None = None
+
+    def read(self, rows: int) -> Iterator[Mapping[str, Column]]:
+        while rows:
+            batch = self._left if self._left is not None else next(self._batches)
+            self._left = batch.slice(rows) if batch.num_rows > rows else None
+            batch = batch.slice(0, rows)
+            rows -= batch.num_rows
+            yield dict(zip(batch.schema.names, batch.columns, strict=True))
+
+    def skip(self, rows: int) -> None:
+        for _ in self.read(rows):
+            pass
+
+
+def _open(path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _names(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in list(schema)[:12])
+
+
+def _damaged(path: str, reason: str) -> InputError:
+    first_line = reason.splitlines()[0] if reason else "unreadable"
+    return InputError(
+        "the file is damaged or not a Parquet file",
+        received=f"{path}: {first_line}",
+        hint="write it again, or leave it out",
+    )

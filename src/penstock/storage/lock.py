@@ -1,0 +1,61 @@
+"""One living run for each output folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import OutputError
+from penstock.storage.disk import internal, make_folders
+
+
+class OutputLock:
+    """A lock that the kernel releases when its process ends, however it ends."""
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+        self._path = internal(output, "lock")
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        make_folders(internal(self._output))
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise OutputError(
+                "the output folder is locked by a run that is alive",
+                received=f"{self._output}, held by {holder or 'an unknown process'}",
+                hint="wait for it, stop it, or choose another --output",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_locked(output: str) -> bool:
+    """Whether a living run holds the folder. Takes nothing and changes nothing."""
+    try:
+        descriptor = os.open(internal(output, "lock"), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,146 @@
+"""The manifest: everything that is fixed when a job starts, so that a resumed run gives the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.core.records import Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
+from penstock.errors import OutputError
+from penstock.storage.disk import internal, write_whole
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A job as it was started.
+
+    Args:
+        request: What the user asked for, as plain JSON: enough to start the job again.
+        fingerprint: A digest of the model, the fragments and every option that changes the output.
+        fragments: The input files.
+        recipe: What decides the bits.
+        bindings: Which columns feed which input.
+        schema: What is written.
+        spans: Every span of the input.
+        parts: The first span of every planned part.
+        versions: What wrote this.
+    """
+
+    request: dict[str, Any]
+    fingerprint: str
+    fragments: tuple[Fragment, ...]
+    recipe: Recipe
+    bindings: tuple[Binding, ...]
+    schema: OutputSchema
+    spans: tuple[Span, ...]
+    parts: tuple[int, ...]
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.spans[-1].stop if self.spans else 0
+
+    def save(self, output: str) -> None:
+        """Put the manifest on the disk, whole."""
+        document = {
+            "penstock_manifest": MANIFEST_VERSION,
+            "request": self.request,
+            "fingerprint": self.fingerprint,
+            "fragments": [[f.path, f.size, f.mtime_ns] for f in self.fragments],
+            "recipe": self.recipe.as_json(),
+            "bindings": [asdict(binding) for binding in self.bindings],
+            "schema": {
+                "columns": [asdict(column) for column in self.schema.columns],
+                "num_outputs": self.schema.num_outputs,
+            },
+            "spans": [[s.start, s.rows, s.locator, s.group] for s in self.spans],
+            "parts": list(self.parts),
+            "versions": self.versions,
+        }
+        write_whole(internal(output, "manifest.json"), json.dumps(document).encode())
+
+
+def load_manifest(output: str) -> Manifest | None:
+    """The manifest of a folder; None where there is none.
+
+    Raises:
+        OutputError: The manifest is damaged, or of a version that this penstock does not know.
+    """
+    path = internal(output, "manifest.json")
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise OutputError("the manifest cannot be read", received=f"{path}: {error}") from error
+    version = document.get("penstock_manifest") if isinstance(document, dict) else None
+    if version != MANIFEST_VERSION:
+        raise OutputError(
+            "the manifest is of another version of penstock",
+            received=f"{path}: version {version}",
+            allowed=f"version {MANIFEST_VERSION}",
+        )
+    return _from_document(document)
+
+
+def _from_document(document: dict[str, Any]) -> Manifest:
+    schema = document["schema"]
+    return Manifest(
+        request=document["request"],
+        fingerprint=document["fingerprint"],
+        fragments=tuple(Fragment(*entry) for entry in document["fragments"]),
+        recipe=Recipe(**document["recipe"]),
+        bindings=tuple(
+            Binding(b["input"], tuple(b["columns"]), b["dtype"], tuple(b["shape"])) for b in document["bindings"]
+        ),
+        schema=OutputSchema(
+            tuple(_spec(column) for column in schema["columns"]),
+            schema["num_outputs"],
+        ),
+        spans=tuple(
+            Span(index, start, rows, _tuples(locator), group)
+            for index, (start, rows, locator, group) in enumerate(document["spans"])
+        ),
+        parts=tuple(document["parts"]),
+        versions=document["versions"],
+    )
+
+
+def _spec(entry: dict[str, Any]) -> TensorSpec:
+    shape = entry["shape"]
+    return TensorSpec(entry["name"], entry["dtype"], None if shape is None else tuple(shape))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def is_fresh(output: str) -> bool:
+    """Whether a job may start in this folder: it is absent, empty, or holds only what a job left before it began."""
+    if not os.path.exists(output):
+        return True
+    if not os.path.isdir(output):
+        raise OutputError("the output is not a folder", received=output)
+    return set(os.listdir(output)) <= {"_penstock"} and load_manifest(output) is None
+
+
+def describe_difference(old: Manifest, request: dict[str, Any], fragments: Sequence[Fragment]) -> str:
+    """What differs between the job in a folder and the one that was asked for, in words."""
+    changed = [key for key in request if request[key] != old.request.get(key)]
+    if changed:
+        pairs = [f"{key}={request[key]!r} (there: {old.request.get(key)!r})" for key in changed[:3]]
+        return ", ".join(pairs)
+    before = {fragment.path: fragment for fragment in old.fragments}
+    after = {fragment.path: fragment for fragment in fragments}
+    altered = [path for path in after if path in before and before[path] != after[path]]
+    if altered:
+        return f"the input file {altered[0]} was changed since"
+    if before.keys() != after.keys():
+        return f"another set of input files ({len(after)}, there: {len(before)})"
+    return "the content of the model was changed since"

@@ -1,0 +1,166 @@
+"""Progress that tells the truth: rows done, rate, time left, and who waits for whom."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from penstock.telemetry.meter import Meter
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_LINE_EVERY_S = 5.0
+_RATE_OVER_S = 10.0
+
+
+class Progress(Protocol):
+    """Shows a run. `note` is for single lines that a person should see."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, meter: Meter, total: int, before: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    def begin(self, meter: Meter, total: int, before: int) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class Rate:
+    """Rows a second over the last ten seconds; the clock is handed in."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def at(self, now: float, rows: int) -> float:
+        self._points.append((now, rows))
+        while len(self._points) > 2 and now - self._points[0][0] > _RATE_OVER_S:
+            self._points.popleft()
+        first_time, first_rows = self._points[0]
+        return (rows - first_rows) / (now - first_time) if now > first_time else 0.0
+
+
+def time_left(rows_left: int, rate: float) -> str:
+    """`1 h 02 min`, `3 min 20 s`, `12 s`, or a dash while nothing is known."""
+    if rate <= 0:
+        return "–"
+    seconds = int(rows_left / rate + 0.5)
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds % 60:02d} s" if minutes else f"{seconds} s"
+
+
+class Lines:
+    """A plain line every few seconds, for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None, every_s: float = _LINE_EVERY_S) -> None:
+        self._stream = stream or sys.stderr
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def begin(self, meter: Meter, total: int, before: int) -> None:
+        self._thread = threading.Thread(target=self._tell, args=(meter, total, before), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tell(self, meter: Meter, total: int, before: int) -> None:
+        rate = Rate()
+        rate.at(time.monotonic(), 0)
+        while not self._ended.wait(self._every_s):
+            self.note(line(meter, total, before, rate.at(time.monotonic(), meter.rows)))
+
+
+def line(meter: Meter, total: int, before: int, rate: float) -> str:
+    """The state of a run in one line."""
+    done = before + meter.rows
+    share = done / total if total else 1.0
+    parts = [
+        f"{done:,} of {total:,} rows ({share:.0%})",
+        f"{rate:,.0f} rows/s",
+        f"{time_left(total - done, rate)} left",
+        f"{before + meter.committed_rows:,} committed",
+    ]
+    if meter.failed:
+        parts.append(f"{meter.failed:,} failed")
+    parts += [f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()]
+    return ", ".join(parts)
+
+
+class Bars:
+    """Bars in a terminal: one for the job, one for each device."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._rate = Rate()
+        self._live: object = None
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def begin(self, meter: Meter, total: int, before: int) -> None:
+        from rich.live import Live
+
+        live = Live(
+            console=self._console,
+            get_renderable=lambda: self._render(meter, total, before),
+            refresh_per_second=4,
+            transient=False,
+        )
+        live.start()
+        self._live = live
+
+    def end(self) -> None:
+        from rich.live import Live
+
+        if isinstance(self._live, Live):
+            self._live.stop()
+            self._live = None
+
+    def _render(self, meter: Meter, total: int, before: int) -> Group:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        done = before + meter.rows
+        rate = self._rate.at(time.monotonic(), meter.rows)
+        job = Table.grid(padding=(0, 1))
+        job.add_row(
+            ProgressBar(total=max(1, total), completed=done, width=40),
+            f"{done:,} of {total:,} rows",
+            f"{rate:,.0f} rows/s",
+            f"{time_left(total - done, rate)} left" if done < total else "done",
+        )
+        devices = Table.grid(padding=(0, 1))
+        for each in meter.snapshot():
+            devices.add_row(
+                ProgressBar(total=1.0, completed=each.busy_share, width=16, complete_style="cyan"),
+                str(each.device),
+                f"computing {each.busy_share:.0%}, waiting for data {1 - each.busy_share:.0%}",
+            )
+        devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
+        return Group(job, devices)

@@ -1,0 +1,53 @@
+"""One summary at the end of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did.
+
+    `rows` and `failed` count the whole job; `rows_before` of them were there before this run began. `seconds` is the
+    whole call, `start_seconds` the part of it until the first replica was ready, `run_seconds` the rest until the last
+    commit; `rows_per_s` is this run's rows over `run_seconds`.
+    """
+
+    output: str
+    rows: int
+    failed: int
+    parts: int
+    seconds: float
+    start_seconds: float
+    run_seconds: float
+    rows_per_s: float
+    rows_before: int = 0
+    devices: tuple[str, ...] = ()
+    recipe: dict[str, Any] = field(default_factory=dict)
+    where: dict[str, float] = field(default_factory=dict)
+    bottleneck: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.rows:,} rows in {self.parts} part{'s' if self.parts != 1 else ''} in {self.output}",
+        ]
+        if self.failed:
+            lines.append(f"{self.failed:,} rows failed: see _penstock/failures.jsonl there")
+        if self.rows_before and not self.run_seconds:
+            lines.append("the job was finished already; nothing was redone")
+            return "\n".join(lines)
+        if self.rows_before:
+            lines.append(f"{self.rows_before:,} of them were there before this run")
+        speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
+        lines.append(f"{self.seconds:.1f} s, of which {self.start_seconds:.1f} s start; {speed} rows/s")
+        lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in self.recipe.items()))
+        spent = sum(self.where.values()) or 1.0
+        shares = [f"{name.replace('_', ' ')} {value / spent:.0%}" for name, value in self.where.items()]
+        lines.append("thread time: " + ", ".join(shares))
+        lines.append(f"bound by {self.bottleneck}")
+        return "\n".join(lines)
