@@ -50,7 +50,7 @@ def _to_ipc(array: pa.Array) -> memoryview:
     batch = pa.record_batch([array], names=["column"])
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)
-    return memoryview(stream.getvalue())
+    return memoryview(stream.getvalue()).cast("B")
 
 
 class _SlotWriter:

@@ -94,7 +94,7 @@ class JaxReplica:
             name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
             for name, tensor in tensors.items()
         }
-        outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), training=False)
+        outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
         return self.call.name_outputs(outputs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -68,6 +69,9 @@ class KerasCall:
         self._input_structure = _structure(model, "input")
         self.output_structure: Any = _structure(model, "output")
         self.signature = self._describe()
+        parameters = inspect.signature(model.call).parameters.values()
+        takes_training = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
+        self.options: dict[str, bool] = {"training": False} if takes_training else {}
 
     def pack(self, tensors: Mapping[str, Any]) -> Any:
         """Tensors by name in the structure that the model is called with."""
@@ -86,7 +90,7 @@ class KerasCall:
         import keras
 
         self.output_structure = keras.tree.map_structure(lambda _: 0, outputs)
-        names = _names(self.output_structure, getattr(self.model, "output_names", None) or (), "output")
+        names = _names(self.output_structure, _output_names(self.model), "output")
         return dict(zip(names, keras.tree.flatten(outputs), strict=True))
 
     def unpack(self, columns: Mapping[str, Any]) -> Any:
@@ -133,16 +137,22 @@ def _named(model: Any, side: str) -> list[tuple[str, Any]]:
     if structure is None:
         return []
     tensors = keras.tree.flatten(structure)
-    own = getattr(model, "output_names", None) if side == "output" else [tensor.name for tensor in tensors]
-    return list(zip(_names(structure, own or (), side), tensors, strict=True))
+    own = _output_names(model) if side == "output" else [tensor.name for tensor in tensors]
+    return list(zip(_names(structure, own, side), tensors, strict=True))
 
 
-def _names(structure: Any, own: Any, fallback: str) -> list[str]:
+def _output_names(model: Any) -> list[str]:
+    """The names of the layers that give the outputs, as Keras itself names them; a Sequential keeps them inside."""
+    names = getattr(model, "output_names", None) or getattr(getattr(model, "_functional", None), "output_names", None)
+    return list(names or ())
+
+
+def _names(structure: Any, own: list[str], fallback: str) -> list[str]:
     """A name for every leaf: the keys of dicts, else the model's own names, else numbers. Never the same twice."""
     import keras
 
     paths = [path for path, _ in keras.tree.flatten_with_path(structure)]
-    own = list(own) if len(own) == len(paths) else []
+    own = own if len(own) == len(paths) else []
     names: list[str] = []
     for position, path in enumerate(paths):
         if any(isinstance(key, str) for key in path):

@@ -57,7 +57,7 @@ def wrap(model: Any, place: str, *, as_list: bool = False) -> TensorFlowReplica:
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
         packed = call.pack(_cast(tensors, call.signature))
-        outputs = model.predict_step((packed,)) if has_own_step else model(packed, training=False)
+        outputs = model.predict_step((packed,)) if has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
     return TensorFlowReplica(call.signature, step, place, call)
@@ -86,7 +86,7 @@ class TensorFlowReplica:
         self._place = place
         self._plain = tf.function(step, reduce_retracing=False)
         is_gpu = place.startswith("/GPU")
-        self._step = tf.function(step, jit_compile=True, reduce_retracing=False) if is_gpu else None
+        self._step = _compiled_for_gpu(step) if is_gpu else None
         self._to_device = _feeder(place)
 
     def predict(self, batch: Columns) -> Columns:
@@ -120,6 +120,24 @@ class TensorFlowReplica:
                 self._step = None
                 return outputs
         return dict(self._plain(tensors))
+
+
+def _compiled_for_gpu(step: Step) -> Any:
+    """The step under XLA, its outputs copied to the host inside the call.
+
+    Waiting for the GPU in `tensor.numpy()` holds the GIL, and with it every other lane; waiting inside a function call
+    does not.
+    """
+    import tensorflow as tf
+
+    compiled = tf.function(step, jit_compile=True, reduce_retracing=False)
+
+    def to_host(tensors: dict[str, Any]) -> dict[str, Any]:
+        outputs = compiled(tensors)
+        with tf.device("/CPU:0"):
+            return {name: tf.identity(output) for name, output in outputs.items()}
+
+    return tf.function(to_host, reduce_retracing=False)
 
 
 def _feeder(place: str) -> Callable[[Any], Any]:

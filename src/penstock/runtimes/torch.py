@@ -61,7 +61,7 @@ class TorchReplica:
         try:
             with torch.no_grad():
                 tensors = {name: self._to_device(name, array) for name, array in batch.items()}
-                outputs = self.call.name_outputs(self.call.model(self.call.pack(tensors), training=False))
+                outputs = self.call.name_outputs(self.call.model(self.call.pack(tensors), **self.call.options))
                 return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
         except torch.OutOfMemoryError as error:
             reason = one_line(error)

@@ -135,7 +135,7 @@ def _to_ipc(name: str, column: Column) -> memoryview:
     batch = pa.record_batch([array], names=[name])
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)
-    return memoryview(stream.getvalue())
+    return memoryview(stream.getvalue()).cast("B")
 
 
 def _from_ipc(raw: memoryview) -> pa.Array:

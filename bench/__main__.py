@@ -1,0 +1,132 @@
+"""`python -m bench`: run the workloads, print the table, write the figures.
+
+Slow figures are only reported. The exit code is 1 when a side crashed or answered something wrong.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench import from_files, in_memory, memory
+from bench.settings import BenchSettings
+from bench.shell import QUIET_KERAS, BenchError, run
+from bench.sizes import Sizes
+from bench.table import Line, render
+
+WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
+    "A1": from_files.images,
+    "A2": from_files.features,
+    "B": in_memory.large,
+    "C": in_memory.small,
+    "D": memory.bounded,
+}
+PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
+
+LEGEND = """\
+Medians of {repeats} runs, the sides in turn. The ratio says how many times faster penstock is; where the bar
+is ≤, how much penstock takes of what the peer takes (D: the long job of what the short one takes).
+A  peer: Ray Data, at the best settings of a sweep on this machine ({ray}).
+   Start to finish: from starting the process to its end, on both sides.
+   Without start, penstock: from its first replica ready to its last commit. Ray: from its first actor ready
+   to its last file, in runs of their own in which Ray and its workers are up, have read and written a file,
+   and hold the loaded and traced model before the first row is read.
+B, C  peer: model.predict of the same model in the same process, without its progress bar.
+D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the chosen workloads and return the exit code."""
+    options = _parse(arguments)
+    settings = BenchSettings(
+        Sizes(options.scale), options.repeats, options.data.resolve(), tuple(shlex.split(options.penstock))
+    )
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    _make_models(settings)
+    lines, errors = _run_all(options.only, settings)
+    print(render(lines), _legend(lines, settings), sep="\n\n")
+    for name, error in errors.items():
+        print(f"\n{name} failed: {error}", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps(_document(lines, errors, settings), indent=1))
+    return 1 if errors else 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Penstock against its peers.")
+    parser.add_argument("--scale", type=float, default=1.0, help="1.0: the issue's sizes")
+    parser.add_argument("--only", type=_workload_names, default=list(WORKLOADS), help="such as A1,A2,B,C,D")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument("--data", type=Path, default=Path(".bench"), help="data and the peers' environment")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--penstock", default="", help="more options for `penstock predict`, as one string")
+    return parser.parse_args(arguments)
+
+
+def _workload_names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such workload: {unknown}; there are {', '.join(WORKLOADS)}")
+    return names
+
+
+def _make_models(settings: BenchSettings) -> None:
+    """Save the models in a process of their own: this one must stay small and import no framework."""
+    if not all((settings.models / f"{name}.keras").exists() for name in ("a1", "a2")):
+        run([sys.executable, "-m", "bench.models", str(settings.models)], QUIET_KERAS)
+
+
+def _run_all(names: Iterable[str], settings: BenchSettings) -> tuple[list[Line], dict[str, str]]:
+    """Run the workloads; one that fails does not take the others down."""
+    lines: list[Line] = []
+    errors: dict[str, str] = {}
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        try:
+            found = WORKLOADS[name](settings)
+        except BenchError as error:
+            errors[name] = str(error)
+            continue
+        lines += found
+        print(render(found), file=sys.stderr, flush=True)
+    return lines, errors
+
+
+def _legend(lines: Iterable[Line], settings: BenchSettings) -> str:
+    swept = {line.workload: line.details["ray"] for line in lines if "ray" in line.details}
+    chosen = (f"{workload}: {_words(ray['settings'])}" for workload, ray in swept.items())
+    return LEGEND.format(repeats=settings.repeats, ray="; ".join(chosen) or "not run")
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def _document(lines: Iterable[Line], errors: dict[str, str], settings: BenchSettings) -> dict[str, Any]:
+    return {
+        "scale": settings.sizes.scale,
+        "repeats": settings.repeats,
+        "machine": {"system": platform.platform(), "cores": len(os.sched_getaffinity(0))},
+        "versions": {name: _version(name) for name in PACKAGES},
+        "penstock_options": settings.penstock_options,
+        "lines": [line.as_json() for line in lines],
+        "errors": errors,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

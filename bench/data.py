@@ -1,0 +1,83 @@
+"""The Parquet folders that the workloads read; generated once and reused by every later run."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.sizes import A1_FILES, A2_FILES, Sizes
+
+PIXELS = 784
+FEATURES = 30
+IMAGE_COLUMN = "image"
+
+TableMaker = Callable[[np.random.Generator, int], pa.Table]
+
+
+def images_folder(root: Path, sizes: Sizes) -> Path:
+    """Return A1's folder: one nested column of 784 uint8, as a fixed-size list."""
+    rows = sizes.a1_rows_per_file
+    return _make_once(root / f"a1-{A1_FILES}x{rows}", A1_FILES, rows, _image_table)
+
+
+def features_folder(root: Path, sizes: Sizes) -> Path:
+    """Return A2's folder: 30 flat float32 columns, f00 to f29."""
+    rows = sizes.a2_rows_per_file
+    return _make_once(root / f"a2-{A2_FILES}x{rows}", A2_FILES, rows, _feature_table)
+
+
+def linked_folder(folder: Path, num_files: int) -> Path:
+    """Return a folder of that many hard links to the files of `folder`, in turn: more rows, the same disk."""
+    linked = folder.with_name(f"{folder.name}-as-{num_files}")
+    if linked.exists():
+        return linked
+    sources = sorted(folder.iterdir())
+    staging = _fresh_staging(linked)
+    for index in range(num_files):
+        os.link(sources[index % len(sources)], staging / _file_name(index))
+    return staging.rename(linked)
+
+
+def warm(folder: Path) -> None:
+    """Read every file once, so that no side pays for a cold page cache."""
+    buffer = bytearray(1 << 22)
+    for path in sorted(folder.iterdir()):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _make_once(folder: Path, num_files: int, rows_per_file: int, make_table: TableMaker) -> Path:
+    """Write under a temporary name and rename: a folder under its final name is whole."""
+    if folder.exists():
+        return folder
+    staging = _fresh_staging(folder)
+    for index in range(num_files):
+        table = make_table(np.random.default_rng(index), rows_per_file)
+        pq.write_table(table, staging / _file_name(index))
+    return staging.rename(folder)
+
+
+def _fresh_staging(folder: Path) -> Path:
+    staging = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return staging
+
+
+def _file_name(index: int) -> str:
+    return f"part-{index:03d}.parquet"
+
+
+def _image_table(rng: np.random.Generator, rows: int) -> pa.Table:
+    pixels = rng.integers(0, 256, size=rows * PIXELS, dtype=np.uint8)
+    return pa.table({IMAGE_COLUMN: pa.FixedSizeListArray.from_arrays(pa.array(pixels), PIXELS)})
+
+
+def _feature_table(rng: np.random.Generator, rows: int) -> pa.Table:
+    columns = {f"f{index:02d}": rng.standard_normal(rows, dtype=np.float32) for index in range(FEATURES)}
+    return pa.table(columns)

@@ -1,0 +1,160 @@
+"""E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
+
+`python -m bench.gpu --runtime jax --images 60000 --batch 512`. It needs a GPU, penstock, numpy, Keras and the
+runtime's framework, and nothing of the other workloads' environment.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.measure import interleave
+from bench.shell import BenchError, Finished, run
+from bench.sides import check_counts, penstock_command
+from bench.table import Bar, Line, render
+
+IMAGE_SHAPE = (224, 224, 3)
+IMAGES_PER_FILE = 10_000
+BAR = Bar(0.85)
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """One runtime, one model and the images it predicts."""
+
+    runtime: str
+    dtype_policy: str
+    num_images: int
+    batch_size: int
+    devices: str
+    seconds: float
+    root: Path
+
+    @property
+    def model(self) -> Path:
+        return self.root / "resnet50.keras"
+
+    @property
+    def images(self) -> Path:
+        return self.root / "images"
+
+    def save_model(self) -> None:
+        """Save the model in a process without a GPU, which leaves no trace on the card."""
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+        self._child("save", hidden, "--dtype-policy", self.dtype_policy)
+
+    def bare_step(self) -> float:
+        """Return images per second of the compiled step alone."""
+        return self._rate("bare", "--batch", str(self.batch_size), "--seconds", str(self.seconds))
+
+    def model_predict(self) -> float:
+        """Return images per second of `model.predict`, on few images: it is slow, and holds them all."""
+        return self._rate("predict", "--batch", "256", "--images", str(min(self.num_images, 4096)))
+
+    def penstock(self) -> float:
+        """Return images per second of `penstock predict`, from its first replica ready to its last commit."""
+        with tempfile.TemporaryDirectory(dir=self.root) as scratch:
+            finished = run(self._penstock_command(Path(scratch, "predictions")))
+        check_counts(finished.document, self.num_images)
+        print(json.dumps({"penstock": finished.document}), file=sys.stderr, flush=True)
+        return float(finished.document["rows_per_s"])
+
+    def _penstock_command(self, output: Path) -> list[str]:
+        options = ["--format", "npy", "--devices", self.devices, "--runtime", self.runtime]
+        batch = ["--batch-size", str(self.batch_size)]
+        return penstock_command(self.model, self.images, output, [*options, *batch])
+
+    def _rate(self, action: str, *options: str) -> float:
+        return float(self._child(action, {}, *options).document["rows_per_s"])
+
+    def _child(self, action: str, extra_env: dict[str, str], *options: str) -> Finished:
+        command = [sys.executable, "-m", "bench.gpu_child", action, "--model", str(self.model), *options]
+        env = {"KERAS_BACKEND": self.runtime, "TF_CPP_MIN_LOG_LEVEL": "3", **extra_env}
+        return run(command, env)
+
+
+def write_images(folder: Path, num_images: int) -> None:
+    """Write one file of random images, and list it under more names until the count is reached."""
+    folder.mkdir()
+    per_file = min(IMAGES_PER_FILE, num_images)
+    num_files, rest = divmod(num_images, per_file)
+    if rest:
+        raise BenchError(f"--images must be a multiple of {per_file}, received {num_images}")
+    first = folder / "images-000.npy"
+    array = np.lib.format.open_memmap(first, "w+", np.uint8, (per_file, *IMAGE_SHAPE))
+    rng = np.random.default_rng(0)
+    for begin in range(0, per_file, 1000):
+        piece = array[begin : begin + 1000]
+        piece[:] = rng.integers(0, 256, piece.shape, dtype=np.uint8)
+    array.flush()
+    for index in range(1, num_files):
+        os.link(first, folder / f"images-{index:03d}.npy")
+
+
+def measure(job: GpuJob, repeats: int, is_predict_measured: bool) -> tuple[list[Line], dict[str, Any]]:
+    """Measure the sides in turn; the first is the one that Penstock is held against."""
+    job.save_model()
+    write_images(job.images, job.num_images)
+    rates = interleave({"bare step": job.bare_step, "penstock": job.penstock}, repeats)
+    if is_predict_measured:
+        rates["model.predict"] = [job.model_predict()]
+    medians = {name: median(values) for name, values in rates.items()}
+    line = partial(_line, job, medians["penstock"])
+    bars = {"bare step": BAR, "model.predict": None}
+    return [line(name, medians[name], bar) for name, bar in bars.items() if name in medians], rates
+
+
+def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None) -> Line:
+    what = f"ResNet50 {job.dtype_policy}, {job.runtime}, batch {job.batch_size}, against {peer_name}"
+    return Line("E", what, "images/s", ours, peer, ours / peer, bar)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--runtime", choices=("jax", "tensorflow"), required=True)
+    parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--dtype-policy", default="float32", help="such as mixed_bfloat16")
+    parser.add_argument("--devices", default="gpu", help="as `penstock predict` takes it")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long the bare step runs")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--model-predict", action="store_true", help="measure model.predict too, once")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run E for one runtime and return the exit code."""
+    options = _parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
+        job = GpuJob(
+            runtime=options.runtime,
+            dtype_policy=options.dtype_policy,
+            num_images=options.images,
+            batch_size=options.batch,
+            devices=options.devices,
+            seconds=options.seconds,
+            root=Path(root),
+        )
+        try:
+            lines, rates = measure(job, options.repeats, options.model_predict)
+        except BenchError as error:
+            print(f"E failed: {error}", file=sys.stderr)
+            return 1
+    print(render(lines))
+    if options.json:
+        options.json.write_text(json.dumps({"lines": [line.as_json() for line in lines], "rates": rates}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

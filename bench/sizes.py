@@ -1,0 +1,45 @@
+"""How large each workload is: the sizes of the issue at scale 1.0, and smaller ones for a trial."""
+
+from dataclasses import dataclass
+
+A1_FILES = 40
+A2_FILES = 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Row counts of every workload at one scale; the number of files never changes, only the rows in them."""
+
+    scale: float
+
+    @property
+    def a1_rows_per_file(self) -> int:
+        return self._scaled(50_000)
+
+    @property
+    def a1_rows(self) -> int:
+        return A1_FILES * self.a1_rows_per_file
+
+    @property
+    def a2_rows_per_file(self) -> int:
+        return self._scaled(500_000)
+
+    @property
+    def a2_rows(self) -> int:
+        return A2_FILES * self.a2_rows_per_file
+
+    @property
+    def mlp_rows(self) -> int:
+        return self._scaled(1_000_000)
+
+    @property
+    def resnet_images(self) -> int:
+        return max(16, self._scaled(256))
+
+    @property
+    def small_rows(self) -> int:
+        """Workload C is about a call that is small, so it does not scale."""
+        return 100
+
+    def _scaled(self, full_size: int) -> int:
+        return max(1, round(full_size * self.scale))

@@ -1,0 +1,90 @@
+"""The lines of the result: what was measured on both sides, the ratio and the bar it is held against."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Pair = tuple[float, float]
+
+HEADINGS = ("workload", "what", "penstock", "peer", "ratio", "bar", "")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The ratio that the issue asks for."""
+
+    limit: float
+    is_at_most: bool = False
+
+    def is_met(self, ratio: float) -> bool:
+        return ratio <= self.limit if self.is_at_most else ratio >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.is_at_most else '≥'} {self.limit:.2f}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison; `ratio` reads as its bar does: how many times faster, or how much of the peer's."""
+
+    workload: str
+    what: str
+    unit: str
+    penstock: float
+    peer: float
+    ratio: float
+    bar: Bar | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None:
+            return ""
+        return "met" if self.bar.is_met(self.ratio) else "missed"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bar": str(self.bar) if self.bar else None, "verdict": self.verdict}
+
+
+def faster(workload: str, what: str, seconds: Pair, bar: Bar | None, **details: Any) -> Line:
+    """Return a line about two durations, (penstock, peer): how many times faster Penstock is."""
+    penstock, peer = seconds
+    return Line(workload, what, "s", penstock, peer, peer / penstock, bar, details)
+
+
+def amount(workload: str, what: str, unit: str, amounts: Pair, bar: Bar | None, **details: Any) -> Line:
+    """Return a line about two amounts, (first, second): how much of the second the first is."""
+    first, second = amounts
+    return Line(workload, what, unit, first, second, first / second, bar, details)
+
+
+def render(lines: Sequence[Line]) -> str:
+    """Return the table as text."""
+    rows = [HEADINGS, *(_cells(line) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(_render_row(row, widths) for row in rows)
+
+
+def _render_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (
+        cell.ljust(width) if column < 2 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join(cells).rstrip()
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.workload,
+        line.what,
+        _quantity(line.penstock, line.unit),
+        _quantity(line.peer, line.unit),
+        f"{line.ratio:.2f}",
+        str(line.bar) if line.bar else "–",
+        line.verdict,
+    )
+
+
+def _quantity(value: float, unit: str) -> str:
+    digits = 0 if value >= 1000 else 1 if value >= 100 else 2
+    return f"{value:,.{digits}f} {unit}"

@@ -1,0 +1,80 @@
+"""What the tests share: real models, real data, and the real command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
+Penstock = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def penstock_command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "penstock", *map(str, arguments)]
+
+
+def run_penstock(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command; its output is kept, and a stack trace in it is never right."""
+    ran = subprocess.run(
+        penstock_command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=240, check=False
+    )
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran
+
+
+@pytest.fixture(scope="session")
+def penstock_run() -> Penstock:
+    return run_penstock
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models of support/make_models.py, written once for all tests."""
+    folder = tmp_path_factory.mktemp("models")
+    script = Path(__file__).parent / "support" / "make_models.py"
+    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True, env=ENVIRONMENT)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pixels() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """20,000 images of 8×8, flat."""
+    return np.random.default_rng(5).integers(0, 17, (20_000, 64), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Path:
+    """Those images as a folder of four Parquet files, with a text column."""
+    folder = tmp_path_factory.mktemp("digits")
+    for number, piece in enumerate(np.split(pixels, 4)):
+        column = pa.FixedSizeListArray.from_arrays(pa.array(piece.reshape(-1)), 64)
+        names = [f"{number}-{position}" for position in range(len(piece))]
+        table = pa.table({"pixels": column, "name": names})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=1000)
+    return folder
+
+
+def read_rows(folder: Path) -> pa.Table:
+    """The predictions in a folder, in the order of its files."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
+
+
+def journal_length(folder: Path) -> int:
+    journal = folder / "_penstock" / "journal"
+    return len(journal.read_bytes().splitlines()) if journal.exists() else 0
+
+
+def summary_of(ran: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert ran.returncode in (0, 3), ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found

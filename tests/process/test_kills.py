@@ -1,0 +1,119 @@
+"""Nothing is lost: replicas killed, coordinators killed, interrupts at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
+
+ROWS = 20_000
+
+
+def start_predict(models: Path, digits: Path, output: Path, *more: object) -> subprocess.Popen[str]:
+    """A run of many small parts, slow enough to be hit in the middle."""
+    command = penstock_command(
+        "predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax", "--threads", 1,
+        "--batch-size", 32, "--part-rows", 1000, *more,
+    )  # fmt: skip
+    return subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def replicas_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_all_rows(output: Path) -> None:
+    assert read_rows(output).column("row").to_pylist() == list(range(ROWS))
+
+
+def test_killed_replica_loses_no_row(models: Path, digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = start_predict(models, digits, output, "--devices", "cpu:2")
+    wait_for(lambda: journal_length(output) >= 2, process)
+    replicas_of(process)[0].kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert_all_rows(output)
+    assert "was killed by SIGKILL" in (output / "_penstock" / "log.txt").read_text()
+
+
+def test_killed_coordinator_leaves_no_process_and_no_shared_memory(
+    models: Path, digits: Path, tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    process = start_predict(models, digits, tmp_path / "out", "--devices", "cpu:2")
+    wait_for(lambda: journal_length(tmp_path / "out") >= 1, process)
+    children = replicas_of(process)
+    assert children
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_interrupt_commits_what_is_in_flight_and_can_be_resumed(
+    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start_predict(models, digits, output, "--devices", "cpu:1")
+    wait_for(lambda: journal_length(output) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"penstock resume {output}" in errors
+    rows = read_rows(output).column("row").to_pylist()
+    assert rows == list(range(len(rows)))
+    assert 2000 <= len(rows) < ROWS
+
+    ran = penstock_run("resume", output)
+    assert ran.returncode == 0, ran.stderr
+    assert_all_rows(output)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_second_signal_stops_at_once(
+    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    output = tmp_path / "out"
+    process = start_predict(models, digits, output, "--devices", "cpu:1")
+    wait_for(lambda: journal_length(output) >= 1, process)
+    process.send_signal(number)
+    time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    # The first may have been enough, if nothing was in flight.
+    assert process.returncode == code, errors
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
+                       "--threads", 1, "--batch-size", 32, "--part-rows", 1000)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert_all_rows(output)
+
+
+def test_replicas_that_keep_dying_end_the_run_with_their_own_code(tmp_path: Path, digits: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "def build():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8"
+    )
+    ran = subprocess.run(
+        penstock_command("predict", "deadly:build", digits, "--output", "out", "--runtime", "jax"),
+        cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 9, ran.stderr
+    assert "was killed by SIGKILL" in ran.stderr
+    assert not (tmp_path / "out").exists()
