@@ -233,7 +233,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = jobs.output_schema(started, task.options)
     registry.SINKS[task.options.format].check(schema)
-    spans = started.divide()
+    spans = started.divide(task.options.part_rows)
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(
         request=task.request,

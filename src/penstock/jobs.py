@@ -72,11 +72,11 @@ class Started:
         if self.shared is not None:
             self.shared.close()
 
-    def divide(self) -> list[Span]:
+    def divide(self, part_rows: int | None = None) -> list[Span]:
         """Every span of the input."""
         input_bytes = sum(binding.row_bytes for binding in self.job.bindings)
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
-        rows = division.rows_per_span(self.job.batch_size, input_bytes, output_bytes)
+        rows = division.rows_per_span(self.job.batch_size, input_bytes, output_bytes, part_rows)
         return list(self.source.divide(rows))
 
     def rows_per_second(self) -> float:

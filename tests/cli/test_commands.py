@@ -1,0 +1,173 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow.dataset as ds
+import pytest
+
+import penstock
+from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, summary_of
+
+
+@pytest.fixture(scope="module")
+def finished(models: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished job of several parts."""
+    output = tmp_path_factory.mktemp("finished") / "out"
+    subprocess.run(
+        penstock_command("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
+                         "--part-rows", 6000, "--keep", "name", "--quiet"),
+        check=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    return output
+
+
+def test_pandas_pyarrow_duckdb_and_polars_open_the_folder_in_order(finished: Path) -> None:
+    rows = list(range(20_000))
+    assert pd.read_parquet(finished)["row"].tolist() == rows
+    assert ds.dataset(finished).to_table().column("row").to_pylist() == rows
+    assert [row[0] for row in duckdb.sql(f"select row from '{finished}/*.parquet'").fetchall()] == rows
+    assert pl.read_parquet(f"{finished}/*.parquet")["row"].to_list() == rows
+    assert pl.scan_parquet(finished / "*.parquet").collect()["row"].to_list() == rows
+
+
+def test_finished_job_is_not_redone(models: Path, digits: Path, penstock_run: Penstock, finished: Path) -> None:
+    before = {name: os.stat(finished / name).st_mtime_ns for name in os.listdir(finished)}
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", finished, "--runtime", "jax",
+                       "--part-rows", 6000, "--keep", "name")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "nothing was redone" in ran.stdout
+    assert {name: os.stat(finished / name).st_mtime_ns for name in os.listdir(finished)} == before
+
+
+def test_another_job_is_refused_and_overwrite_replaces_it(
+    models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
+    arguments = ["predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out",
+                 "--runtime", "jax", "--json"]  # fmt: skip
+    assert summary_of(penstock_run(*arguments))["rows"] == 50
+    ran = penstock_run(*arguments, "--batch-size", 16)
+    assert ran.returncode == 7
+    assert "batch_size=16" in ran.stderr
+    (tmp_path / "out" / "note.txt").write_text("mine", encoding="utf-8")
+    assert penstock_run(*arguments, "--batch-size", 16, "--overwrite").returncode == 0
+    assert (tmp_path / "out" / "note.txt").read_text() == "mine"
+    assert penstock.status(tmp_path / "out")["recipe"]["batch_size"] == 16
+
+
+def test_changed_input_is_another_job(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
+    arguments = ["predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out",
+                 "--runtime", "jax"]  # fmt: skip
+    assert penstock_run(*arguments).returncode == 0
+    np.save(tmp_path / "x.npy", np.zeros((60, 64), np.uint8))
+    ran = penstock_run(*arguments)
+    assert ran.returncode == 7
+    assert "was changed since" in ran.stderr
+
+
+def test_status_while_running_and_after(
+    models: Path, digits: Path, penstock_run: Penstock, finished: Path, tmp_path: Path
+) -> None:
+    assert "finished: 20,000 of 20,000 rows" in penstock_run("status", finished).stdout
+    output = tmp_path / "out"
+    command = penstock_command("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
+                               "--batch-size", 32, "--part-rows", 1000)  # fmt: skip
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while journal_length(output) < 1 and process.poll() is None:
+        time.sleep(0.002)
+    found = penstock.status(output)
+    process.kill()
+    process.communicate()
+    assert found["state"] == "running"
+    assert 0 < found["committed"] < found["rows"] == 20_000
+    assert penstock.status(output)["state"] == "unfinished"
+    assert f"penstock resume {output}" in penstock_run("status", output).stdout
+
+
+def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penstock) -> None:
+    ran = penstock_run("inspect", models / "digits.keras", "--runtime", "jax")
+    assert ran.returncode == 0, ran.stderr
+    assert "pixels  float32[64]" in ran.stdout
+    assert "digit  float32[10]" in ran.stdout
+    found = json.loads(penstock_run("inspect", digits, "--json").stdout)
+    assert found["rows"] == 20_000
+    assert found["columns"] == {"pixels": "uint8[64]", "name": "string[]"}
+
+
+def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_run: Penstock) -> None:
+    found = json.loads(
+        penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout
+    )
+    assert found["signature"] == "project"
+    assert found["other_signatures"] == ["double"]
+    assert found["inputs"] == {"x": "float32[4]"}
+    assert found["outputs"] == {"length": "float32[]", "projected": "float32[2]"}
+
+
+def test_devices_say_which_runtimes_can_use_them(penstock_run: Penstock) -> None:
+    found = json.loads(penstock_run("devices", "--json").stdout)
+    cpu = found[-1]
+    assert cpu["device"] == "cpu"
+    assert cpu["memory_bytes"] > 0
+    assert cpu["runtimes"]["tensorflow"].startswith("yes, 2.")
+    assert all(verdict.startswith(("yes", "no: ")) for device in found for verdict in device["runtimes"].values())
+
+
+def test_dry_run_writes_nothing(models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--dry-run",
+                       "--runtime", "jax")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "would read 20,000 rows of 4 files" in ran.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
+    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--json",
+                       "--format", "npy", "--runtime", "jax")  # fmt: skip
+    summary = summary_of(ran)
+    assert summary["rows"] == 20_000
+    assert summary["seconds"] >= summary["start_seconds"] + summary["run_seconds"] - 0.01
+    assert "input: pixels ← pixels, uint8[64]" in ran.stderr
+    digit = np.concatenate([np.load(path) for path in sorted((tmp_path / "out/digit").glob("*.npy"))])
+    rows = np.concatenate([np.load(path) for path in sorted((tmp_path / "out/row").glob("*.npy"))])
+    assert digit.shape == (20_000, 10)
+    assert rows.tolist() == list(range(20_000))
+
+
+def test_version_and_help(penstock_run: Penstock) -> None:
+    assert penstock.__version__ in penstock_run("--version").stdout
+    listed = penstock_run("--help").stdout
+    assert all(name in listed for name in ("predict", "resume", "status", "inspect", "devices"))
+    assert "--input" in penstock_run("predict", "--help").stdout
+
+
+def test_csv_json_lines_and_npy_give_the_same_predictions(
+    models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(1).normal(size=(200, 4)).astype("f4")
+    frame = pd.DataFrame(x, columns=list("abcd"))
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True, double_precision=15)
+    np.save(tmp_path / "rows.npy", x)
+    answers = []
+    for name in ("rows.csv", "rows.jsonl", "rows.npy"):
+        output = tmp_path / f"out-{name}"
+        ran = penstock_run("predict", models / "two_signatures", tmp_path / name, "--signature", "project",
+                           "--output", output)  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        answers.append(np.stack(pd.read_parquet(output)["projected"].to_list()))
+    np.testing.assert_allclose(answers[0], answers[2], rtol=1e-6)
+    np.testing.assert_allclose(answers[1], answers[2], rtol=1e-6)

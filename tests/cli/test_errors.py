@@ -1,0 +1,196 @@
+"""What bad input gets: the problem, what was received, what is allowed; its own exit code; no stack trace."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import Penstock
+
+
+@pytest.fixture
+def x_npy(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", np.ones((10, 64), np.uint8))
+    return tmp_path / "x.npy"
+
+
+def check(ran: object, code: int, *texts: str) -> None:
+    returncode, stderr = getattr(ran, "returncode", None), getattr(ran, "stderr", "")
+    assert returncode == code, stderr
+    for text in texts:
+        assert text in stderr, stderr
+    assert stderr.count("error:") == 1
+
+
+def test_no_such_input(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", models / "digits.keras", tmp_path / "nowhere", "--output", tmp_path / "out")
+    check(ran, 5, "no such file or folder", "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_glob_without_a_match(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", models / "digits.keras", tmp_path / "*.parquet", "--output", tmp_path / "out")
+    check(ran, 5, "the glob matches no file")
+
+
+def test_unknown_format(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    ran = penstock_run("predict", models / "digits.keras", tmp_path / "rows.xlsx", "--output", tmp_path / "out")
+    check(ran, 5, "unknown format", "rows.xlsx", ".parquet")
+
+
+@pytest.mark.parametrize("name", ["empty.npy", "empty.parquet", "empty.csv", "empty.jsonl"])
+def test_empty_input(models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("npy"):
+        np.save(path, np.empty((0, 64), np.uint8))
+    elif name.endswith("parquet"):
+        pq.write_table(pa.table({"x": pa.array([], pa.float32())}), path)
+    else:
+        path.write_text("x\n" if name.endswith("csv") else "", encoding="utf-8")
+    ran = penstock_run(
+        "predict", models / "two_signatures", path, "--signature", "double", "--output", tmp_path / "out"
+    )
+    assert ran.returncode == 5, ran.stderr
+    assert name in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["cut.npy", "cut.parquet", "cut.npz"])
+def test_truncated_file_is_named(models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
+    path, x = tmp_path / name, np.ones((1000, 64), np.uint8)
+    if name.endswith("npy"):
+        np.save(path, x)
+    elif name.endswith("npz"):
+        np.savez(path, x=x)
+    else:
+        pq.write_table(pa.table({"x": x[:, 0]}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    ran = penstock_run("predict", models / "digits.keras", path, "--output", tmp_path / "out")
+    check(ran, 5, name, "damaged")
+
+
+def test_missing_column(models: Path, penstock_run: Penstock, digits: Path, tmp_path: Path) -> None:
+    ran = penstock_run(
+        "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--input", "pixels=pixel",
+        "--runtime", "jax",
+    )  # fmt: skip
+    check(ran, 5, "no such column", "did you mean 'pixels'?")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ambiguous_columns(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    x = np.ones((10, 4), "f4")
+    np.savez(tmp_path / "rows.npz", first=x, second=x)
+    ran = penstock_run(
+        "predict", models / "two_signatures", tmp_path / "rows.npz", "--signature", "double",
+        "--output", tmp_path / "out",
+    )  # fmt: skip
+    check(ran, 5, "several columns could feed", "first, second", "--input x=first")
+
+
+def test_wrong_shape(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((10, 63), np.uint8))
+    ran = penstock_run(
+        "predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out", "--runtime", "jax"
+    )
+    check(ran, 5, "uint8[63]", "float32[64]")
+
+
+def test_wrong_dtype(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id\nabc\n", encoding="utf-8")
+    ran = penstock_run(
+        "predict", models / "embedding.keras", tmp_path / "rows.csv", "--output", tmp_path / "out", "--runtime", "jax"
+    )
+    check(ran, 5, "string", "int32[1]")
+
+
+def test_model_that_is_not_there(x_npy: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    check(penstock_run("predict", tmp_path / "no.keras", x_npy, "--output", tmp_path / "out"), 6, "no such model")
+    check(penstock_run("predict", "no_module:build", x_npy, "--output", tmp_path / "out"), 6, "no such module")
+
+
+def test_model_that_does_not_load(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "bad.keras").write_bytes(b"not a zip")
+    ran = penstock_run("predict", tmp_path / "bad.keras", x_npy, "--output", tmp_path / "out")
+    check(ran, 6, "damaged")
+    (tmp_path / "zoo.py").write_text("def build():\n    raise ValueError('no weights today')\n", encoding="utf-8")
+    ran = penstock_run("predict", "zoo:build", x_npy, "--output", "out", "--runtime", "jax", cwd=tmp_path)
+    check(ran, 6, "ValueError: no weights today")
+    assert not (tmp_path / "out").exists()
+
+
+def test_framework_that_is_not_installed(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        pytest.skip("torch is installed here")
+    ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", "--runtime", "torch")
+    check(ran, 8, "torch is not installed", "pip install 'penstock[torch]'")
+
+
+def test_gpu_that_is_not_there(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", "--devices", "gpu:77")
+    check(ran, 8, "there is no such GPU", "penstock devices")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--devices", "tpu"), ("--threads", "many"), ("--batch-size", "0"), ("--input", "x")]
+)
+def test_usage(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path, flag: str, value: str) -> None:
+    ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", flag, value)
+    check(ran, 2, "received:", "allowed:")
+
+
+def test_without_output_it_says_what_it_would_write(x_npy: Path, models: Path, penstock_run: Penstock) -> None:
+    ran = penstock_run("predict", models / "digits.keras", x_npy, "--runtime", "jax")
+    check(ran, 2, "--output is missing")
+    assert "would write" in ran.stdout
+    assert "digit float32[10]" in ran.stdout
+
+
+def test_foreign_folder_is_left_alone(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("precious", encoding="utf-8")
+    for more in ([], ["--overwrite"]):
+        ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", folder, *more)
+        check(ran, 7, "not empty", "thesis.txt")
+    assert os.listdir(folder) == ["thesis.txt"]
+
+
+def test_locked_folder(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "_penstock"
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", "--overwrite")
+        check(ran, 7, "locked by a run that is alive")
+
+
+def test_output_that_is_a_file(x_npy: Path, models: Path, penstock_run: Penstock) -> None:
+    check(penstock_run("predict", models / "digits.keras", x_npy, "--output", x_npy), 7, "not a folder")
+
+
+def test_status_and_resume_of_a_folder_without_a_job(penstock_run: Penstock, tmp_path: Path) -> None:
+    check(penstock_run("status", tmp_path), 7, "holds no job")
+    check(penstock_run("resume", tmp_path), 7, "holds no job")
+
+
+def test_column_called_row_is_refused_with_the_flag_that_renames(
+    models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.ones((5, 4), "f4"), row=np.arange(5))
+    arguments = ["predict", models / "two_signatures", tmp_path / "rows.npz", "--signature", "double",
+                 "--output", tmp_path / "out", "--keep", "row"]  # fmt: skip
+    check(penstock_run(*arguments), 2, "'row'", "--rename row=NEW")
+    assert penstock_run(*arguments, "--rename", "row=original_row").returncode == 0
