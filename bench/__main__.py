@@ -34,9 +34,9 @@ Medians of {repeats} runs, the sides in turn. The ratio says how many times fast
 is ≤, how much penstock takes of what the peer takes (D: the long job of what the short one takes).
 A  peer: Ray Data, at the best settings of a sweep on this machine ({ray}).
    Start to finish: from starting the process to its end, on both sides.
-   Without start, penstock: from its first replica ready to its last commit. Ray: from its first actor ready
-   to its last file, in runs of their own in which Ray and its workers are up, have read and written a file,
-   and hold the loaded and traced model before the first row is read.
+   Without start, penstock: from its first replica ready to its last commit. Ray: from its last actor ready
+   to its last file, in runs of their own in which Ray is up, has read and written a file, and every actor
+   holds the loaded and traced model before the first row is read.
 B, C  peer: model.predict of the same model in the same process, without its progress bar.
 D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms."""
 

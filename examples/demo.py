@@ -18,7 +18,9 @@ WANTED_ACCURACY = 0.95
 
 def train() -> None:
     """Train in a process of its own, whose framework may chatter unheard unless it fails."""
-    ran = subprocess.run([sys.executable, __file__, "train"], stdout=None, stderr=subprocess.PIPE, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, __file__, "train"], stdout=None, stderr=subprocess.PIPE, text=True, check=False
+    )
     if ran.returncode:
         sys.exit(f"training failed:\n{ran.stderr}")
 
@@ -83,8 +85,6 @@ def check() -> None:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["train"]:
-        return train_and_write()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     train()
@@ -93,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train_and_write() if sys.argv[1:] == ["train"] else main()

@@ -21,7 +21,7 @@ from penstock.models import builder
 from penstock.options import DeviceRequest, PredictOptions
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
-from penstock.sources.memory import InMemory, columns_of
+from penstock.sources.memory import is_list_of_arrays, open_memory
 from penstock.storage.disk import internal
 from penstock.storage.journal import read_records
 from penstock.storage.lock import is_locked
@@ -104,6 +104,12 @@ def predict(
     """
     began = time.perf_counter()
     options = make_options(keywords)
+    if output is None and options.keep:
+        raise UsageError(
+            "without an output folder only the predictions are returned",
+            received=f"keep={', '.join(options.keep)}",
+            hint="give output=…, or use penstock.stream, which yields kept columns, too",
+        )
     if output is None:
         return _predict_in_memory(model, data, options, is_verbose=verbose)
     return predict_to_folder(
@@ -353,12 +359,16 @@ def _digest_of_weights(model: Any) -> str:
 
 def _open_data(data: Any) -> tuple[Source, list[str] | None]:
     """The source, and the arguments with which a later process would open it again."""
+    if not _is_paths(data):
+        return open_memory(data), None
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
-    if isinstance(paths, (list, tuple)) and paths and all(isinstance(p, (str, os.PathLike)) for p in paths):
-        arguments = [os.path.abspath(os.fspath(path)) for path in paths]
-        return registry.open_files(arguments), arguments
-    columns, _ = columns_of(data)
-    return InMemory(columns), None
+    arguments = [os.path.abspath(os.fspath(path)) for path in paths]
+    return registry.open_files(arguments), arguments
+
+
+def _is_paths(data: Any) -> bool:
+    items = data if isinstance(data, (list, tuple)) else [data]
+    return bool(items) and all(isinstance(item, (str, os.PathLike)) for item in items)
 
 
 def _predict_in_memory(model: Any, data: Any, options: PredictOptions, *, is_verbose: bool) -> Any:
@@ -376,18 +386,11 @@ def _predict_in_memory(model: Any, data: Any, options: PredictOptions, *, is_ver
 
 def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
-    if isinstance(data, (str, os.PathLike)) or (isinstance(data, (list, tuple)) and data and isinstance(data[0], str)):
-        source, _ = _open_data(data)
-        live, is_list = wrap_live(model, as_list=False), False
-    else:
-        is_list = isinstance(data, (list, tuple)) and bool(data) and hasattr(data[0], "__array__")
-        live = wrap_live(model, as_list=is_list)
-        names = [spec.name for spec in live.replicas[0].signature.inputs]
-        columns, _ = columns_of(data, names)
-        source = InMemory(columns)
+    live = wrap_live(model, as_list=is_list_of_arrays(data))
     signature = live.replicas[0].signature
-    schema = source.schema()
-    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, schema), schema, options)
+    names = [spec.name for spec in signature.inputs]
+    source: Source = _open_data(data)[0] if _is_paths(data) else open_memory(data, names)
+    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options)
     engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe)
     engine.take(Job(source, bindings, options.keep, batch_size))
@@ -443,8 +446,5 @@ def _progress(wanted: bool | Progress | None) -> Progress:
 @contextlib.contextmanager
 def _log(is_verbose: bool) -> Iterator[IO[Any]]:
     """Where replicas write when there is no output folder: nowhere, or the terminal."""
-    if is_verbose:
-        yield sys.stderr.buffer
-        return
-    with open(os.devnull, "ab", buffering=0) as log:
+    with os.fdopen(os.dup(2), "wb", buffering=0) if is_verbose else open(os.devnull, "ab", buffering=0) as log:
         yield log

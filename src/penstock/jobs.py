@@ -99,6 +99,7 @@ def start(
     The first replica loads while the source is looked at: importing a framework takes seconds.
     """
     shared = None
+    _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
         placement = embedded_placement(model)
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe)
@@ -121,9 +122,9 @@ def start(
         engine = LocalEngine(launch, placement, meter.observe)
         kind = chosen[0].kind
     try:
-        schema = source.schema()
+        source.schema()  # looked at while the first replica loads
         signature = engine.load()
-        bindings = fixed.bindings if fixed else bind(signature, schema, options)
+        bindings = fixed.bindings if fixed else bind(signature, source, options)
         batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, bindings, source, options)
         job = Job(source, bindings, options.keep, batch_size)
         sample = fixed.sample if fixed else _first_rows(source, batch_size)
@@ -138,8 +139,15 @@ def start(
         raise
 
 
-def bind(signature: Signature, schema: Mapping[str, TensorSpec], options: PredictOptions) -> tuple[Binding, ...]:
-    """Columns for every input. A model that declares no inputs takes every column that is not kept."""
+def bind(signature: Signature, source: Source, options: PredictOptions) -> tuple[Binding, ...]:
+    """Columns for every input. A model that declares no inputs takes every column that is not kept.
+
+    Arrays without names, as `model.predict` takes them, go to the inputs in order.
+    """
+    schema = source.schema()
+    if getattr(source, "is_positional", False) and len(schema) == len(signature.inputs) and not options.inputs:
+        in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=True)}
+        return mapping.bind(signature, schema, in_order)
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep)
     free = tuple(spec for name, spec in schema.items() if name not in options.keep)

@@ -49,9 +49,7 @@ def test_finished_job_is_not_redone(models: Path, digits: Path, penstock_run: Pe
     assert {name: os.stat(finished / name).st_mtime_ns for name in os.listdir(finished)} == before
 
 
-def test_another_job_is_refused_and_overwrite_replaces_it(
-    models: Path, penstock_run: Penstock, tmp_path: Path
-) -> None:
+def test_another_job_is_refused_and_overwrite_replaces_it(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
     arguments = ["predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out",
                  "--runtime", "jax", "--json"]  # fmt: skip
@@ -106,9 +104,7 @@ def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penst
 
 
 def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_run: Penstock) -> None:
-    found = json.loads(
-        penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout
-    )
+    found = json.loads(penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout)
     assert found["signature"] == "project"
     assert found["other_signatures"] == ["double"]
     assert found["inputs"] == {"x": "float32[4]"}
@@ -154,9 +150,7 @@ def test_version_and_help(penstock_run: Penstock) -> None:
     assert "--input" in penstock_run("predict", "--help").stdout
 
 
-def test_csv_json_lines_and_npy_give_the_same_predictions(
-    models: Path, penstock_run: Penstock, tmp_path: Path
-) -> None:
+def test_csv_json_lines_and_npy_give_the_same_predictions(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(200, 4)).astype("f4")
     frame = pd.DataFrame(x, columns=list("abcd"))
     frame.to_csv(tmp_path / "rows.csv", index=False)

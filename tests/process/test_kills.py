@@ -35,7 +35,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 
 def replicas_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+    return list(psutil.Process(process.pid).children(recursive=True))
 
 
 def assert_all_rows(output: Path) -> None:
@@ -53,16 +53,14 @@ def test_killed_replica_loses_no_row(models: Path, digits: Path, tmp_path: Path)
     assert "was killed by SIGKILL" in (output / "_penstock" / "log.txt").read_text()
 
 
-def test_killed_coordinator_leaves_no_process_and_no_shared_memory(
-    models: Path, digits: Path, tmp_path: Path
-) -> None:
+def test_killed_coordinator_leaves_no_process_and_no_shared_memory(models: Path, digits: Path, tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     process = start_predict(models, digits, tmp_path / "out", "--devices", "cpu:2")
     wait_for(lambda: journal_length(tmp_path / "out") >= 1, process)
     children = replicas_of(process)
     assert children
     process.kill()
-    process.wait()
+    process.communicate()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
     assert set(os.listdir("/dev/shm")) <= before

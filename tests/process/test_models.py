@@ -125,9 +125,7 @@ def test_rows_that_the_model_rejects_are_recorded_and_take_no_other_down(
     )  # fmt: skip
     assert ran.returncode == 3, ran.stderr
     assert summary_of(ran)["failed"] == 4
-    failures = [
-        json.loads(line) for line in (tmp_path / "out/_penstock/failures.jsonl").read_text().splitlines()
-    ]
+    failures = [json.loads(line) for line in (tmp_path / "out/_penstock/failures.jsonl").read_text().splitlines()]
     assert [failure["row"] for failure in failures] == bad
     assert all(failure["stage"] == "predict" and failure["reason"] for failure in failures)
     rows = read_rows(tmp_path / "out").column("row").to_pylist()

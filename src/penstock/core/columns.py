@@ -34,7 +34,9 @@ def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = sample.value_lengths().drop_null()
         dtype, inner = _describe_type(kind.value_type, sample.flatten())
-        return dtype, (lengths[0].as_py() if len(lengths) else None, *inner)
+        # The most common length: one odd row among the first must not speak for all.
+        usual = int(np.bincount(lengths.to_numpy(zero_copy_only=False)).argmax()) if len(lengths) else None
+        return dtype, (usual, *inner)
     if is_text(kind):
         return STRING, ()
     if pa.types.is_boolean(kind):

@@ -13,9 +13,7 @@ PART_BYTES = 64 << 20
 PART_SECONDS = 30.0
 
 
-def rows_per_span(
-    batch_size: int, input_row_bytes: int, output_row_bytes: int, part_rows: int | None = None
-) -> int:
+def rows_per_span(batch_size: int, input_row_bytes: int, output_row_bytes: int, part_rows: int | None = None) -> int:
     """At most 8 batches, about 16 MB of input, 16 MB of output and one part; always whole batches, at least one.
 
     Spans bound three things: the memory of a result that waits for its turn, the work that a crash repeats, and the

@@ -34,8 +34,11 @@ class CsvFiles:
     def schema(self) -> dict[str, TensorSpec]:
         if self._types is None:
             sample = self._sample()
-            self._types = dict(zip(sample.schema.names, sample.schema.types, strict=True))
-            self._schema = {name: describe(name, whole(sample.column(name))) for name in self._types}
+            # A column that is empty at the beginning may hold anything later: text holds everything.
+            kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
+            self._types = dict(zip(sample.schema.names, kinds, strict=True))
+            columns = {name: whole(sample.column(name)).cast(kind) for name, kind in self._types.items()}
+            self._schema = {name: describe(name, column) for name, column in columns.items()}
             self._check_headers()
         return self._schema
 

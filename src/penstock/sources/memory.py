@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import describe, whole
-from penstock.core.records import Array, Block, Column, Columns, Fragment, Span, TensorSpec
+from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSpec
 from penstock.errors import InputError
 
 _ALIGNMENT = 64
@@ -22,7 +22,8 @@ _ALIGNMENT = 64
 class InMemory:
     """Columns in memory, rows first. To reach another process they are copied once into memory that it maps."""
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(self, columns: Mapping[str, Column], *, is_positional: bool = False) -> None:
+        self.is_positional = is_positional
         if not columns:
             raise InputError("the input has no columns", received="an empty dict or table")
         self._columns = dict(columns)
@@ -61,19 +62,22 @@ class InMemory:
 
     def shared(self) -> SharedMemory:
         """A copy of this source that other processes can open."""
-        return SharedMemory.holding(self._columns)
+        return SharedMemory.holding(self._columns, is_positional=self.is_positional)
 
 
 class SharedMemory:
     """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
 
-    def __init__(self, descriptor: int, layout: Mapping[str, tuple[int, int, str, tuple[int, ...]]]) -> None:
+    def __init__(
+        self, descriptor: int, layout: Mapping[str, tuple[int, int, str, tuple[int, ...]]], *, is_positional: bool
+    ) -> None:
         self.descriptor = descriptor
+        self.is_positional = is_positional
         self._layout = dict(layout)
         self._opened: InMemory | None = None
 
     @classmethod
-    def holding(cls, columns: Mapping[str, Column]) -> SharedMemory:
+    def holding(cls, columns: Mapping[str, Column], *, is_positional: bool = False) -> SharedMemory:
         descriptor = _anonymous_file()
         layout: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
         position = 0
@@ -89,10 +93,10 @@ class SharedMemory:
                     entry = ("", ())
                 layout[name] = (position, file.tell() - position, *entry)
                 position = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-        return cls(descriptor, layout)
+        return cls(descriptor, layout, is_positional=is_positional)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"descriptor": self.descriptor, "_layout": self._layout, "_opened": None}
+        return self.__dict__ | {"_opened": None}
 
     def fragments(self) -> Sequence[Fragment]:
         return self._open().fragments()
@@ -149,33 +153,37 @@ def _buffers(column: Column) -> Iterator[Any]:
         yield memoryview(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
 
 
-def columns_of(data: Any, names: Sequence[str] = ()) -> tuple[Columns | dict[str, Column], bool]:
-    """The columns of arrays, dicts, lists, pandas frames and Arrow tables, and whether they are in input order.
+def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
+    """The source behind arrays, dicts and lists of them, pandas frames and Arrow tables.
 
-    A single array is the column `x`; the arrays of a list take `names` in order.
+    A single array and the arrays of a list are positional: they take `names` in order, if there are as many.
 
     Raises:
         InputError: The object is none of these.
     """
-    if isinstance(data, pa.Table):
-        return InMemory.from_table(data)._columns, False
     if isinstance(data, pa.RecordBatch):
-        return InMemory.from_table(pa.Table.from_batches([data]))._columns, False
+        data = pa.Table.from_batches([data])
     if type(data).__module__.partition(".")[0] == "pandas":
         frame = data.to_frame() if hasattr(data, "to_frame") else data
-        return InMemory.from_table(pa.Table.from_pandas(frame, preserve_index=False))._columns, False
+        data = pa.Table.from_pandas(frame, preserve_index=False)
+    if isinstance(data, pa.Table):
+        return InMemory.from_table(data)
     if isinstance(data, Mapping):
-        return {str(name): _as_array(value) for name, value in data.items()}, False
-    if isinstance(data, (list, tuple)) and data and all(hasattr(item, "__array__") for item in data):
-        labels = list(names) if len(names) == len(data) else [f"x{i}" for i in range(len(data))]
-        return {label: _as_array(item) for label, item in zip(labels, data, strict=True)}, True
-    if hasattr(data, "__array__") or isinstance(data, (list, tuple)):
-        return {names[0] if len(names) == 1 else "x": _as_array(data)}, True
+        return InMemory({str(name): _as_array(value) for name, value in data.items()})
+    if is_list_of_arrays(data) or hasattr(data, "__array__") or isinstance(data, (list, tuple)):
+        arrays = list(data) if is_list_of_arrays(data) else [data]
+        labels = names if len(names) == len(arrays) else [f"x{position}" for position in range(len(arrays))]
+        columns = {label: _as_array(array) for label, array in zip(labels, arrays, strict=True)}
+        return InMemory(columns, is_positional=True)
     raise InputError(
         "this input is not understood",
         received=type(data).__name__,
         allowed="a numpy array, a list or dict of arrays, a pandas DataFrame, an Arrow table, or paths of files",
     )
+
+
+def is_list_of_arrays(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and bool(data) and all(hasattr(item, "__array__") for item in data)
 
 
 def _as_array(value: Any) -> Array:

@@ -114,7 +114,7 @@ class ParquetFiles:
         for path in self.paths:
             with _open(path) as file:
                 arrow = file.schema_arrow.remove_metadata()
-                if first is not None and not arrow.equals(first):
+                if first is not None and _types(arrow) != _types(first):
                     raise InputError(
                         "the files differ in their columns",
                         received=f"{path}: {_names(arrow)}",
@@ -169,6 +169,11 @@ def _open(path: str) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Columns by name: their order may differ between files."""
+    return {field.name: field.type for field in schema}
 
 
 def _names(schema: pa.Schema) -> str:

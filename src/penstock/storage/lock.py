@@ -25,6 +25,9 @@ class OutputLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_still_there(descriptor):
+                os.close(descriptor)
+                return self.__enter__()
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
@@ -37,6 +40,13 @@ class OutputLock:
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._descriptor = descriptor
         return self
+
+    def _is_still_there(self, descriptor: int) -> bool:
+        """A job that never began removes its lock file: whoever opened it before that holds a lock on nothing."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
