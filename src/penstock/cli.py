@@ -192,7 +192,8 @@ def status(output: str, as_json: bool) -> int:
         return 0
     share = (found["committed"] + found["failed"]) / max(1, found["rows"])
     click.echo(f"{found['state']}: {found['committed']:,} of {found['rows']:,} rows committed ({share:.0%})")
-    click.echo(f"{found['failed']:,} failed, {found['parts']} parts, model {found['model'] or 'in memory'}")
+    parts = f"{found['parts']} part{'s' if found['parts'] != 1 else ''}"
+    click.echo(f"{found['failed']:,} failed, {parts}, model {found['model'] or 'in memory'}")
     if found["state"] == "unfinished":
         click.echo(f"go on with: penstock resume {output}")
     return 0

@@ -144,6 +144,7 @@ class _Run:
         fixed = None
         if manifest is not None:
             fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0])
+        self._progress.note(f"loading {task.request['model'] or 'the model'}")
         started = jobs.start(
             task.model,
             task.source,

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, load_keras_model
+from penstock.runtimes.lean_imports import lean_imports
 
 
 class JaxRuntime:
@@ -32,7 +33,9 @@ class JaxRuntime:
         }
 
     def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
-        import jax
+        with lean_imports(model, "jax", "scipy"):
+            import jax
+            import keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
         try:
             target = jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.core.records import STRING, Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.keras_call import KerasCall, load_keras_model
+from penstock.runtimes.lean_imports import lean_imports
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -32,7 +33,9 @@ class TensorFlowRuntime:
         }
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
-        import tensorflow as tf
+        with lean_imports(model, "tensorflow"):
+            import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
+            import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
