@@ -87,7 +87,7 @@ class TensorFlowReplica:
         self.call = call
         self._tf = tf
         self._place = place
-        self._plain = tf.function(step, reduce_retracing=False)
+        self._plain = tf.function(step, autograph=False)
         is_gpu = place.startswith("/GPU")
         self._step = _compiled_for_gpu(step) if is_gpu else None
         self._to_device = _feeder(place)
@@ -133,14 +133,14 @@ def _compiled_for_gpu(step: Step) -> Any:
     """
     import tensorflow as tf
 
-    compiled = tf.function(step, jit_compile=True, reduce_retracing=False)
+    compiled = tf.function(step, jit_compile=True, autograph=False)
 
     def to_host(tensors: dict[str, Any]) -> dict[str, Any]:
         outputs = compiled(tensors)
         with tf.device("/CPU:0"):
             return {name: tf.identity(output) for name, output in outputs.items()}
 
-    return tf.function(to_host, reduce_retracing=False)
+    return tf.function(to_host, autograph=False)
 
 
 def _feeder(place: str) -> Callable[[Any], Any]:
