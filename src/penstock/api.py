@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, TypedDict, Unpack
@@ -19,9 +20,11 @@ from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.models import builder
 from penstock.options import DeviceRequest, PredictOptions
+from penstock.runtimes.keras_call import digest_of_weights
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
 from penstock.sources.memory import is_list_of_arrays, open_memory
+from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.disk import internal
 from penstock.storage.journal import read_records
 from penstock.storage.lock import is_locked
@@ -173,10 +176,11 @@ def resume(
     output: str | os.PathLike[str],
     *,
     devices: str = "all",
+    max_failures: float | None = None,
     progress: bool | Progress | None = None,
     verbose: bool = False,
 ) -> Summary:
-    """Go on with the job in a folder, on whatever devices are here now.
+    """Go on with the job in a folder, on whatever devices of its kind are here now (`devices` may name others).
 
     Raises:
         OutputError: The folder holds no job, or one whose input was in memory.
@@ -198,6 +202,7 @@ def resume(
         keep=tuple(request["keep"]),
         rename=request["rename"],
         devices=DeviceRequest.parse(devices),
+        max_failures=manifest.max_failures if max_failures is None else max_failures,
         **{
             key: request[key]
             for key in ("signature", "runtime", "batch_size", "threads", "format", "part_rows", "trust_model")
@@ -224,9 +229,8 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
     manifest = load_manifest(folder)
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
-    records = read_records(internal(folder, "journal"))
-    is_finished = bool(records) and records[-1].stop_span == len(manifest.spans)
-    state = "finished" if is_finished else "running" if is_locked(folder) else "unfinished"
+    records = whole_records(folder, read_records(internal(folder, "journal")))
+    state = "finished" if is_finished(manifest, records) else "running" if is_locked(folder) else "unfinished"
     return {
         "output": folder,
         "state": state,
@@ -263,7 +267,7 @@ def _stream(
         started = jobs.start(model, source, options, Meter(), log=log, is_verbose=is_verbose)
         with contextlib.closing(started):
             for result in started.engine.run(started.divide()):
-                shown = jobs.renamed(result, options.rename)
+                shown = jobs.renamed(result, options)
                 yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
 
 
@@ -337,7 +341,7 @@ def _open_model(
         file = registry.open_model(os.fspath(model), signature=options.signature, trust=options.trust_model)
         return file, file.digest, file.location
     if is_live_keras_model(model):
-        return wrap_live(model, as_list=False), _digest_of_weights(model) if needs_digest else "", None
+        return wrap_live(model, as_list=False), digest_of_weights(model) if needs_digest else "", None
     if callable(model):
         file = builder.from_function(model)
         return file, file.digest, None
@@ -346,15 +350,6 @@ def _open_model(
         received=type(model).__name__,
         allowed="a Keras model, a path, 'module:function', or a function that builds a Keras model",
     )
-
-
-def _digest_of_weights(model: Any) -> str:
-    import hashlib
-
-    digest = hashlib.sha256(model.to_json().encode() if hasattr(model, "get_config") else b"")
-    for weight in model.get_weights():
-        digest.update(np.ascontiguousarray(weight).data)
-    return digest.hexdigest()
 
 
 def _open_data(data: Any) -> tuple[Source, list[str] | None]:
@@ -386,6 +381,13 @@ def _predict_in_memory(model: Any, data: Any, options: PredictOptions, *, is_ver
 
 def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
+    for name in ("devices", "threads", "runtime", "rename"):
+        if getattr(options, name) != getattr(PredictOptions(), name):
+            raise UsageError(
+                "a live model runs as its framework was set up, and its outputs have no names to change",
+                received=f"{name}={getattr(options, name)}",
+                hint="save the model and give its path, or give output=…",
+            )
     live = wrap_live(model, as_list=is_list_of_arrays(data))
     signature = live.replicas[0].signature
     names = [spec.name for spec in signature.inputs]
@@ -400,6 +402,12 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
         raise InputError("the input has no rows", received=f"{type(data).__name__} without rows")
     with contextlib.closing(engine):
         columns_out = _gather(engine.run(spans), spans)
+    for spec in signature.outputs:
+        if spec.dtype == "bfloat16" and spec.name in columns_out:
+            # It travelled as float32, which holds it exactly; `model.predict` returns it as it is.
+            import ml_dtypes
+
+            columns_out[spec.name] = columns_out[spec.name].astype(ml_dtypes.bfloat16)
     return live.replicas[0].call.unpack(columns_out)
 
 
@@ -422,7 +430,7 @@ def _gather(results: Iterator[Result], spans: Sequence[Span]) -> dict[str, Any]:
         for name, column in result.columns.items():
             array = _to_numpy(column)
             if len(spans) == 1:
-                gathered[name] = array
+                gathered[name] = array if array.flags.writeable else array.copy()
                 continue
             if name not in gathered:
                 gathered[name] = np.empty((total, *array.shape[1:]), array.dtype)
@@ -445,6 +453,6 @@ def _progress(wanted: bool | Progress | None) -> Progress:
 
 @contextlib.contextmanager
 def _log(is_verbose: bool) -> Iterator[IO[Any]]:
-    """Where replicas write when there is no output folder: nowhere, or the terminal."""
-    with os.fdopen(os.dup(2), "wb", buffering=0) if is_verbose else open(os.devnull, "ab", buffering=0) as log:
+    """Where replicas write when there is no output folder: a file without a name, or the terminal."""
+    with os.fdopen(os.dup(2), "wb", buffering=0) if is_verbose else tempfile.TemporaryFile(buffering=0) as log:
         yield log

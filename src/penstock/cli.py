@@ -170,12 +170,13 @@ def _dry_run(model: str, input_: tuple[str, ...], output: str | None, options: P
 @main.command()
 @click.argument("output")
 @click.option("--devices", default="all", metavar="WHICH", show_default=True, help="As in predict.")
+@click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
 @_output_options
-def resume(output: str, devices: str, as_json: bool, quiet: bool, verbose: bool) -> int:
+def resume(output: str, devices: str, max_failures: float | None, as_json: bool, quiet: bool, verbose: bool) -> int:
     """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C."""
     from penstock import api
 
-    summary = api.resume(output, devices=devices, progress=_progress(quiet), verbose=verbose)
+    summary = api.resume(output, devices=devices, max_failures=max_failures, progress=_progress(quiet), verbose=verbose)
     return _report(summary, as_json=as_json, quiet=quiet)
 
 

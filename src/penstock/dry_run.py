@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from typing import Any
 
 from penstock import api, folders, jobs
@@ -21,7 +22,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
     if output is not None:
         folders.check_folder(os.path.abspath(output), overwrite=False)
     task = api.make_task(model, inputs, output or "OUT", options)
-    with open(os.devnull, "ab", buffering=0) as log:
+    with tempfile.TemporaryFile(buffering=0) as log:
         started = jobs.start(task.model, task.source, options, Meter(), log=log)
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -17,8 +18,8 @@ from penstock.errors import Interrupted, OutputError, TooManyFailures
 from penstock.interrupts import graceful
 from penstock.options import PredictOptions
 from penstock.runtimes.live import LiveModel
-from penstock.storage.committer import Committer, remove_job
-from penstock.storage.disk import internal
+from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
+from penstock.storage.disk import internal, output_errors
 from penstock.storage.journal import PartRecord, read_records
 from penstock.storage.lock import OutputLock
 from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
@@ -62,20 +63,20 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     with OutputLock(output):
         try:
             check_folder(output, overwrite=task.overwrite)
-            manifest = load_manifest(output)
-            if manifest is not None and task.overwrite:
-                remove_job(output, manifest)
-                manifest = None
-            if manifest is not None and manifest.fingerprint != mark:
+            found = load_manifest(output)
+            if found is not None and found.fingerprint != mark and not task.overwrite:
                 raise OutputError(
                     "the output folder holds another job",
-                    received=f"{task.output}: {describe_difference(manifest, task.request, fragments)}",
+                    received=f"{task.output}: {describe_difference(found, task.request, fragments)}",
                     hint="choose another --output, or --overwrite to remove that job",
                 )
-            if manifest is not None and _is_finished(output, manifest):
-                return _summary_of(task.output, manifest, read_records(internal(output, "journal")), began)
-            with open(internal(output, "log.txt"), "ab", buffering=0) as log:
-                return _Run(task, output, progress, began, log).execute(manifest, mark)
+            records = whole_records(output, read_records(internal(output, "journal")))
+            if found is not None and not task.overwrite and is_finished(found, records):
+                return _summary_of(task.output, found, records, began)
+            with output_errors():
+                log = open(internal(output, "log.txt"), "ab+", buffering=0)  # noqa: SIM115 - closed just below
+            with log:
+                return _Run(task, output, progress, began, log).execute(found, mark)
         finally:
             _leave_no_trace(output, existed)
 
@@ -98,18 +99,13 @@ def _leave_no_trace(output: str, existed: bool) -> None:
     """A job that never began leaves no folder behind."""
     if load_manifest(output) is not None:
         return
-    for name in ("log.txt", "lock"):
+    for name in ("journal", "failures.jsonl", "log.txt", "lock"):
         with contextlib.suppress(OSError):
             os.remove(internal(output, name))
     with contextlib.suppress(OSError):
         os.rmdir(internal(output))
         if not existed:
             os.rmdir(output)
-
-
-def _is_finished(output: str, manifest: Manifest) -> bool:
-    records = read_records(internal(output, "journal"))
-    return bool(records) and records[-1].stop_span == len(manifest.spans)
 
 
 def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
@@ -139,11 +135,13 @@ class _Run:
         self._log = log
         self._meter = Meter()
 
-    def execute(self, manifest: Manifest | None, mark: str) -> Summary:
+    def execute(self, found: Manifest | None, mark: str) -> Summary:
+        """Go on with the job that was found, or replace it, or begin."""
         task = self._task
+        manifest = None if task.overwrite else found
         fixed = None
         if manifest is not None:
-            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0])
+            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
         started = jobs.start(
             task.model,
@@ -159,12 +157,18 @@ class _Run:
                 self._progress.note(f"input: {guess}")
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
-                manifest.save(self._output)
+                with output_errors():
+                    # Only now that the new job is known to begin is the old one removed.
+                    if found is not None:
+                        remove_job(self._output, found)
+                    manifest.save(self._output)
             return self._predict(started, manifest)
 
     def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
-        committer = Committer(self._output, manifest, registry.SINKS[self._task.options.format], self._note_commit)
+        sink = registry.SINKS[self._task.options.format]
+        with output_errors():
+            committer = Committer(self._output, manifest, sink, self._note_commit)
         with contextlib.closing(committer):
             before = list(committer.records)
             rows_before = sum(record.rows + record.failed for record in before)
@@ -174,12 +178,7 @@ class _Run:
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
                 with graceful(started.engine.stop, self._progress.note) as interrupts:
-                    results = started.engine.run(committer.pending)
-                    with contextlib.closing(_Writer(committer, self._meter)) as writer:
-                        for result in results:
-                            self._check_failures(result)
-                            writer.put(jobs.renamed(result, self._task.options.rename))
-                        writer.finish()
+                    self._write_all(started.engine.run(committer.pending), committer)
             finally:
                 self._progress.end()
             if interrupts.signal_number is not None and committer.pending:
@@ -190,6 +189,20 @@ class _Run:
                     hint=f"go on with: penstock resume {self._task.output}",
                 )
             return self._summarise(started, manifest, committer, rows_before, ready)
+
+    def _write_all(self, results: Iterator[Result], committer: Committer) -> None:
+        """Commit every result; when too many rows failed, commit those that show it, and stop."""
+        problem: TooManyFailures | None = None
+        with contextlib.closing(_Writer(committer, self._meter)) as writer:
+            for result in results:
+                writer.put(jobs.renamed(result, self._task.options))
+                problem = self._too_many_failures(result)
+                if problem is not None:
+                    break
+            with output_errors():
+                writer.finish()
+        if problem is not None:
+            raise problem
 
     def _summarise(
         self, started: jobs.Started, manifest: Manifest, committer: Committer, rows_before: int, ready: float
@@ -217,17 +230,18 @@ class _Run:
     def _note_commit(self, record: PartRecord) -> None:
         self._meter.committed_rows += record.rows + record.failed
 
-    def _check_failures(self, result: Result) -> None:
+    def _too_many_failures(self, result: Result) -> TooManyFailures | None:
         self._meter.failed += len(result.failures)
         seen, allowed = result.span.stop, self._task.options.max_failures
-        if self._meter.failed and seen >= _JUDGED_FROM_ROWS and self._meter.failed > allowed * seen:
-            last = result.failures[-1].reason if result.failures else "see failures.jsonl"
-            raise TooManyFailures(
-                "too many rows failed",
-                received=f"{self._meter.failed:,} of the first {seen:,} rows; the last: {last}",
-                allowed=f"{allowed:.0%}",
-                hint="mend the input, or raise --max-failures; what is committed stays",
-            )
+        if not self._meter.failed or seen < _JUDGED_FROM_ROWS or self._meter.failed <= allowed * seen:
+            return None
+        last = f"; the last: {result.failures[-1].reason}" if result.failures else ""
+        return TooManyFailures(
+            "too many rows failed",
+            received=f"{self._meter.failed:,} of the first {seen:,} rows{last}",
+            allowed=f"{allowed:.0%}",
+            hint="see _penstock/failures.jsonl; mend the input, or raise --max-failures and run it again",
+        )
 
 
 def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
@@ -246,6 +260,8 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
         spans=tuple(spans),
         parts=tuple(division.divide_into_parts(spans, part_rows)),
         versions=jobs.versions(started.recipe.runtime),
+        weights=started.signature.weights,
+        max_failures=task.options.max_failures,
     )
 
 

@@ -43,4 +43,5 @@ def graceful(stop: Callable[[], None], tell: Callable[[str], None]) -> Iterator[
         yield state
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # None: a handler that was not set from Python and cannot be set again from there.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -17,6 +17,7 @@ from penstock.core import batching, division, mapping
 from penstock.core.events import Prepared
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
+    KEPT,
     Binding,
     Device,
     Fragment,
@@ -32,11 +33,12 @@ from penstock.core.records import (
 )
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
-from penstock.errors import InputError, UsageError
-from penstock.options import PredictOptions
+from penstock.errors import InputError, ModelError, UsageError
+from penstock.options import DeviceRequest, PredictOptions
 from penstock.pool import devices
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
+from penstock.sources.csv import CsvFiles
 from penstock.sources.memory import InMemory, SharedMemory
 from penstock.telemetry.meter import Meter
 
@@ -51,6 +53,7 @@ class Fixed:
     recipe: Recipe
     bindings: tuple[Binding, ...]
     sample: Span
+    weights: str | None
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Started:
         input_bytes = sum(binding.row_bytes for binding in self.job.bindings)
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
         rows = division.rows_per_span(self.job.batch_size, input_bytes, output_bytes, part_rows)
-        return list(self.source.divide(rows))
+        return list(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
 
     def rows_per_second(self) -> float:
         """What the warm-up promises: an upper bound, as it has not read anything."""
@@ -98,45 +101,72 @@ def start(
 
     The first replica loads while the source is looked at: importing a framework takes seconds.
     """
-    shared = None
     _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
         placement = embedded_placement(model)
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe)
-        threads, runtime, kind = devices.usable_cores(), model.backend, model.devices[0].kind
-    else:
-        if isinstance(source, InMemory):
-            source = shared = source.shared()
-        runtime = fixed.recipe.runtime if fixed else registry.choose_runtime(model, options.runtime)
-        chosen = devices.choose(options.devices)
-        threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(len(chosen))
-        placement = _placement(chosen)
-        launch = Launch(
-            registry.RUNTIMES[runtime],
-            model,
-            threads,
-            log,
-            descriptors=(shared.descriptor,) if shared is not None else (),
-            is_verbose=is_verbose,
-        )
-        engine = LocalEngine(launch, placement, meter.observe)
-        kind = chosen[0].kind
+        return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
+    runtime = registry.choose_runtime(model, fixed.recipe.runtime if fixed else options.runtime)
+    placement = _placement(devices.choose(_devices_wanted(options, fixed)))
+    threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
+    shared = source.shared() if isinstance(source, InMemory) else None
     try:
-        source.schema()  # looked at while the first replica loads
-        signature = engine.load()
-        bindings = fixed.bindings if fixed else bind(signature, source, options)
-        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, bindings, source, options)
-        job = Job(source, bindings, options.keep, batch_size)
-        sample = fixed.sample if fixed else _first_rows(source, batch_size)
-        prepared = engine.prepare(job, sample)
-        recipe = Recipe(runtime, kind, batch_size, threads)
-        guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
-        return Started(engine, source, job, recipe, placement, signature, prepared, guesses, shared)
+        descriptors = (shared.descriptor,) if shared is not None else ()
+        launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
+        engine = LocalEngine(launch, placement, meter.observe)
+        started = _decide(engine, shared or source, options, placement, (runtime, threads), fixed)
     except BaseException:
-        engine.close()
         if shared is not None:
             shared.close()
         raise
+    started.shared = shared
+    return started
+
+
+def _devices_wanted(options: PredictOptions, fixed: Fixed | None) -> DeviceRequest:
+    """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
+    if fixed is not None and options.devices.kind == "all":
+        return DeviceRequest(fixed.recipe.device_kind)
+    return options.devices
+
+
+def _decide(
+    engine: Engine,
+    source: Source,
+    options: PredictOptions,
+    placement: Placement,
+    runtime_and_threads: tuple[str, int],
+    fixed: Fixed | None,
+) -> Started:
+    """Everything that needs a loaded model: bindings, batch size, the compiled step."""
+    try:
+        source.schema()  # looked at while the first replica loads
+        signature = engine.load()
+        if fixed is not None and fixed.weights != signature.weights:
+            raise ModelError(
+                "the function built another model than when this job began",
+                received=f"weights {signature.weights}",
+                allowed=f"weights {fixed.weights}",
+                hint="load the weights from a file, or set a seed; or start again with --overwrite",
+            )
+        bindings = fixed.bindings if fixed else bind(signature, source, options)
+        _prefer_floats(source, bindings, options.keep)
+        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, bindings, source, options)
+        job = Job(source, bindings, options.keep, batch_size)
+        prepared = engine.prepare(job, fixed.sample if fixed else _first_rows(source, batch_size))
+        recipe = Recipe(runtime_and_threads[0], placement.devices[0].kind, batch_size, runtime_and_threads[1])
+        guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
+        return Started(engine, source, job, recipe, placement, signature, prepared, guesses)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
+    """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
+    if isinstance(source, CsvFiles):
+        fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
+        source.read_as_floats(sorted(fed - set(keep)))
 
 
 def bind(signature: Signature, source: Source, options: PredictOptions) -> tuple[Binding, ...]:
@@ -147,7 +177,7 @@ def bind(signature: Signature, source: Source, options: PredictOptions) -> tuple
     schema = source.schema()
     if getattr(source, "is_positional", False) and len(schema) == len(signature.inputs) and not options.inputs:
         in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=True)}
-        return mapping.bind(signature, schema, in_order)
+        return mapping.bind(signature, schema, in_order, options.keep)
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep)
     free = tuple(spec for name, spec in schema.items() if name not in options.keep)
@@ -215,27 +245,43 @@ def embedded_placement(model: LiveModel) -> Placement:
     return Placement(tuple(model.devices), loaders=1, lanes=lanes)
 
 
-def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
-    """The columns that will be written, under the names that they will have."""
-    source_schema = started.source.schema()
-    kept = [source_schema[name] for name in options.keep]
-    specs = [*started.prepared.outputs, *kept]
-    unknown = [name for name in options.rename if name not in {spec.name for spec in specs}]
+def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
+    """The key of every column of a Result to the name it is written under.
+
+    A name that both an output and a kept column have is renamed for the output.
+
+    Raises:
+        UsageError: A rename names nothing that is written.
+    """
+    outputs = list(outputs)
+    unknown = [name for name in options.rename if name not in outputs and name not in options.keep]
     if unknown:
         raise UsageError(
             "--rename names a column that is not written",
             received=unknown[0],
-            allowed=", ".join(spec.name for spec in specs),
+            allowed=", ".join([*outputs, *options.keep]),
         )
-    named = tuple(replace(spec, name=options.rename.get(spec.name, spec.name)) for spec in specs)
+    names = {name: options.rename.get(name, name) for name in outputs}
+    for name in options.keep:
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, name)
+    return names
+
+
+def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
+    """The columns that will be written, under the names that they will have."""
+    source_schema = started.source.schema()
+    specs = {spec.name: spec for spec in started.prepared.outputs}
+    specs |= {KEPT + name: source_schema[name] for name in options.keep}
+    names = written_names([spec.name for spec in started.prepared.outputs], options)
+    named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
     return OutputSchema(named, len(started.prepared.outputs))
 
 
-def renamed(result: Result, rename: Mapping[str, str]) -> Result:
+def renamed(result: Result, options: PredictOptions) -> Result:
     """A result under the names that are written."""
-    if not rename:
-        return result
-    return replace(result, columns={rename.get(name, name): column for name, column in result.columns.items()})
+    outputs = [key for key in result.columns if not key.startswith(KEPT)]
+    names = written_names(outputs, options) if result.columns else {}
+    return replace(result, columns={names[key]: column for key, column in result.columns.items()})
 
 
 def fingerprint(digest: str, fragments: Iterable[Fragment], request: Mapping[str, Any]) -> str:

@@ -51,6 +51,8 @@ def open_files(arguments: Sequence[str]) -> Source:
         kind = next((source for source in SOURCES if suffix_of(path) in source.suffixes), None)
         if kind is None:
             raise InputError("unknown format", received=path, allowed=", ".join(known_suffixes()))
+        if not os.access(path, os.R_OK):
+            raise InputError("the file cannot be read", received=f"{path}: permission denied")
         kinds.setdefault(kind, path)
     if len(kinds) > 1:
         raise InputError(

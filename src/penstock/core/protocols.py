@@ -32,8 +32,15 @@ class Source(Protocol):
         """The columns, in their order."""
         ...
 
-    def divide(self, rows_per_span: int) -> Iterable[Span]:
-        """All rows in order, cut into spans. Deterministic."""
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
+        """All rows in order, cut into spans. Deterministic.
+
+        A span may be larger where the format wants it (a row group), up to `most_rows`.
+        """
+        ...
+
+    def origin(self, span: Span, row: int) -> str:
+        """Where a row of `span` comes from, in words: the file, and the place in it."""
         ...
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:

@@ -15,6 +15,9 @@ Column: TypeAlias = "Array | pa.Array"
 Columns = dict[str, Array]
 
 Shape = tuple[int | None, ...]
+KEPT = "kept:"
+"""Before the name of a kept column in a Result."""
+
 STRING = "string"
 """The dtype name of text and bytes; all others are numpy's names."""
 
@@ -32,8 +35,11 @@ class TensorSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row; a dimension of unknown length counts as 1, a string as 16 bytes."""
-        size = 16 if self.dtype == STRING else np.dtype(self.dtype).itemsize
+        """The bytes of one row; a dimension of unknown length counts as 1, what is not a number as 16 bytes."""
+        try:
+            size = np.dtype(self.dtype).itemsize
+        except TypeError:
+            size = 2 if self.dtype == "bfloat16" else 16
         for length in self.shape or ():
             size *= length or 1
         return size
@@ -49,7 +55,8 @@ class Signature:
     """What a loaded model takes and gives.
 
     `structure` says how `model.predict` would hand the outputs back: `single`, `list` or `dict`. `fixed_batch` is
-    set where the model takes batches of one size only.
+    set where the model takes batches of one size only. `weights` is a digest, set for models that a function built:
+    only the function knows where they come from.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -60,6 +67,7 @@ class Signature:
     others: tuple[str, ...] = ()
     parameters: int | None = None
     writer: str = ""
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,8 @@ class Block:
 class Result:
     """The predictions of a whole span: outputs and kept columns without the failed rows, in order.
 
-    `columns` holds the outputs first, then the kept columns.
+    `columns` holds the outputs first, then the kept columns, whose keys begin with KEPT: an output may have the same
+    name until both have the names that are written.
     """
 
     span: Span
@@ -224,7 +233,6 @@ class Job:
     bindings: tuple[Binding, ...]
     keep: tuple[str, ...]
     batch_size: int
-    outputs: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

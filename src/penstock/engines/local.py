@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.connection
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from penstock.core.events import Chunk, Drain, Failed, Loaded, Prepare, Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
-from penstock.errors import PenstockError, WorkersDied
+from penstock.errors import ModelError, PenstockError, WorkersDied
 from penstock.pool.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
@@ -48,7 +49,7 @@ class LocalEngine:
         self._scheduler: Scheduler | None = None
         self._order: InOrder | None = None
         self._spans: dict[int, Span] = {}
-        self._deaths = 0
+        self._deaths: Counter[Device] = Counter()
         self._should_stop = False
         self._is_draining = False
         # One first: the others follow when it is known that there is work for them.
@@ -74,7 +75,7 @@ class LocalEngine:
         self._order = InOrder(spans)
         for number in self._replicas:
             self._assign(self._scheduler.join(number))
-        for device in self._placement.devices[1:]:
+        for device in self._placement.devices[1 : max(1, len(spans))]:
             self._start(device)
         while not self._scheduler.is_finished:
             if self._should_stop and not self._is_draining:
@@ -134,6 +135,13 @@ class LocalEngine:
         match message:
             case Loaded(signature=signature):
                 self._signature = self._signature or signature
+                if signature.weights != self._signature.weights:
+                    raise ModelError(
+                        "the function builds another model each time it is called",
+                        received=f"weights {signature.weights} on {handle.device}",
+                        allowed=f"weights {self._signature.weights}, as on the first device",
+                        hint="load the weights from a file, or call keras.utils.set_random_seed in it",
+                    )
                 if self._settings is not None:
                     self._send_prepare(handle)
             case Prepared():
@@ -152,13 +160,13 @@ class LocalEngine:
                 raise message.error or PenstockError(
                     f"a replica on {handle.device} failed with {message.kind}",
                     received=message.details.strip().splitlines()[-1][:300],
-                    hint="the stack trace is in the log; please report it",
+                    hint="this is a bug of penstock: please report it with the stack trace from --verbose",
                 )
 
     def _finish(self, handle: ReplicaHandle, done: SpanDone) -> None:
         assert self._scheduler is not None
         assert self._order is not None
-        self._deaths = 0
+        self._deaths[handle.device] = 0
         result = handle.assembly.finish(self._spans[done.span], done)
         self._order.add(result)
         self._observe(handle.number, handle.device, done.timings)
@@ -173,13 +181,13 @@ class LocalEngine:
         how = handle.describe_end()
         handle.close()
         del self._replicas[handle.number]
-        self._deaths += 1
-        if self._scheduler is None or self._deaths >= _DEATHS_IN_A_ROW:
+        self._deaths[handle.device] += 1
+        if self._scheduler is None or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
             when = "loading the model" if self._signature is None else "predicting"
             raise WorkersDied(
                 f"a replica on {handle.device} died while {when}",
-                received=f"process {handle.pid} {how}",
-                hint="the log has its last words; a smaller --batch-size needs less memory",
+                received=f"process {handle.pid} {how}; its last words: {self._launch.last_words() or 'none'}",
+                hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
             )
         held = self._scheduler.held_by(handle.number)
         self._launch.note(f"replica {handle.number} on {handle.device} {how}; spans {held} are given out again")

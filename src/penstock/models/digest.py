@@ -6,15 +6,20 @@ import hashlib
 import os
 from collections.abc import Iterable
 
+from penstock.errors import ModelError
+
 
 def of_files(paths: Iterable[tuple[str, str]]) -> str:
     """The digest of files, each given as (name, path)."""
     digest = hashlib.sha256()
     for name, path in paths:
         digest.update(name.encode() + b"\0")
-        with open(path, "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+        try:
+            with open(path, "rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+        except OSError as error:
+            raise ModelError("the model cannot be read", received=f"{path}: {error.strerror}") from error
         digest.update(b"\0")
     return digest.hexdigest()
 

@@ -12,14 +12,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from penstock.core.batching import Batch, cut
 from penstock.core.columns import join, take_rows, to_array
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Binding, Block, Column, Columns, Job, Result, RowFailure, Span, Timings
+from penstock.core.records import (
+    KEPT,
+    Array,
+    Binding,
+    Block,
+    Column,
+    Columns,
+    Job,
+    Result,
+    RowFailure,
+    Span,
+    Timings,
+)
 from penstock.errors import InputError, ModelError, PenstockError, one_line
 
 Emit = Callable[[Result, Timings], None]
@@ -151,12 +164,12 @@ class Pipeline:
         started = time.perf_counter()
         first_row = work.span.start + batch.offset
         outputs, rejected = predict_surviving(self._replica, batch, first_row)
-        named = {name: outputs[name][: batch.rows] for name in self._job.outputs or outputs}
+        trimmed = {name: output[: batch.rows] for name, output in outputs.items()}
         with self._lock:
             work.timings.compute += time.perf_counter() - started
             work.timings.wait_for_data += waited
             work.timings.rows += batch.rows
-            work.outputs[batch.index] = named
+            work.outputs[batch.index] = trimmed
             for failure in rejected:
                 work.failures.setdefault(failure.row, failure)
             is_done = len(work.outputs) == work.num_batches
@@ -170,6 +183,9 @@ class Pipeline:
             if count is None or len(work.outputs) != count:
                 return
             work.num_batches = None
+        work.failures = {
+            row: _with_origin(self._job.source, work.span, failure) for row, failure in work.failures.items()
+        }
         self._emit(_to_result(work, count, self._job.keep), work.timings)
 
 
@@ -178,12 +194,19 @@ def _to_result(work: _OpenSpan, num_batches: int, keep: tuple[str, ...]) -> Resu
     columns: dict[str, Column] = {
         name: join([outputs[name] for outputs in ordered]) for name in (ordered[0] if ordered else {})
     }
-    columns |= {name: join([piece[name] for piece in work.kept]) for name in keep}
+    columns |= {KEPT + name: join([piece[name] for piece in work.kept]) for name in keep}
     if work.failures:
         alive = np.ones(work.span.rows, dtype=bool)
         alive[[row - work.span.start for row in work.failures]] = False
         columns = {name: take_rows(column, alive) for name, column in columns.items()}
     return Result(work.span, columns, tuple(failure for _, failure in sorted(work.failures.items())))
+
+
+def _with_origin(source: Any, span: Span, failure: RowFailure) -> RowFailure:
+    """A failure with the file it comes from, where the one who found it did not know."""
+    if failure.origin:
+        return failure
+    return replace(failure, origin=source.origin(span, failure.row))
 
 
 def read_inputs(
@@ -222,7 +245,7 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Ar
 def _note(bad: Mapping[int, str], column: str, block: Block, failures: dict[int, RowFailure]) -> None:
     for position, reason in bad.items():
         row = block.start + position
-        failures.setdefault(row, RowFailure(row, f"column {column!r}", "load", "BadValue", f"{column!r} {reason}"))
+        failures.setdefault(row, RowFailure(row, "", "load", "BadValue", f"column {column!r} {reason}"))
 
 
 def predict_surviving(replica: Replica, batch: Batch, first_row: int) -> tuple[Columns, list[RowFailure]]:
@@ -250,9 +273,9 @@ def _bisect(replica: Replica, batch: Batch, first_row: int, error: Exception) ->
             hint="if it runs out of memory, lower --batch-size; `penstock inspect` shows what the model takes",
         ) from problem
     failures: list[RowFailure] = []
-    suspects = [(0, batch.rows, error)]
+    suspects = [(0, batch.rows)]
     while suspects:
-        start, stop, _reason = suspects.pop()
+        start, stop = suspects.pop()
         alive[start:stop] = True
         rejected = _reject(replica, batch.arrays, alive)
         if rejected is None:
@@ -263,7 +286,7 @@ def _bisect(replica: Replica, batch: Batch, first_row: int, error: Exception) ->
             failures.append(RowFailure(row, "", "predict", type(rejected).__name__, one_line(rejected)))
             continue
         middle = (start + stop) // 2
-        suspects += [(middle, stop, rejected), (start, middle, rejected)]
+        suspects += [(middle, stop), (start, middle)]
     return replica.predict(_masked(batch.arrays, alive)), failures
 
 

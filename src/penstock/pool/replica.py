@@ -51,6 +51,9 @@ class ReplicaProcess:
                 message = self._channel.receive()
             except (EOFError, OSError):
                 os._exit(0)
+            except Exception as error:  # a message that cannot be read: the job cannot go on, but must be told so
+                self._fail(error)
+                continue
             if isinstance(message, Release):
                 self._free.give_back(message.slot)
             else:

@@ -109,6 +109,17 @@ class Launch:
         line = f"{time.strftime('%H:%M:%S')} penstock: {text}\n".encode()
         os.write(self.log if isinstance(self.log, int) else self.log.fileno(), line)
 
+    def last_words(self) -> str:
+        """The end of the log, for an error message: the log itself may go with the folder of a job that never began."""
+        descriptor = self.log if isinstance(self.log, int) else self.log.fileno()
+        try:
+            size = os.fstat(descriptor).st_size
+            lines = os.pread(descriptor, 4000, max(0, size - 4000)).decode(errors="replace").splitlines()
+        except OSError:
+            return ""  # a terminal cannot be read back
+        spoken = [line.strip() for line in lines if line.strip()]
+        return spoken[-1][:300] if spoken else ""
+
     def environment(self, device: Device) -> dict[str, str]:
         environment = dict(os.environ)
         if not self._is_verbose:

@@ -95,15 +95,17 @@ class Assembly:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._buffers: dict[int, bytearray] = {}
+        self._buffers: dict[int, memoryview] = {}
 
     def add(self, chunk: Chunk) -> None:
         """Copy a chunk out of its slot, which is free again when this returns."""
-        buffer = self._buffers.setdefault(chunk.span, bytearray(chunk.total))
+        buffer = self._buffers.get(chunk.span)
+        if buffer is None:
+            buffer = self._buffers[chunk.span] = memoryview(np.empty(chunk.total, np.uint8).data)
         buffer[chunk.offset : chunk.offset + chunk.nbytes] = self._slots.view(chunk.slot, chunk.nbytes)
 
     def finish(self, span: Span, done: SpanDone) -> Result:
-        raw = memoryview(self._buffers.pop(span.index, bytearray()))
+        raw = self._buffers.pop(span.index, memoryview(b""))
         columns = {entry.name: _restore(entry, raw) for entry in done.layout}
         return Result(span, columns, done.failures)
 

@@ -12,20 +12,17 @@ from penstock.core.records import Columns, Job, RowFailure, Span
 from penstock.errors import ModelError
 from penstock.pool.pipeline import predict_surviving, read_inputs
 
-_WORTH_REPEATING_S = 1.0
-
 
 def warm_up(replica: Replica, job: Job, sample: Span) -> Prepared:
-    """Run the first batch twice: once to compile, once to time (a slow first run is timing enough).
+    """Run the first batch twice: once to compile, once to time.
 
     Raises:
         ModelError: The model gives something that is not one row for each row.
     """
     failures: dict[int, RowFailure] = {}
     batch = next(cut(read_inputs(job, sample, [], failures), job.batch_size))
+    _timed(replica, batch, sample)
     seconds, outputs = _timed(replica, batch, sample)
-    if seconds < _WORTH_REPEATING_S:
-        seconds, outputs = _timed(replica, batch, sample)
     for name, output in outputs.items():
         if output.ndim == 0 or len(output) != job.batch_size:
             raise ModelError(

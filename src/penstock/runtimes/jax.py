@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
-from penstock.runtimes.keras_call import KerasCall, load_keras_model
+from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 
 
@@ -45,12 +45,7 @@ class JaxRuntime:
                 received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
                 hint="pip install 'jax[cuda12]', or --devices cpu",
             ) from None
-        return wrap(load_keras_model(model), target)
-
-
-def wrap(model: Any, target: Any, *, as_list: bool = False) -> JaxReplica:
-    """A live Keras model on the JAX backend as a replica on one JAX device."""
-    return JaxReplica(KerasCall(model, as_list=as_list), target)
+        return JaxReplica(call_keras_model(model), target)
 
 
 class JaxReplica:

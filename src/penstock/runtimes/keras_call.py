@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -54,6 +56,25 @@ def _not_loaded(file: ModelFile, error: Exception) -> ModelError:
     elif needs_code:
         hint = "it has classes of its own: give module:function that imports them and loads the file"
     return ModelError("the model does not load", received=f"{file.location}: {one_line(error)}", hint=hint)
+
+
+def call_keras_model(file: ModelFile) -> KerasCall:
+    """Load a model and make it callable. What a function built is told apart by its weights."""
+    call = KerasCall(load_keras_model(file))
+    if file.kind == "builder":
+        call.signature = replace(call.signature, weights=digest_of_weights(call.model))
+    return call
+
+
+def digest_of_weights(model: Any) -> str:
+    """A digest of a model's architecture, as far as it has a description, and of its weights."""
+    try:
+        digest = hashlib.sha256(model.to_json().encode())
+    except (NotImplementedError, TypeError, ValueError):
+        digest = hashlib.sha256(type(model).__qualname__.encode())  # a subclass may have no description
+    for weight in model.get_weights():
+        digest.update(weight.tobytes())
+    return digest.hexdigest()[:32]
 
 
 class KerasCall:

@@ -12,8 +12,9 @@ from penstock.errors import ModelError
 from penstock.runtimes import jax as jax_runtime
 from penstock.runtimes import tensorflow as tensorflow_runtime
 from penstock.runtimes import torch as torch_runtime
+from penstock.runtimes.keras_call import KerasCall
 
-_wrapped: weakref.WeakKeyDictionary[Any, dict[bool, LiveModel]] = weakref.WeakKeyDictionary()
+_KEPT_ON_THE_MODEL = "_penstock_live"
 
 
 class LiveModel:
@@ -28,14 +29,13 @@ class LiveModel:
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
-        self.replicas: list[Any] = [wrap(model, places[0][1], as_list=as_list)]
-        for device, place in places[1:]:
+        self.replicas: list[Any] = [wrap(KerasCall(model, as_list=as_list), places[0][1])]
+        for _, place in places[1:]:
             copy = self._copy(model, place)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
-            assert device is not None
-            self.replicas.append(wrap(copy, place, as_list=as_list))
+            self.replicas.append(wrap(KerasCall(copy, as_list=as_list), place))
 
     def refresh(self) -> None:
         """Bring every copy to the weights that the model has now."""
@@ -65,8 +65,8 @@ class LiveModel:
 
 _WRAPPERS: dict[str, Callable[..., Any]] = {
     "tensorflow": tensorflow_runtime.wrap,
-    "jax": jax_runtime.wrap,
-    "torch": torch_runtime.wrap,
+    "jax": jax_runtime.JaxReplica,
+    "torch": torch_runtime.TorchReplica,
 }
 
 
@@ -84,14 +84,24 @@ def wrap_live(model: Any, *, as_list: bool) -> LiveModel:
     """
     import keras
 
-    if keras.backend.backend() not in _WRAPPERS:
+    backend = keras.backend.backend()
+    if backend != "tensorflow" and type(model).predict_step is not keras.Model.predict_step:
+        raise ModelError(
+            "a predict_step of its own is supported on TensorFlow only",
+            received=f"{type(model).__name__} on {backend}",
+            hint="call model.predict, or move that step into the model's call",
+        )
+    if backend not in _WRAPPERS:
         raise ModelError(
             "penstock does not run models on this Keras backend",
-            received=f"keras.backend.backend() = {keras.backend.backend()!r}",
+            received=f"keras.backend.backend() = {backend!r}",
             allowed=", ".join(_WRAPPERS),
             hint="set KERAS_BACKEND before Keras is imported",
         )
-    kept = _wrapped.setdefault(model, {})
+    # On the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
+    if not hasattr(model, _KEPT_ON_THE_MODEL):
+        object.__setattr__(model, _KEPT_ON_THE_MODEL, {})
+    kept: dict[bool, LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
     if as_list not in kept:
         kept[as_list] = LiveModel(model, as_list)
     else:

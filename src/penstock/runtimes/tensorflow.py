@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.records import STRING, Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.errors import DeviceError, ModelError, one_line
-from penstock.runtimes.keras_call import KerasCall, load_keras_model
+from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
@@ -48,14 +48,14 @@ class TensorFlowRuntime:
         if model.kind == "saved_model":
             signature, step = _load_saved_model(model)
             return TensorFlowReplica(signature, step, f"/{device.kind.upper()}:0")
-        return wrap(load_keras_model(model), f"/{device.kind.upper()}:0")
+        return wrap(call_keras_model(model), f"/{device.kind.upper()}:0")
 
 
-def wrap(model: Any, place: str, *, as_list: bool = False) -> TensorFlowReplica:
-    """A live Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
+def wrap(call: KerasCall, place: str) -> TensorFlowReplica:
+    """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
     import keras
 
-    call = KerasCall(model, as_list=as_list)
+    model = call.model
     has_own_step = type(model).predict_step is not keras.Model.predict_step
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +113,10 @@ class TensorFlowReplica:
         self._step = None
 
     def _run(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        if self._step is not None:
+        step = self._step
+        if step is not None:
             try:
-                return dict(self._step(tensors))
+                return dict(step(tensors))
             except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
                 outputs = dict(self._plain(tensors))

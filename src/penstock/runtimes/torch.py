@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
-from penstock.runtimes.keras_call import KerasCall, load_keras_model
+from penstock.runtimes.keras_call import KerasCall, call_keras_model
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -37,12 +37,7 @@ class TorchRuntime:
                 received=f"{device} {device.name}, torch {torch.__version__}",
                 hint="install a CUDA build of torch, or --devices cpu",
             )
-        return wrap(load_keras_model(model), "cuda" if device.kind == "gpu" else "cpu")
-
-
-def wrap(model: Any, target: str, *, as_list: bool = False) -> TorchReplica:
-    """A live Keras model on the torch backend as a replica."""
-    return TorchReplica(KerasCall(model, as_list=as_list), target)
+        return TorchReplica(call_keras_model(model), "cuda" if device.kind == "gpu" else "cpu")
 
 
 class TorchReplica:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import math
 import os
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.records import Column, OutputSchema, Result
@@ -47,18 +50,30 @@ class JsonLinesPart:
         return {self._path: os.path.basename(self._path)}
 
     def abandon(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
+            self._file.close()
 
 
 def _to_list(column: Column) -> list[Any]:
     """A column as plain Python values; a number that is not finite becomes None."""
+    if not isinstance(column, np.ndarray) and pa.types.is_floating(column.type):
+        column = np.asarray(column.to_numpy(zero_copy_only=False))  # null is NaN, and NaN is null again below
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "fiub":
-        return list(to_arrow(column).to_pylist())
+        return [_without_nan(value) for value in to_arrow(column).to_pylist()]
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         objects = column.astype(object)
         objects[~np.isfinite(column)] = None
         return list(objects.tolist())
     return list(column.tolist())
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN and infinity inside lists and structs as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return {key: _without_nan(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.columns import OPAQUE, to_array
 from penstock.core.records import STRING, Array, Column, OutputSchema, Result
-from penstock.errors import UsageError
+from penstock.errors import OutputError, UsageError
 from penstock.sinks.staging import ROW, check_names, fsync_file
 
 
@@ -55,7 +55,16 @@ class NpyPart:
         if isinstance(column, np.ndarray):
             return column
         spec = self._specs[name]
-        return to_array(column, spec.dtype, spec.shape or ())[0]
+        if column.null_count and spec.shape == () and spec.dtype.startswith("float"):
+            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=spec.dtype)  # null is NaN
+        array, bad = to_array(column, spec.dtype, spec.shape or ())
+        if bad:
+            raise OutputError(
+                "npy files have no nulls",
+                received=f"the kept column {name!r} {next(iter(bad.values()))}",
+                hint="use --format parquet or jsonl, or do not --keep this column",
+            )
+        return array
 
     def finish(self) -> dict[str, str]:
         staged: dict[str, str] = {}

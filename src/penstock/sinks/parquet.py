@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -54,7 +55,8 @@ class ParquetPart:
 
     def abandon(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
+                self._writer.close()
 
     def _flush(self) -> None:
         if not self._gathered:
@@ -70,6 +72,9 @@ class ParquetPart:
                 use_dictionary=[field.name for field in table.schema if pa.types.is_large_string(field.type)],
                 column_encoding={ROW: "DELTA_BINARY_PACKED"},
             )
+        elif not table.schema.equals(self._writer.schema):
+            # A text column may have turned out to be UTF-8 in one result and raw bytes in another.
+            table = table.cast(self._writer.schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._gathered, self._bytes = [], 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from penstock.core.records import OutputSchema
@@ -26,20 +27,19 @@ def check_names(schema: OutputSchema) -> None:
     Raises:
         UsageError: Two columns have one name, or one is called `row`.
     """
-    outputs, kept = schema.names[: schema.num_outputs], schema.names[schema.num_outputs :]
     if ROW in schema.names:
-        kind = "an output of the model" if ROW in outputs else "a kept column"
         raise UsageError(
-            f"{kind} is called 'row', which is the name of the row number",
+            "a column is called 'row', which is the name of the row number",
             received=_shown(schema.names),
             hint="rename it: --rename row=NEW",
         )
-    clash = sorted(set(outputs) & set(kept))
-    if clash:
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        outputs, kept = schema.names[: schema.num_outputs], schema.names[schema.num_outputs :]
         raise UsageError(
-            "an output of the model and a kept column have one name",
-            received=f"outputs {_shown(outputs)}; kept {_shown(kept)}",
-            hint=f"rename the output: --rename {clash[0]}=NEW",
+            "two columns would have one name",
+            received=f"outputs {_shown(outputs)}; kept {_shown(kept) or 'none'}",
+            hint=f"rename one of them: --rename {twice[0]}=NEW (an output comes before a kept column)",
         )
 
 

@@ -12,9 +12,10 @@ import pyarrow.csv as pacsv
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.lines import BOM, Excerpt, LineFiles
+from penstock.sources.lines import Excerpt, LineFiles, check_count, parse_surviving
 
 _SAMPLE_BYTES = 1 << 20
+_LONGEST_FIELD = 1 << 30
 
 
 class CsvFiles:
@@ -23,8 +24,8 @@ class CsvFiles:
     suffixes = (".csv", ".tsv")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self._lines = LineFiles(paths, quoted=True, header=True)
         self._delimiter = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
+        self._lines = LineFiles(paths, self._delimiter)
         self._types: dict[str, pa.DataType] | None = None
         self._schema: dict[str, TensorSpec] = {}
 
@@ -36,22 +37,32 @@ class CsvFiles:
             sample = self._sample()
             # A column that is empty at the beginning may hold anything later: text holds everything.
             kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
-            self._types = dict(zip(sample.schema.names, kinds, strict=True))
-            columns = {name: whole(sample.column(name)).cast(kind) for name, kind in self._types.items()}
+            types = dict(zip(sample.schema.names, kinds, strict=True))
+            columns = {name: whole(sample.column(name)).cast(kind) for name, kind in types.items()}
             self._schema = {name: describe(name, column) for name, column in columns.items()}
-            self._check_headers()
+            self._check_headers(list(types))
+            self._types = types
         return self._schema
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
+    def read_as_floats(self, columns: Sequence[str]) -> None:
+        """Read whole numbers as floats: a column that begins with 1, 2, 3 may go on with 2.5."""
+        self.schema()
+        assert self._types is not None
+        self._types |= {name: pa.float64() for name in columns if pa.types.is_integer(self._types[name])}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         return self._lines.spans(rows_per_span)
+
+    def origin(self, span: Span, row: int) -> str:
+        return self._lines.origin(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
         excerpt = self._lines.excerpt(span)
+        failures: tuple[RowFailure, ...] = ()
         try:
             table = self._parse(excerpt.raw, columns)
-            failures: tuple[RowFailure, ...] = ()
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != span.rows:
@@ -59,24 +70,21 @@ class CsvFiles:
         yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
 
     def _sample(self) -> pa.Table:
-        path = self._lines.paths[0]
-        raw = self._lines.head(path, _SAMPLE_BYTES)
-        if not raw.strip():
-            raise InputError("the file is empty", received=path, allowed="a header line, then one line a row")
+        path = self._lines.sample_path()
         names = self._header(path)
         if len(set(names)) != len(names):
             raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
         try:
             options = pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
             options.invalid_row_handler = lambda row: "skip"
-            return pacsv.read_csv(io.BytesIO(raw), parse_options=options)
+            return pacsv.read_csv(io.BytesIO(self._lines.head(path, _SAMPLE_BYTES)), parse_options=options)
         except pa.ArrowInvalid as error:
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
-    def _check_headers(self) -> None:
-        expected = list(self._types or ())
+    def _check_headers(self, expected: list[str]) -> None:
         for path in self._lines.paths:
-            if (names := self._header(path)) != expected:
+            names = self._header(path)
+            if names and names != expected:
                 raise InputError(
                     "the files differ in their header",
                     received=f"{path}: {', '.join(names)}",
@@ -91,7 +99,9 @@ class CsvFiles:
         assert self._types is not None
         return pacsv.read_csv(
             io.BytesIO(raw),
-            read_options=pacsv.ReadOptions(column_names=list(self._types), use_threads=False, block_size=1 << 24),
+            read_options=pacsv.ReadOptions(
+                column_names=list(self._types), use_threads=False, block_size=max(1 << 20, min(len(raw) + 1, 1 << 30))
+            ),
             parse_options=pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(
                 column_types=dict(self._types), include_columns=list(columns), strings_can_be_null=False
@@ -101,42 +111,25 @@ class CsvFiles:
     def _parse_by_record(
         self, excerpt: Excerpt, span: Span, columns: Sequence[str]
     ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-        """The slow road: one record at a time, so that a broken one takes no other down."""
+        """The slow road: records told apart one by one, so that a broken one takes no other down."""
         assert self._types is not None
-        names = list(self._types)
-        values: dict[str, list[object]] = {name: [] for name in columns}
-        failures: list[RowFailure] = []
-        text = excerpt.raw.removeprefix(BOM).decode("utf-8", errors="surrogateescape")
-        records = [record for record in csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter) if record]
+        csv.field_size_limit(_LONGEST_FIELD)
+        text = excerpt.raw.decode("utf-8", errors="surrogateescape")
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter)
+        records = [record for record in reader if record]
+        check_count(len(records), span.rows, excerpt)
         records += [[]] * (span.rows - len(records))
-        for position, record in enumerate(records[: span.rows]):
-            row = span.start + position
-            try:
-                if len(record) != len(names):
-                    raise ValueError(f"{len(record)} fields, not {len(names)}")
-                fields = dict(zip(names, record, strict=True))
-                parsed = {name: _convert(name, fields[name], self._types[name]) for name in columns}
-            except ValueError as error:
-                failures.append(excerpt.failure(row, "read", type(error).__name__, str(error)))
-                parsed = dict.fromkeys(columns)
-            for name in columns:
-                values[name].append(parsed[name])
-        arrays = {name: pa.array(values[name], _widened(self._types[name])) for name in columns}
-        return pa.table(arrays), tuple(failures)
+        nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
+        table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
+        return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
 
-
-def _widened(kind: pa.DataType) -> pa.DataType:
-    """A whole number at the beginning of a file may turn out to be a fraction further down."""
-    return pa.float64() if pa.types.is_integer(kind) else kind
-
-
-def _convert(name: str, field: str, kind: pa.DataType) -> object:
-    try:
-        if pa.types.is_string(kind):
-            return field.encode("utf-8", errors="surrogateescape").decode("utf-8")
-        if field == "":
-            return None
-        return pa.array([field]).cast(_widened(kind))[0].as_py()
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        shown = field.encode("utf-8", errors="replace").decode()
-        raise ValueError(f"column {name!r}: {shown[:60]!r} is not {kind}") from error
+    def _parse_records(self, records: Sequence[list[str]], columns: Sequence[str]) -> pa.Table:
+        """Records written out again and parsed as on the fast road, so that both read a field the same way."""
+        width = len(self._types or ())
+        for record in records:
+            if len(record) != width:
+                raise ValueError(f"{len(record)} fields, not {width}")
+        text = io.StringIO(newline="")
+        # Quotes everywhere: a record of one empty field would else be a blank line.
+        csv.writer(text, delimiter=self._delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(records)
+        return self._parse(text.getvalue().encode("utf-8", errors="surrogateescape"), columns)

@@ -44,7 +44,13 @@ def expand(arguments: Sequence[str], suffixes: Collection[str]) -> list[str]:
 
 def _walk(folder: str, suffixes: Collection[str]) -> list[str]:
     found: list[str] = []
+    walked: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
+        place = os.path.realpath(parent)
+        if place in walked or (parent != folder and "_penstock" in folders):
+            folders[:] = []  # a link back to where we were, or an output folder of penstock: not part of the input
+            continue
+        walked.add(place)
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         wanted = [name for name in names if not name.startswith((".", "_")) and suffix_of(name) in suffixes]
         found += [os.path.relpath(os.path.join(parent, name), folder) for name in wanted]

@@ -12,7 +12,7 @@ import pyarrow.json as pajson
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.lines import BOM, Excerpt, LineFiles
+from penstock.sources.lines import BOM, Excerpt, LineFiles, check_count, parse_surviving
 
 _SAMPLE_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ class JsonLines:
     suffixes = (".jsonl", ".ndjson")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self._lines = LineFiles(paths, quoted=False, header=False)
+        self._lines = LineFiles(paths)
         self._types: pa.Schema | None = None
         self._schema: dict[str, TensorSpec] = {}
 
@@ -37,9 +37,12 @@ class JsonLines:
             self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         return self._lines.spans(rows_per_span)
+
+    def origin(self, span: Span, row: int) -> str:
+        return self._lines.origin(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
@@ -56,10 +59,8 @@ class JsonLines:
         yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
 
     def _sample(self) -> pa.Table:
-        path = self._lines.paths[0]
+        path = self._lines.sample_path()
         raw = self._lines.head(path, _SAMPLE_BYTES)
-        if not raw.strip():
-            raise InputError("the file is empty", received=path, allowed="one JSON object a line")
         try:
             return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
         except pa.ArrowInvalid:
@@ -78,23 +79,20 @@ def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def _parse_by_line(excerpt: Excerpt, span: Span, schema: pa.Schema) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-    """The slow road: one line at a time, so that a broken one takes no other down."""
+    """The slow road: lines told apart one by one, so that a broken one takes no other down."""
     lines = [line for line in excerpt.raw.removeprefix(BOM).split(b"\n") if line.strip(b"\r")]
-    empty = schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)]
+    check_count(len(lines), span.rows, excerpt)
     nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
-    tables: list[pa.Table] = []
-    failures: list[RowFailure] = []
-    for position, line in enumerate(lines[: span.rows]):
-        record = _loads(line)
-        try:
-            if not isinstance(record, dict):
-                raise ValueError(record if isinstance(record, str) else "not a JSON object")
-            tables.append(_parse(line, schema))
-        except (ValueError, pa.ArrowInvalid) as error:
-            reason = str(error).splitlines()[0]
-            failures.append(excerpt.failure(span.start + position, "read", type(error).__name__, reason))
-            tables.append(nothing)
-    return pa.concat_tables(tables or [pa.Table.from_batches(empty)]), tuple(failures)
+    table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
+    return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
+
+
+def _parse_lines(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
+    for line in lines:
+        value = _loads(line)
+        if not isinstance(value, dict):
+            raise ValueError(value if isinstance(value, str) else "not a JSON object")
+    return _parse(b"\n".join(lines), schema)
 
 
 def _loads(line: bytes) -> object:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.records import Array, Fragment, RowFailure, Span
+from penstock.errors import InputError
 from penstock.sources.files import fail_empty, fragment
 
 _SCAN_BYTES = 16 << 20
@@ -24,17 +27,16 @@ class Excerpt:
     rows: int
     raw: bytes
 
-    def failure(self, row: int, stage: str, error: str, reason: str) -> RowFailure:
-        return RowFailure(row, f"{self.path}, bytes from {self.offset}", stage, error, reason)
+    def failure(self, row: int, reason: str) -> RowFailure:
+        return RowFailure(row, f"{self.path}, bytes from {self.offset}", "read", "BadRecord", reason)
 
 
 class LineFiles:
-    """Files of lines. `quoted` lines may hold line breaks between double quotes; `header` lines come first."""
+    """Files of lines. With a `delimiter`, a quoted field may hold line breaks, and a header comes first."""
 
-    def __init__(self, paths: Sequence[str], quoted: bool, header: bool) -> None:
+    def __init__(self, paths: Sequence[str], delimiter: str | None = None) -> None:
         self.paths = list(paths)
-        self._quoted = quoted
-        self._header = header
+        self._delimiter = ord(delimiter) if delimiter else None
 
     def fragments(self) -> Sequence[Fragment]:
         return [fragment(path) for path in self.paths]
@@ -55,34 +57,42 @@ class LineFiles:
             file.seek(first)
             return Excerpt(self.paths[number], first, span.rows, file.read(end - first))
 
+    def origin(self, span: Span) -> str:
+        number, first, end = span.locator
+        return f"{self.paths[number]}, bytes {first} to {end}"
+
+    def sample_path(self) -> str:
+        """The first file that has records: some writers leave empty ones before it."""
+        for path in self.paths:
+            if next(self._ranges(path, 1), None) is not None:
+                return path
+        raise fail_empty(self.paths)
+
     def head(self, path: str, size: int) -> bytes:
         """The first records of a file, whole ones, about `size` bytes."""
         with open(path, "rb") as file:
             raw = file.read(size)
             if len(raw) < size:
                 return raw
-            ends = _record_ends(raw, self._quoted, False)[0]
+            ends, _ = self._record_ends(raw, _NEWLINE, False)
             return raw[: int(ends[-1]) + 1] if len(ends) else raw + file.readline()
 
     def _ranges(self, path: str, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
         """(first byte, end, records) of every run of at most `rows_per_span` records."""
-        first = rows = 0
-        must_skip_header = self._header
+        first = rows = end = 0
+        must_skip_header = self._delimiter is not None
         for ends, are_blank in self._scan(path):
-            start = 0
             if must_skip_header and len(ends):
-                first, start, must_skip_header = int(ends[0]), 1, False
-            counts = np.cumsum(~are_blank[start:]) + rows
-            ends = ends[start:]
-            while len(counts) and counts[-1] >= rows_per_span:
-                # Blank lines after the last record belong to the next range: they hold nothing.
-                last = int(np.searchsorted(counts, rows_per_span))
+                first, ends, are_blank, must_skip_header = int(ends[0]), ends[1:], are_blank[1:], False
+            if not len(ends):
+                continue
+            counts = np.cumsum(~are_blank) + rows
+            full = np.arange(rows_per_span, int(counts[-1]) + 1, rows_per_span)
+            # Blank lines after the last record of a range belong to the next one: they hold nothing.
+            for last in np.searchsorted(counts, full):
                 yield first, int(ends[last]), rows_per_span
                 first = int(ends[last])
-                counts, ends = counts[last + 1 :] - rows_per_span, ends[last + 1 :]
-                rows = 0
-            rows = int(counts[-1]) if len(counts) else rows
-            end = int(ends[-1]) if len(ends) else first
+            rows, end = int(counts[-1]) - len(full) * rows_per_span, int(ends[-1])
         if rows:
             yield first, end, rows
 
@@ -90,34 +100,91 @@ class LineFiles:
         """For every piece of the file: where its records end (past the line break), and which are blank."""
         offset = record_start = 0
         is_open = False
+        before = _NEWLINE
         with open(path, "rb") as file:
-            tail = b""
             while raw := file.read(_SCAN_BYTES):
-                ends, is_open = _record_ends(raw, self._quoted, is_open)
+                ends, is_open = self._record_ends(raw, before, is_open)
                 absolute = ends + offset + 1
                 starts = np.concatenate(([record_start], absolute[:-1])) if len(ends) else absolute
                 lengths = absolute - starts
-                before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
-                carriage = (before == ord("\r")) & (ends > 0)
+                previous = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
                 if len(ends) and ends[0] == 0:
-                    carriage[0] = tail == b"\r"
-                yield absolute, (lengths == 1) | ((lengths == 2) & carriage)
+                    previous[0] = before
+                yield absolute, (lengths == 1) | ((lengths == 2) & (previous == ord("\r")))
                 record_start = int(absolute[-1]) if len(ends) else record_start
-                offset, tail = offset + len(raw), raw[-1:]
+                offset, before = offset + len(raw), raw[-1]
             if offset > record_start:
                 file.seek(record_start)
                 is_blank = offset - record_start < 3 and not file.read(2).strip(b"\r\n")
                 yield np.array([offset]), np.array([is_blank])
 
+    def _record_ends(self, raw: bytes, before: int, is_open: bool) -> tuple[Array, bool]:
+        """Where records end in `raw` (the line break's place), and whether a quoted field is open at its end.
 
-def _record_ends(raw: bytes, quoted: bool, is_open: bool) -> tuple[Array, bool]:
-    """Where records end in `raw` (the line break's place), and whether a quote is open at its end."""
-    values = np.frombuffer(raw, np.uint8)
-    ends = np.flatnonzero(values == _NEWLINE)
-    if not quoted:
-        return ends, False
-    quotes = np.flatnonzero(values == _QUOTE)
-    if not len(quotes):
-        return (ends[:0] if is_open else ends), is_open
-    inside = (np.searchsorted(quotes, ends) + is_open) % 2
-    return ends[inside == 0], bool((len(quotes) + is_open) % 2)
+        `before` is the byte before `raw`, and `is_open` says whether a quoted field is open there.
+        """
+        values = np.frombuffer(raw, np.uint8)
+        ends = np.flatnonzero(values == _NEWLINE)
+        if self._delimiter is None:
+            return ends, False
+        quotes = np.flatnonzero(values == _QUOTE)
+        if not len(quotes):
+            return (ends[:0] if is_open else ends), is_open
+        previous = values[np.maximum(quotes - 1, 0)]
+        if quotes[0] == 0:
+            previous[0] = before
+        may_open = np.isin(previous, (self._delimiter, _NEWLINE, ord("\r"), _QUOTE, BOM[-1]))
+        if not may_open[int(is_open) :: 2].all():
+            quotes = np.array(_field_quotes(quotes.tolist(), may_open.tolist(), previous.tolist(), is_open), np.int64)
+        inside = (np.searchsorted(quotes, ends) + is_open) % 2
+        return ends[inside == 0], bool((len(quotes) + is_open) % 2)
+
+
+def _field_quotes(quotes: list[int], may_open: list[bool], previous: list[int], is_open: bool) -> list[int]:
+    """The quotes that open and close fields, without those that stand in the middle of an unquoted one: 5" pipe."""
+    kept: list[int] = []
+    for place, opens, byte in zip(quotes, may_open, previous, strict=True):
+        follows_closing = byte == _QUOTE and bool(kept) and kept[-1] == place - 1
+        if not is_open and (not opens or (byte == _QUOTE and not follows_closing)):
+            continue
+        kept.append(place)
+        is_open = not is_open
+    return kept
+
+
+def parse_surviving(
+    records: Sequence[Any], parse: Callable[[Sequence[Any]], pa.Table], nothing: pa.Table
+) -> tuple[pa.Table, dict[int, str]]:
+    """Parse records that may be broken: halves until the broken ones are found, each replaced by `nothing`.
+
+    Returns:
+        A table with one row for each record, and position to reason for the broken ones.
+    """
+    tables: list[pa.Table] = []
+    reasons: dict[int, str] = {}
+    pieces = [(0, len(records))]
+    while pieces:
+        start, stop = pieces.pop()
+        try:
+            table = parse(records[start:stop])
+            if table.num_rows != stop - start:
+                raise pa.ArrowInvalid(f"{table.num_rows} records in the place of {stop - start}")
+            tables.append(table)
+        except (pa.ArrowInvalid, ValueError) as error:
+            if stop - start == 1:
+                reasons[start] = str(error).splitlines()[0]
+                tables.append(nothing)
+            else:
+                middle = (start + stop) // 2
+                pieces += [(middle, stop), (start, middle)]
+    return (pa.concat_tables(tables) if tables else nothing.slice(0, 0)), reasons
+
+
+def check_count(found: int, expected: int, excerpt: Excerpt) -> None:
+    """Refuse to go on where the two ways of counting records differ: rows would vanish."""
+    if found > expected:
+        raise InputError(
+            "the records of this file cannot be told apart",
+            received=f"{excerpt.path}, bytes from {excerpt.offset}: {found} records where {expected} were counted",
+            hint="is there a stray quote in it?",
+        )

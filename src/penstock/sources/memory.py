@@ -53,9 +53,12 @@ class InMemory:
     def schema(self) -> dict[str, TensorSpec]:
         return {name: describe(name, column) for name, column in self._columns.items()}
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         for index, start in enumerate(range(0, self._rows, rows_per_span)):
             yield Span(index, start, min(rows_per_span, self._rows - start), ())
+
+    def origin(self, span: Span, row: int) -> str:
+        return "memory"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         yield Block(span.start, span.rows, {name: self._columns[name][span.start : span.stop] for name in columns})
@@ -104,8 +107,11 @@ class SharedMemory:
     def schema(self) -> dict[str, TensorSpec]:
         return self._open().schema()
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
-        return self._open().divide(rows_per_span)
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        return self._open().divide(rows_per_span, most_rows)
+
+    def origin(self, span: Span, row: int) -> str:
+        return "memory"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         return self._open().read(span, columns)

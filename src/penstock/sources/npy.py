@@ -15,7 +15,7 @@ from penstock.core.columns import describe
 from penstock.core.records import Array, Block, Column, Columns, Fragment, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files import fail_empty, fragment
-from penstock.sources.pieces import spans_of_files
+from penstock.sources.pieces import origin_of_run, spans_of_files
 from penstock.sources.streams import OpenStreams
 
 NPY_COLUMN = "data"
@@ -40,11 +40,14 @@ class ArrayFiles:
             self._schema = self._scan()
         return self._schema
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         if not sum(self._rows):
             raise fail_empty(self.paths)
         yield from spans_of_files(self._rows, rows_per_span)
+
+    def origin(self, span: Span, row: int) -> str:
+        return origin_of_run(self.paths, span.start, span.locator, row)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
@@ -73,6 +76,7 @@ class ArrayFiles:
 
     def _scan(self) -> dict[str, TensorSpec]:
         schema: dict[str, TensorSpec] = {}
+        rows: list[int] = []
         for path in self.paths:
             members = _open(path)
             lengths = {name: member.shape[0] for name, member in members.items()}
@@ -89,7 +93,8 @@ class ArrayFiles:
                     allowed=f"as in {self.paths[0]}: " + ", ".join(f"{name} {spec}" for name, spec in schema.items()),
                 )
             schema = found
-            self._rows.append(next(iter(lengths.values()), 0))
+            rows.append(next(iter(lengths.values()), 0))
+        self._rows = rows
         return schema
 
 

@@ -13,7 +13,7 @@ from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Column, Fragment, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files import fail_empty, fragment
-from penstock.sources.pieces import even_parts
+from penstock.sources.pieces import even_parts, origin_of_run
 from penstock.sources.streams import OpenStreams
 
 READ_BYTES = 1 << 20
@@ -42,11 +42,11 @@ class ParquetFiles:
             self._schema = self._scan()
         return self._schema
 
-    def divide(self, rows_per_span: int) -> Iterator[Span]:
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         index = start = filled = 0
         runs: list[tuple[Any, ...]] = []
-        for run, group in self._runs(rows_per_span):
+        for run, group in self._runs(rows_per_span, most_rows or WHOLE_ROW_GROUP * rows_per_span):
             rows = run[3]
             if runs and (group is not None or filled + rows > rows_per_span):
                 yield Span(index, start, filled, tuple(runs))
@@ -62,17 +62,23 @@ class ParquetFiles:
         if not start:
             raise fail_empty(self.paths)
 
-    def _runs(self, rows_per_span: int) -> Iterator[tuple[tuple[Any, ...], str | None]]:
+    def _runs(self, rows_per_span: int, most_rows: int) -> Iterator[tuple[tuple[Any, ...], str | None]]:
         """(file, row group, first row in it, rows) for every row group or piece of one, with its group."""
+        most_rows = max(rows_per_span, min(most_rows, WHOLE_ROW_GROUP * rows_per_span))
         for file, row_groups in enumerate(self._row_groups):
             for number, rows in enumerate(row_groups):
                 if not rows:
                     continue
-                if rows <= WHOLE_ROW_GROUP * rows_per_span:
+                if rows <= most_rows:
                     yield (file, number, 0, rows), None
                     continue
-                for first, taken in even_parts(rows, WHOLE_ROW_GROUP * rows_per_span, rows_per_span):
+                for first, taken in even_parts(rows, most_rows // rows_per_span * rows_per_span, rows_per_span):
                     yield (file, number, first, taken), f"{file}:{number}"
+
+    def origin(self, span: Span, row: int) -> str:
+        before = [sum(self._row_groups[file][:number]) for file, number, _, _ in span.locator]
+        runs = [(run[0], run[2] + skipped, run[3]) for run, skipped in zip(span.locator, before, strict=True)]
+        return origin_of_run(self.paths, span.start, runs, row)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
@@ -111,6 +117,7 @@ class ParquetFiles:
 
     def _scan(self) -> dict[str, TensorSpec]:
         first: pa.Schema | None = None
+        row_groups: list[list[int]] = []
         for path in self.paths:
             with _open(path) as file:
                 arrow = file.schema_arrow.remove_metadata()
@@ -122,10 +129,9 @@ class ParquetFiles:
                     )
                 first = arrow if first is None else first
                 metadata = file.metadata
-                self._row_groups.append(
-                    [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-                )
+                row_groups.append([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
         assert first is not None
+        self._row_groups = row_groups
         sample = self._first_rows(first)
         return {name: describe(name, whole(sample.column(name))) for name in first.names}
 

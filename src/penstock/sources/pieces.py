@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.core.records import Span
 
@@ -22,6 +22,16 @@ def spans_of_files(rows_of_files: Iterable[int], rows_per_span: int) -> Iterator
                 index, start, filled, runs = index + 1, start + filled, 0, []
     if runs:
         yield Span(index, start, filled, tuple(runs))
+
+
+def origin_of_run(paths: Sequence[str], start: int, runs: Iterable[tuple[int, int, int]], row: int) -> str:
+    """The file and the row in it of `row`, in a span that begins at `start` and is made of (file, first row, rows)."""
+    place = row - start
+    for file, first, rows in runs:
+        if place < rows:
+            return f"{paths[file]}, row {first + place}"
+        place -= rows
+    return ""
 
 
 def even_parts(rows: int, limit: int, multiple: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from penstock.core.protocols import PartWriter, Sink
@@ -100,15 +100,15 @@ class Committer:
 
     def close(self) -> None:
         """Leave the folder resumable: an open part is dropped."""
+        self._journal.close()
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        self._journal.close()
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def _append_failures(self) -> int:
         if not self._failures:
-            return os.path.getsize(self._failures_path)
+            return _size(self._failures_path)
         with open(self._failures_path, "ab") as file:
             file.write(("\n".join(self._failures) + "\n").encode())
             file.flush()
@@ -124,18 +124,17 @@ class Committer:
         return part, sum(record.part == part for record in self.records)
 
     def _name(self, span_index: int) -> str:
-        """`part-00000003`; the rest of a part that an interrupt cut is `part-00000003_1`, which sorts after it."""
+        """`part-00000003`; the rest of a part that an interrupt cut is `part-00000003_0001`, which sorts after it."""
         part, cut = self._part_of(span_index)
-        return f"part-{part:08d}" + (f"_{cut}" if cut else "")
+        return f"part-{part:08d}" + (f"_{cut:04d}" if cut else "")
 
     def _recover(self) -> None:
         """Bring the folder to the state that the journal describes."""
         shutil.rmtree(self._staging, ignore_errors=True)
         os.makedirs(self._staging)
-        for count, record in enumerate(self.records):
-            if not all(self._is_whole(name, size) for name, size in record.files.items()):
-                self._journal.cut_to(count)
-                break
+        whole = whole_records(self._output, self.records)
+        if len(whole) < len(self.records):
+            self._journal.cut_to(len(whole))
         known = {name for record in self.records for name in record.files}
         for name in part_files(self._output, self._manifest):
             if name not in known:
@@ -147,11 +146,26 @@ class Committer:
         fsync_folder(internal(self._output))
         fsync_folder(self._output)
 
-    def _is_whole(self, name: str, size: int) -> bool:
-        try:
-            return os.path.getsize(os.path.join(self._output, name)) == size
-        except FileNotFoundError:
-            return False
+
+def whole_records(output: str, records: Sequence[PartRecord]) -> list[PartRecord]:
+    """The records up to the first whose files, or failures, are not on the disk as it says."""
+    failures_bytes = _size(internal(output, "failures.jsonl"))
+    for count, record in enumerate(records):
+        are_whole = all(_size(os.path.join(output, name)) == size for name, size in record.files.items())
+        if not are_whole or record.failures_bytes > failures_bytes:
+            return list(records[:count])
+    return list(records)
+
+
+def is_finished(manifest: Manifest, records: Sequence[PartRecord]) -> bool:
+    return bool(records) and records[-1].stop_span == len(manifest.spans)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except FileNotFoundError:
+        return -1
 
 
 def part_files(output: str, manifest: Manifest) -> list[str]:
@@ -171,7 +185,7 @@ def remove_job(output: str, manifest: Manifest) -> None:
     The journal goes first: without it the parts are unknown, and every later start removes them, so a crash at
     any point leaves a folder that is whole, or empty, or cleans itself.
     """
-    for name in ("journal", "failures.jsonl", "log.txt"):
+    for name in ("journal", "failures.jsonl"):
         _remove(internal(output, name))
     fsync_folder(internal(output))
     for name in part_files(output, manifest):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import OutputError
 
 INTERNAL = "_penstock"
 """The folder inside the output folder that belongs to penstock."""
@@ -11,6 +15,19 @@ INTERNAL = "_penstock"
 def internal(output: str, *names: str) -> str:
     """A path inside penstock's own folder of an output folder."""
     return os.path.join(output, INTERNAL, *names)
+
+
+@contextmanager
+def output_errors() -> Iterator[None]:
+    """What the disk refuses (no space, no permission) is told as a matter of the output folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            "the output cannot be written",
+            received=str(error),
+            hint="what is committed stays: mend it and run the same command again",
+        ) from error
 
 
 def fsync_folder(path: str) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import OutputError
-from penstock.storage.disk import internal, make_folders
+from penstock.storage.disk import internal, make_folders, output_errors
 
 
 class OutputLock:
@@ -21,13 +21,17 @@ class OutputLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
+        with output_errors():
+            return self._take()
+
+    def _take(self) -> Self:
         make_folders(internal(self._output))
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._is_still_there(descriptor):
                 os.close(descriptor)
-                return self.__enter__()
+                return self._take()
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)

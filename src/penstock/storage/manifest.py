@@ -29,6 +29,8 @@ class Manifest:
         spans: Every span of the input.
         parts: The first span of every planned part.
         versions: What wrote this.
+        weights: A digest, for a model that a function built.
+        max_failures: What a resumed run goes by, unless it is told otherwise.
     """
 
     request: dict[str, Any]
@@ -40,6 +42,8 @@ class Manifest:
     spans: tuple[Span, ...]
     parts: tuple[int, ...]
     versions: dict[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    max_failures: float = 0.1
 
     @property
     def rows(self) -> int:
@@ -61,6 +65,8 @@ class Manifest:
             "spans": [[s.start, s.rows, s.locator, s.group] for s in self.spans],
             "parts": list(self.parts),
             "versions": self.versions,
+            "weights": self.weights,
+            "max_failures": self.max_failures,
         }
         write_whole(internal(output, "manifest.json"), json.dumps(document).encode())
 
@@ -109,6 +115,8 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         ),
         parts=tuple(document["parts"]),
         versions=document["versions"],
+        weights=document["weights"],
+        max_failures=document["max_failures"],
     )
 
 
