@@ -16,6 +16,7 @@ from penstock import folders, jobs, registry
 from penstock.core import division
 from penstock.core.protocols import Source
 from penstock.core.records import Array, Column, Job, ModelFile, Placement, Result, Span
+from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.models import builder
@@ -264,7 +265,7 @@ def _stream(
     model: ModelFile | LiveModel, source: Source, options: PredictOptions, *, is_verbose: bool
 ) -> Iterator[dict[str, Any]]:
     with _log(is_verbose) as log:
-        started = jobs.start(model, source, options, Meter(), log=log, is_verbose=is_verbose)
+        started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
             for result in started.engine.run(started.divide()):
                 shown = jobs.renamed(result, options)
@@ -294,7 +295,9 @@ def _inspect_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
     name = registry.choose_runtime(file, runtime)
     with _log(False) as log:
         launch = Launch(registry.RUNTIMES[name], file, 1, log)
-        with contextlib.closing(LocalEngine(launch, Placement((cpu_device(),), 1, 1), Meter().observe)) as engine:
+        with contextlib.closing(
+            LocalEngine(launch, Placement((cpu_device(),), 1, 1), Meter().observe, StopFlag())
+        ) as engine:
             signature = engine.load()
     return {
         "model": file.location,
@@ -372,7 +375,7 @@ def _predict_in_memory(model: Any, data: Any, options: PredictOptions, *, is_ver
     opened, _, _ = _open_model(model, options, needs_digest=False)
     source, _ = _open_data(data)
     with _log(is_verbose) as log:
-        started = jobs.start(opened, source, options, Meter(), log=log, is_verbose=is_verbose)
+        started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
             spans = started.divide()
             columns = _gather(started.engine.run(spans), spans)
@@ -394,7 +397,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     source: Source = _open_data(data)[0] if _is_paths(data) else open_memory(data, names)
     bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options)
-    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe)
+    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
     engine.take(Job(source, bindings, options.keep, batch_size))
     row_bytes = sum(binding.row_bytes for binding in bindings)
     spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))

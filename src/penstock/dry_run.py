@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock import api, folders, jobs
 from penstock.core import mapping
+from penstock.core.stopping import StopFlag
 from penstock.options import PredictOptions
 from penstock.telemetry.meter import Meter
 
@@ -23,7 +24,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         folders.check_folder(os.path.abspath(output), overwrite=False)
     task = api.make_task(model, inputs, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
-        started = jobs.start(task.model, task.source, options, Meter(), log=log)
+        started = jobs.start(task.model, task.source, options, Meter(), log=log, stop=StopFlag())
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")
     return {

@@ -117,8 +117,24 @@ class Interrupted(PenstockError):
         return error
 
 
+_PREAMBLES = (
+    "graph execution error",
+    "detected at node",
+    "in user code",
+    "<stack traces",
+    "file ",
+    "[[{{node",
+    "arguments ",
+)
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The reason of a framework's error in one line: its class and the first line that says something."""
+    """The reason of a framework's error in one line: its class and the line that says something.
+
+    TensorFlow puts headings and stack traces before the reason, and Keras puts the reason of a traced function last.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
+    told = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
+    is_traced = bool(lines) and lines[0].lower().startswith("in user code")
+    text = (told[-1] if is_traced else told[0]) if told else ""
     return f"{type(error).__name__}: {text}"[:limit].rstrip(": ")

@@ -14,6 +14,7 @@ from typing import IO, Any
 from penstock import jobs, registry
 from penstock.core import division
 from penstock.core.records import ModelFile, Result
+from penstock.core.stopping import StopFlag
 from penstock.errors import Interrupted, OutputError, TooManyFailures
 from penstock.interrupts import graceful
 from penstock.options import PredictOptions
@@ -75,8 +76,8 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
                 return _summary_of(task.output, found, records, began)
             with output_errors():
                 log = open(internal(output, "log.txt"), "ab+", buffering=0)  # noqa: SIM115 - closed just below
-            with log:
-                return _Run(task, output, progress, began, log).execute(found, mark)
+            with log, graceful(progress.note) as stop:
+                return _Run(task, output, progress, began, log, stop).execute(found, mark)
         finally:
             _leave_no_trace(output, existed)
 
@@ -127,12 +128,15 @@ def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], bega
 class _Run:
     """One execution of a job in a folder that is locked."""
 
-    def __init__(self, task: FolderJob, output: str, progress: Progress, began: float, log: IO[Any]) -> None:
+    def __init__(
+        self, task: FolderJob, output: str, progress: Progress, began: float, log: IO[Any], stop: StopFlag
+    ) -> None:
         self._task = task
         self._output = output
         self._progress = progress
         self._began = began
         self._log = log
+        self._stop = stop
         self._meter = Meter()
 
     def execute(self, found: Manifest | None, mark: str) -> Summary:
@@ -149,6 +153,7 @@ class _Run:
             task.options,
             self._meter,
             log=self._log,
+            stop=self._stop,
             is_verbose=task.is_verbose,
             fixed=fixed,
         )
@@ -177,14 +182,13 @@ class _Run:
                 self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
-                with graceful(started.engine.stop, self._progress.note) as interrupts:
-                    self._write_all(started.engine.run(committer.pending), committer)
+                self._write_all(started.engine.run(committer.pending), committer)
             finally:
                 self._progress.end()
-            if interrupts.signal_number is not None and committer.pending:
+            if self._stop.signal_number is not None and committer.pending:
                 done = manifest.rows - sum(span.rows for span in committer.pending)
                 raise Interrupted.by_signal(
-                    interrupts.signal_number,
+                    self._stop.signal_number,
                     f"stopped with {done:,} of {manifest.rows:,} rows committed",
                     hint=f"go on with: penstock resume {self._task.output}",
                 )

@@ -31,6 +31,7 @@ from penstock.core.records import (
     Span,
     TensorSpec,
 )
+from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError, ModelError, UsageError
@@ -39,6 +40,7 @@ from penstock.pool import devices
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
 from penstock.sources.csv import CsvFiles
+from penstock.sources.jsonl import JsonLines
 from penstock.sources.memory import InMemory, SharedMemory
 from penstock.telemetry.meter import Meter
 
@@ -94,6 +96,7 @@ def start(
     meter: Meter,
     *,
     log: IO[Any],
+    stop: StopFlag,
     is_verbose: bool = False,
     fixed: Fixed | None = None,
 ) -> Started:
@@ -104,7 +107,7 @@ def start(
     _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
         placement = embedded_placement(model)
-        engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe)
+        engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, stop)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
     runtime = registry.choose_runtime(model, fixed.recipe.runtime if fixed else options.runtime)
     placement = _placement(devices.choose(_devices_wanted(options, fixed)))
@@ -113,7 +116,7 @@ def start(
     try:
         descriptors = (shared.descriptor,) if shared is not None else ()
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
-        engine = LocalEngine(launch, placement, meter.observe)
+        engine = LocalEngine(launch, placement, meter.observe, stop)
         started = _decide(engine, shared or source, options, placement, (runtime, threads), fixed)
     except BaseException:
         if shared is not None:
@@ -164,7 +167,7 @@ def _decide(
 
 def _prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
     """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
-    if isinstance(source, CsvFiles):
+    if isinstance(source, (CsvFiles, JsonLines)):
         fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
         source.read_as_floats(sorted(fed - set(keep)))
 

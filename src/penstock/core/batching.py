@@ -44,7 +44,9 @@ class Batch:
 
 
 def cut(blocks: Iterable[Mapping[str, Array]], batch_size: int) -> Iterator[Batch]:
-    """Cut blocks of inputs into batches of exactly `batch_size` rows; the last one is padded with zeros.
+    """Cut blocks of inputs into batches of exactly `batch_size` rows; the last one is padded with its last row.
+
+    Not with zeros: a model may reject what is no real row, such as an empty string in the place of an image.
 
     A batch that lies inside one block is a view of it: nothing is copied.
     """
@@ -70,7 +72,7 @@ def cut(blocks: Iterable[Mapping[str, Array]], batch_size: int) -> Iterator[Batc
                 index, offset, filled = index + 1, offset + batch_size, 0
     if filled:
         for array in buffer.values():
-            array[filled:] = b"" if array.dtype == object else 0
+            array[filled:] = array[filled - 1]
         yield Batch(index, offset, filled, buffer)
 
 

@@ -25,7 +25,7 @@ def describe(name: str, column: Column) -> TensorSpec:
 
 def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
     if isinstance(kind, pa.FixedShapeTensorType):
-        return kind.value_type.to_pandas_dtype()(0).dtype.name, tuple(kind.shape)
+        return _number(kind.value_type), tuple(kind.shape)
     if pa.types.is_dictionary(kind):
         return _describe_type(kind.value_type, sample.dictionary if len(sample) else sample)
     if pa.types.is_fixed_size_list(kind):
@@ -44,8 +44,13 @@ def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
     if pa.types.is_decimal(kind):
         return "float64", ()
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype()).name, ()
+        return _number(kind), ()
     return OPAQUE, ()
+
+
+def _number(kind: pa.DataType) -> str:
+    """The numpy name of a number. (Arrow's own way to ask imports pandas.)"""
+    return {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
@@ -139,7 +144,7 @@ def _from_lists(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
     nulls = values.null_count
     if whole and not nulls and (None in shape or len(values) == rows * per_row):
         return _from_arrow(values, dtype, (), bad)
-    return _repair(column, dtype, per_row, bad)
+    return _repair(column, dtype, shape, bad)
 
 
 def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
@@ -160,8 +165,9 @@ def _is_uniform(column: pa.Array) -> bool:
     return bool((lengths == lengths[0]).all())
 
 
-def _repair(column: pa.Array, dtype: str, per_row: int, bad: BadRows) -> Array:
+def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
     """The slow road, row by row: only for blocks in which a row is null or has another length."""
+    per_row = math.prod(length for length in shape if length is not None)
     kind: Any = object if dtype == STRING else np.dtype(dtype)
     repaired = np.zeros((len(column), per_row), dtype=kind)
     if dtype == STRING:
@@ -171,9 +177,11 @@ def _repair(column: pa.Array, dtype: str, per_row: int, bad: BadRows) -> Array:
         if row.null_count:
             bad[position] = "is null"
             continue
-        values, _ = _flatten(row)
+        values, is_regular = _flatten(row)
         if len(values) != per_row:
             bad[position] = f"has {len(values)} values, not {per_row}"
+        elif not is_regular:
+            bad[position] = "is ragged: its lists differ in length"
         elif values.null_count:
             bad[position] = "holds a null"
         else:
@@ -197,6 +205,8 @@ def to_arrow(column: Column) -> pa.Array:
         return column
     if column.dtype.kind in "OSU":
         return _text_to_arrow(column)
+    if not column.dtype.isnative:
+        column = column.astype(column.dtype.newbyteorder("="))
     if column.ndim == 1:
         return pa.array(column)
     if column.dtype == np.bool_:

@@ -159,9 +159,12 @@ def misfit(column: TensorSpec, spec: TensorSpec) -> str | None:
     same_rank = len(column.shape) == len(spec.shape)
     if same_rank and all(a == b or a is None or b is None for a, b in zip(column.shape, spec.shape, strict=True)):
         return None
-    # The same values under another shape: a flat list of 784 for 28×28, or a missing channel axis.
     if None not in column.shape and None not in spec.shape:
-        if math.prod(_ones(column.shape)) == math.prod(_ones(spec.shape)):
+        # The same values under another shape: a flat list of 784 for 28×28, or a missing channel axis.
+        is_flat = min(len(column.shape), len(spec.shape)) <= 1
+        if is_flat and math.prod(_ones(column.shape)) == math.prod(_ones(spec.shape)):
+            return None
+        if [n for n in column.shape if n != 1] == [n for n in spec.shape if n != 1]:
             return None
     elif column.shape == () and spec.shape == (None,):
         return None
@@ -193,6 +196,8 @@ def wire_dtype(column: str, wanted: str) -> str:
 def _fed_shape(column: TensorSpec, spec: TensorSpec) -> Shape:
     if spec.shape is None:
         return column.shape or ()
+    if None not in spec.shape:
+        return spec.shape
     if column.shape is not None and len(column.shape) == len(spec.shape):
         return tuple(b if a is None else a for a, b in zip(column.shape, spec.shape, strict=True))
     return tuple(1 if length is None else length for length in spec.shape)

@@ -14,6 +14,7 @@ from penstock.core.ordering import InOrder
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.stopping import StopFlag
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.warmup import warm_up
 
@@ -28,15 +29,15 @@ class EmbeddedEngine:
         replicas: The live model, once for each device.
         placement: The devices, and the threads for each.
         observe: Told of every finished span.
-        needs_warm_up: Whether the outputs must be known before the first result.
+        stop: Begin no more spans once it is raised.
     """
 
-    def __init__(self, replicas: Sequence[Replica], placement: Placement, observe: Observe) -> None:
+    def __init__(self, replicas: Sequence[Replica], placement: Placement, observe: Observe, stop: StopFlag) -> None:
         self._replicas = list(replicas)
         self._placement = placement
         self._observe = observe
         self._job: Job | None = None
-        self._should_stop = False
+        self._stop = stop
         self._pipelines: list[Pipeline] = []
 
     def load(self) -> Signature:
@@ -44,6 +45,7 @@ class EmbeddedEngine:
 
     def prepare(self, job: Job, sample: Span) -> Prepared:
         self.take(job)
+        self._stop.check()
         return warm_up(self._replicas[0], job, sample)
 
     def take(self, job: Job) -> None:
@@ -61,7 +63,7 @@ class EmbeddedEngine:
             self._assign(scheduler.join(number))
         try:
             while not scheduler.is_finished:
-                if self._should_stop:
+                if self._stop.is_raised:
                     scheduler.stop()
                 message = done.get()
                 if isinstance(message, BaseException):
@@ -73,9 +75,6 @@ class EmbeddedEngine:
                 yield from order.ready()
         finally:
             self._end_pipelines()
-
-    def stop(self) -> None:
-        self._should_stop = True
 
     def close(self) -> None:
         self._end_pipelines()

@@ -11,6 +11,7 @@ from penstock.core.events import Chunk, Drain, Failed, Loaded, Prepare, Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.stopping import StopFlag
 from penstock.errors import ModelError, PenstockError, WorkersDied
 from penstock.pool.supervisor import Launch, ReplicaHandle
 
@@ -35,9 +36,10 @@ class LocalEngine:
         launch: What the processes are started with.
         placement: The devices, and the threads inside each replica.
         observe: Told of every finished span: the replica's number, its device, its timings.
+        stop: Begin no more spans once it is raised.
     """
 
-    def __init__(self, launch: Launch, placement: Placement, observe: Observe) -> None:
+    def __init__(self, launch: Launch, placement: Placement, observe: Observe, stop: StopFlag) -> None:
         self._launch = launch
         self._placement = placement
         self._observe = observe
@@ -50,13 +52,14 @@ class LocalEngine:
         self._order: InOrder | None = None
         self._spans: dict[int, Span] = {}
         self._deaths: Counter[Device] = Counter()
-        self._should_stop = False
+        self._stop = stop
         self._is_draining = False
         # One first: the others follow when it is known that there is work for them.
         self._start(placement.devices[0])
 
     def load(self) -> Signature:
         while self._signature is None:
+            self._stop.check()
             self._pump()
         return self._signature
 
@@ -65,6 +68,7 @@ class LocalEngine:
         for handle in self._replicas.values():
             self._send_prepare(handle)
         while self._prepared is None:
+            self._stop.check()
             self._pump()
         return self._prepared
 
@@ -78,13 +82,10 @@ class LocalEngine:
         for device in self._placement.devices[1 : max(1, len(spans))]:
             self._start(device)
         while not self._scheduler.is_finished:
-            if self._should_stop and not self._is_draining:
+            if self._stop.is_raised and not self._is_draining:
                 self._drain()
             self._pump()
             yield from self._order.ready()
-
-    def stop(self) -> None:
-        self._should_stop = True
 
     def close(self) -> None:
         for handle in self._replicas.values():
@@ -192,5 +193,5 @@ class LocalEngine:
         held = self._scheduler.held_by(handle.number)
         self._launch.note(f"replica {handle.number} on {handle.device} {how}; spans {held} are given out again")
         self._assign(self._scheduler.lose(handle.number))
-        if not self._scheduler.is_finished and not self._should_stop:
+        if not self._scheduler.is_finished and not self._stop.is_raised:
             self._start(handle.device)

@@ -10,7 +10,7 @@ from penstock.core.events import Prepared
 from penstock.core.protocols import Replica
 from penstock.core.records import Columns, Job, RowFailure, Span
 from penstock.errors import ModelError
-from penstock.pool.pipeline import predict_surviving, read_inputs
+from penstock.pool.pipeline import check_rows, predict_surviving, read_inputs
 
 
 def warm_up(replica: Replica, job: Job, sample: Span) -> Prepared:
@@ -23,14 +23,7 @@ def warm_up(replica: Replica, job: Job, sample: Span) -> Prepared:
     batch = next(cut(read_inputs(job, sample, [], failures), job.batch_size))
     _timed(replica, batch, sample)
     seconds, outputs = _timed(replica, batch, sample)
-    for name, output in outputs.items():
-        if output.ndim == 0 or len(output) != job.batch_size:
-            raise ModelError(
-                "an output of the model does not have one row for each row of the input",
-                received=f"{name}: shape {output.shape} for a batch of {job.batch_size}",
-                allowed=f"({job.batch_size}, …)",
-                hint="outputs that sum over the batch cannot be divided among devices",
-            )
+    check_rows(outputs, job.batch_size)
     return Prepared(tuple(describe(name, output) for name, output in outputs.items()), seconds)
 
 

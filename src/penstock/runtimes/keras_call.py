@@ -28,7 +28,7 @@ def load_keras_model(file: ModelFile) -> Any:
         if file.kind == "keras":
             return keras.saving.load_model(file.location, compile=False, safe_mode=not file.trust)
         model = _call_builder(file)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _not_loaded(file, error) from error
     if not isinstance(model, keras.Model):
         raise ModelError(
@@ -46,7 +46,7 @@ def _call_builder(file: ModelFile) -> Any:
     return getattr(importlib.import_module(module), function)()
 
 
-def _not_loaded(file: ModelFile, error: Exception) -> ModelError:
+def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
     text = str(error)
     needs_trust = "safe_mode" in text or "unsafe" in text.lower()
     needs_code = "custom" in text.lower() and "register" in text.lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -16,6 +17,7 @@ from penstock.sources.lines import Excerpt, LineFiles, check_count, parse_surviv
 
 _SAMPLE_BYTES = 1 << 20
 _LONGEST_FIELD = 1 << 30
+_MOSTLY = 0.9
 
 
 class CsvFiles:
@@ -39,16 +41,16 @@ class CsvFiles:
             kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
             types = dict(zip(sample.schema.names, kinds, strict=True))
             columns = {name: whole(sample.column(name)).cast(kind) for name, kind in types.items()}
-            self._schema = {name: describe(name, column) for name, column in columns.items()}
+            self._schema = {name: _describe(name, column) for name, column in columns.items()}
             self._check_headers(list(types))
             self._types = types
         return self._schema
 
     def read_as_floats(self, columns: Sequence[str]) -> None:
-        """Read whole numbers as floats: a column that begins with 1, 2, 3 may go on with 2.5."""
+        """Read these columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
         assert self._types is not None
-        self._types |= {name: pa.float64() for name in columns if pa.types.is_integer(self._types[name])}
+        self._types |= {name: pa.float64() for name in columns}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
@@ -133,3 +135,21 @@ class CsvFiles:
         # Quotes everywhere: a record of one empty field would else be a blank line.
         csv.writer(text, delimiter=self._delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(records)
         return self._parse(text.getvalue().encode("utf-8", errors="surrogateescape"), columns)
+
+
+def _describe(name: str, column: pa.Array) -> TensorSpec:
+    """As numbers where nearly all of the first values are: one word among them fails its row, not the whole file."""
+    spec = describe(name, column)
+    if not pa.types.is_string(column.type):
+        return spec
+    values = [value for value in column.to_pylist() if value]
+    numbers = sum(_is_number(value) for value in values)
+    return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

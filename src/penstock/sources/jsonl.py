@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -37,6 +38,14 @@ class JsonLines:
             self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
 
+    def read_as_floats(self, columns: Sequence[str]) -> None:
+        """Read whole numbers as floats, also inside lists: a column that begins with 1, 2, 3 may go on with 2.5."""
+        self.schema()
+        assert self._types is not None
+        for name in columns:
+            position = self._types.get_field_index(name)
+            self._types = self._types.set(position, pa.field(name, _with_floats(self._types.field(name).type)))
+
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         return self._lines.spans(rows_per_span)
@@ -65,11 +74,11 @@ class JsonLines:
             return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
         except pa.ArrowInvalid:
             pass  # one broken line among the first must not hide the others
-        good = [line for line in raw.splitlines() if isinstance(_loads(line), dict)]
-        try:
-            return pajson.read_json(io.BytesIO(b"\n".join(good)))
-        except pa.ArrowInvalid as error:
-            raise InputError("the file cannot be read as JSON lines", received=f"{path}: {error}") from error
+        tables = [table for line in raw.splitlines() if (table := _parse_alone(line)) is not None]
+        if not tables:
+            raise InputError("the file cannot be read as JSON lines", received=path, allowed="one JSON object a line")
+        usual, _ = Counter(str(table.schema) for table in tables).most_common(1)[0]
+        return pa.concat_tables([table for table in tables if str(table.schema) == usual])
 
 
 def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
@@ -93,6 +102,22 @@ def _parse_lines(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
         if not isinstance(value, dict):
             raise ValueError(value if isinstance(value, str) else "not a JSON object")
     return _parse(b"\n".join(lines), schema)
+
+
+def _parse_alone(line: bytes) -> pa.Table | None:
+    """One line as a table, with the types that it has by itself; None for a line that is broken."""
+    if not isinstance(_loads(line), dict):
+        return None
+    try:
+        return pajson.read_json(io.BytesIO(line))
+    except pa.ArrowInvalid:
+        return None
+
+
+def _with_floats(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_with_floats(kind.value_type))
+    return pa.float64() if pa.types.is_integer(kind) else kind
 
 
 def _loads(line: bytes) -> object:
