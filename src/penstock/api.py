@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-import numpy as np
-
-from penstock import folders, jobs, registry
-from penstock.core import division
-from penstock.core.protocols import Source
-from penstock.core.records import Array, Column, Job, ModelFile, Placement, Result, Span
-from penstock.core.stopping import StopFlag
-from penstock.engines.embedded import EmbeddedEngine
-from penstock.errors import InputError, OutputError, UsageError
-from penstock.models import builder
+from penstock import folders, registry
+from penstock.errors import OutputError, UsageError
+from penstock.inspection import describe_input, describe_model
+from penstock.opening import open_data, open_model
 from penstock.options import DeviceRequest, PredictOptions
-from penstock.runtimes.keras_call import digest_of_weights
-from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
-from penstock.sinks.staging import ROW
-from penstock.sources.memory import is_list_of_arrays, open_memory
+from penstock.pool.probe import devices_with_runtimes
+from penstock.returned import predict_arrays, stream_blocks
 from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.disk import internal
 from penstock.storage.journal import read_records
 from penstock.storage.lock import is_locked
 from penstock.storage.manifest import load_manifest
-from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Bars, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 
@@ -115,7 +104,7 @@ def predict(
             hint="give output=…, or use penstock.stream, which yields kept columns, too",
         )
     if output is None:
-        return _predict_in_memory(model, data, options, is_verbose=verbose)
+        return predict_arrays(model, data, options, is_verbose=verbose)
     return predict_to_folder(
         model,
         data,
@@ -154,8 +143,8 @@ def make_task(
     is_verbose: bool = False,
 ) -> folders.FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
-    opened, digest, location = _open_model(model, options)
-    source, inputs = _open_data(data)
+    opened, digest, location = open_model(model, options)
+    source, inputs = open_data(data)
     request = {
         "model": location,
         "inputs": inputs,
@@ -256,24 +245,9 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
         ...     print(block["row"][0], block["score"].mean())
     """
     options = make_options(keywords)
-    opened, _, _ = _open_model(model, options, needs_digest=False)
-    source, _ = _open_data(data)
-    return _stream(opened, source, options, is_verbose=verbose)
-
-
-def _stream(
-    model: ModelFile | LiveModel, source: Source, options: PredictOptions, *, is_verbose: bool
-) -> Iterator[dict[str, Any]]:
-    with _log(is_verbose) as log:
-        started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
-        with contextlib.closing(started):
-            for result in started.engine.run(started.divide()):
-                shown = jobs.renamed(result, options)
-                yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
-
-
-def _to_numpy(column: Column) -> Array:
-    return column if isinstance(column, np.ndarray) else np.asarray(column.to_numpy(zero_copy_only=False))
+    opened, _, _ = open_model(model, options, needs_digest=False)
+    source, _ = open_data(data)
+    return stream_blocks(opened, source, options, is_verbose=verbose)
 
 
 def inspect(target: str, *, signature: str | None = None, runtime: str | None = None) -> dict[str, Any]:
@@ -284,178 +258,15 @@ def inspect(target: str, *, signature: str | None = None, runtime: str | None = 
         `columns`.
     """
     file = registry.find_model(target, signature=signature, trust=False)
-    return _inspect_model(file, runtime) if file is not None else _inspect_input(target)
-
-
-def _inspect_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
-    from penstock.engines.local import LocalEngine
-    from penstock.pool.devices import cpu_device
-    from penstock.pool.supervisor import Launch
-
-    name = registry.choose_runtime(file, runtime)
-    with _log(False) as log:
-        launch = Launch(registry.RUNTIMES[name], file, 1, log)
-        with contextlib.closing(
-            LocalEngine(launch, Placement((cpu_device(),), 1, 1), Meter().observe, StopFlag())
-        ) as engine:
-            signature = engine.load()
-    return {
-        "model": file.location,
-        "kind": file.kind,
-        "written_by": registry.writer_of(file) or signature.writer,
-        "signature": signature.name,
-        "other_signatures": list(signature.others),
-        "inputs": {spec.name: str(spec) for spec in signature.inputs},
-        "outputs": {spec.name: str(spec) for spec in signature.outputs},
-        "batch": signature.fixed_batch,
-        "parameters": signature.parameters,
-        "runtimes": [name for name in file.runtimes if registry.is_installed(name)],
-    }
-
-
-def _inspect_input(target: str) -> dict[str, Any]:
-    if not os.path.exists(target) and not any(mark in target for mark in "*?["):
-        raise InputError("no such model, file or folder", received=target)
-    source = registry.open_files([target])
-    schema = source.schema()
-    rows = sum(span.rows for span in source.divide(1 << 16))
-    fragments = source.fragments()
-    return {
-        "input": target,
-        "files": len(fragments),
-        "bytes": sum(fragment.size for fragment in fragments),
-        "rows": rows,
-        "columns": {name: str(spec) for name, spec in schema.items()},
-    }
+    return describe_model(file, runtime) if file is not None else describe_input(target)
 
 
 def devices() -> list[dict[str, Any]]:
     """Every device, its memory, and which runtimes can use it or why not."""
-    from penstock.pool.probe import devices_with_runtimes
-
     return devices_with_runtimes(list(registry.RUNTIMES))
-
-
-def _open_model(
-    model: Any, options: PredictOptions, needs_digest: bool = True
-) -> tuple[ModelFile | LiveModel, str, str | None]:
-    """The model, its digest, and the place where a later process would find it."""
-    if isinstance(model, (str, os.PathLike)):
-        file = registry.open_model(os.fspath(model), signature=options.signature, trust=options.trust_model)
-        return file, file.digest, file.location
-    if is_live_keras_model(model):
-        return wrap_live(model, as_list=False), digest_of_weights(model) if needs_digest else "", None
-    if callable(model):
-        file = builder.from_function(model)
-        return file, file.digest, None
-    raise UsageError(
-        "this is not a model",
-        received=type(model).__name__,
-        allowed="a Keras model, a path, 'module:function', or a function that builds a Keras model",
-    )
-
-
-def _open_data(data: Any) -> tuple[Source, list[str] | None]:
-    """The source, and the arguments with which a later process would open it again."""
-    if not _is_paths(data):
-        return open_memory(data), None
-    paths = [data] if isinstance(data, (str, os.PathLike)) else data
-    arguments = [os.path.abspath(os.fspath(path)) for path in paths]
-    return registry.open_files(arguments), arguments
-
-
-def _is_paths(data: Any) -> bool:
-    items = data if isinstance(data, (list, tuple)) else [data]
-    return bool(items) and all(isinstance(item, (str, os.PathLike)) for item in items)
-
-
-def _predict_in_memory(model: Any, data: Any, options: PredictOptions, *, is_verbose: bool) -> Any:
-    if is_live_keras_model(model):
-        return _predict_live(model, data, options)
-    opened, _, _ = _open_model(model, options, needs_digest=False)
-    source, _ = _open_data(data)
-    with _log(is_verbose) as log:
-        started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
-        with contextlib.closing(started):
-            spans = started.divide()
-            columns = _gather(started.engine.run(spans), spans)
-    return _pack(columns, started.signature.structure)
-
-
-def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
-    """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
-    for name in ("devices", "threads", "runtime", "rename"):
-        if getattr(options, name) != getattr(PredictOptions(), name):
-            raise UsageError(
-                "a live model runs as its framework was set up, and its outputs have no names to change",
-                received=f"{name}={getattr(options, name)}",
-                hint="save the model and give its path, or give output=…",
-            )
-    live = wrap_live(model, as_list=is_list_of_arrays(data))
-    signature = live.replicas[0].signature
-    names = [spec.name for spec in signature.inputs]
-    source: Source = _open_data(data)[0] if _is_paths(data) else open_memory(data, names)
-    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
-    batch_size = jobs.choose_batch_size(signature, bindings, source, options)
-    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
-    engine.take(Job(source, bindings, options.keep, batch_size))
-    row_bytes = sum(binding.row_bytes for binding in bindings)
-    spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
-    if not spans:
-        raise InputError("the input has no rows", received=f"{type(data).__name__} without rows")
-    with contextlib.closing(engine):
-        columns_out = _gather(engine.run(spans), spans)
-    for spec in signature.outputs:
-        if spec.dtype == "bfloat16" and spec.name in columns_out:
-            # It travelled as float32, which holds it exactly; `model.predict` returns it as it is.
-            import ml_dtypes
-
-            columns_out[spec.name] = columns_out[spec.name].astype(ml_dtypes.bfloat16)
-    return live.replicas[0].call.unpack(columns_out)
-
-
-def _gather(results: Iterator[Result], spans: Sequence[Span]) -> dict[str, Any]:
-    """All results as one array for each output.
-
-    Raises:
-        InputError: A row failed; there is no failures file here that could name it.
-    """
-    total = spans[-1].stop
-    gathered: dict[str, Any] = {}
-    for result in results:
-        if result.failures:
-            first = result.failures[0]
-            raise InputError(
-                f"{len(result.failures)} rows of {result.span.rows} failed",
-                received=f"row {first.row}: {first.reason}",
-                hint="with an output folder, failed rows are recorded and the others are written",
-            )
-        for name, column in result.columns.items():
-            array = _to_numpy(column)
-            if len(spans) == 1:
-                gathered[name] = array if array.flags.writeable else array.copy()
-                continue
-            if name not in gathered:
-                gathered[name] = np.empty((total, *array.shape[1:]), array.dtype)
-            gathered[name][result.span.start : result.span.stop] = array
-    return gathered
-
-
-def _pack(columns: dict[str, Any], structure: str) -> Any:
-    if structure == "dict":
-        return columns
-    values = list(columns.values())
-    return values if structure == "list" else values[0]
 
 
 def _progress(wanted: bool | Progress | None) -> Progress:
     if wanted is None or wanted is True:
         return Bars() if sys.stderr.isatty() else Lines()
     return Silent() if wanted is False else wanted
-
-
-@contextlib.contextmanager
-def _log(is_verbose: bool) -> Iterator[IO[Any]]:
-    """Where replicas write when there is no output folder: a file without a name, or the terminal."""
-    with os.fdopen(os.dup(2), "wb", buffering=0) if is_verbose else tempfile.TemporaryFile(buffering=0) as log:
-        yield log

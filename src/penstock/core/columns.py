@@ -81,11 +81,13 @@ def to_array(column: Column, dtype: str, shape: Shape) -> tuple[Array, BadRows]:
     """
     bad = BadRows()
     if isinstance(column, np.ndarray):
-        values = _encode_text(column) if dtype == STRING else column
+        values = _encode_text(column, bad) if dtype == STRING else column
     else:
         values = _from_arrow(column, dtype, shape, bad)
     if dtype == STRING:
         return values.reshape(len(column), *_known(shape, values.size, len(column))), bad
+    if values.dtype.kind == "f" and np.dtype(dtype).kind in "iu" and not isinstance(column, np.ndarray):
+        values = _without_fractions(values, bad)
     native = np.ascontiguousarray(values, dtype=np.dtype(dtype))
     return native.reshape(len(column), *_known(shape, native.size, len(column))), bad
 
@@ -101,14 +103,27 @@ def _known(shape: Shape, size: int, rows: int) -> tuple[int, ...]:
     return tuple(length for length in filled if length is not None)
 
 
-def _encode_text(column: Array) -> Array:
+def _encode_text(column: Array, bad: BadRows) -> Array:
     """Text as bytes objects, which is what a string tensor is made of."""
     if column.dtype.kind == "S":
         return column.astype(object)
-    flat = [item.encode() if isinstance(item, str) else bytes(item) for item in column.ravel().tolist()]
-    encoded = np.empty(len(flat), dtype=object)
-    encoded[:] = flat
+    encoded = np.empty(column.size, dtype=object)
+    per_row = max(1, column.size // max(1, len(column)))
+    for position, item in enumerate(column.ravel().tolist()):
+        if isinstance(item, (str, bytes)):
+            encoded[position] = item.encode() if isinstance(item, str) else item
+            continue
+        encoded[position] = b""
+        bad.setdefault(position // per_row, "is null" if item is None else f"is {item!r:.40}, not text")
     return encoded.reshape(column.shape)
+
+
+def _without_fractions(values: Array, bad: BadRows) -> Array:
+    """Floats for an integer input: whole numbers pass, anything else fails its row instead of being cut off."""
+    with np.errstate(invalid="ignore"):
+        is_whole = values == np.rint(values)
+    _mark(bad, ~is_whole, "is not a whole number")
+    return np.where(is_whole, values, 0)
 
 
 def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
@@ -221,7 +236,6 @@ def to_arrow(column: Column) -> pa.Array:
 
 
 def _text_to_arrow(column: Array) -> pa.Array:
-    width = math.prod(column.shape[1:])
     items = column.reshape(-1).tolist()
     raw = [item.encode() if isinstance(item, str) else item for item in items]
     values = pa.array(raw, type=pa.large_binary())
@@ -229,7 +243,9 @@ def _text_to_arrow(column: Array) -> pa.Array:
         values = values.cast(pa.large_string())
     except pa.ArrowInvalid:
         pass  # not UTF-8: stays binary
-    return values if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, width)
+    for length in reversed(column.shape[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, length)
+    return values
 
 
 def take_rows(column: Column, keep: Array) -> Column:

@@ -5,8 +5,8 @@ Invariants:
   that belonged to nobody would be a row that vanishes);
 - no span is handed out that lies more than `window` spans beyond the oldest unfinished one (results wait for their turn
   in memory: without the bound a slow first span would collect the whole output there);
-- spans of one group go to the replica that is reading that group, in order (another replica would have to decode
-  everything before them again).
+- spans of one group go to the replica that is reading that group, in order, as long as there is other work for the
+  rest (another replica has to decode everything before them again, which is still better than an idle device).
 """
 
 from __future__ import annotations

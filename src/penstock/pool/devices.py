@@ -63,7 +63,7 @@ def visible(devices: Sequence[Device], setting: str | None) -> list[Device]:
         match = [
             device
             for device in devices
-            if (entry.isdigit() and device.index == int(entry))
+            if (entry.isascii() and entry.isdigit() and device.index == int(entry))
             or (entry.startswith("GPU-") and (device.uuid or "").startswith(entry))
         ]
         if len(match) != 1:

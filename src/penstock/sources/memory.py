@@ -37,6 +37,8 @@ class InMemory:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> InMemory:
+        if len(set(table.column_names)) != len(table.column_names):
+            raise InputError("two columns have one name", received=", ".join(table.column_names[:12]))
         return cls({name: whole(table.column(name)) for name in table.column_names})
 
     def fragments(self) -> Sequence[Fragment]:

@@ -127,6 +127,8 @@ class ParquetFiles:
                         received=f"{path}: {_names(arrow)}",
                         allowed=f"as in {self.paths[0]}: {_names(first)}",
                     )
+                if len(_types(arrow)) != len(arrow.names):
+                    raise InputError("two columns have one name", received=f"{path}: {_names(arrow)}")
                 first = arrow if first is None else first
                 metadata = file.metadata
                 row_groups.append([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])

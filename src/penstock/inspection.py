@@ -1,0 +1,57 @@
+"""What a model takes and gives, and what an input holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from penstock import registry
+from penstock.core.records import ModelFile, Placement
+from penstock.core.stopping import StopFlag
+from penstock.engines.local import LocalEngine
+from penstock.errors import InputError
+from penstock.opening import log_without_folder
+from penstock.pool.devices import cpu_device
+from penstock.pool.supervisor import Launch
+from penstock.telemetry.meter import Meter
+
+
+def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
+    """Load a model on the CPU, in a process of its own, and say what it is."""
+    name = registry.choose_runtime(file, runtime)
+    with log_without_folder(False) as log:
+        launch = Launch(registry.RUNTIMES[name], file, 1, log)
+        with contextlib.closing(
+            LocalEngine(launch, Placement((cpu_device(),), 1, 1), Meter().observe, StopFlag())
+        ) as engine:
+            signature = engine.load()
+    return {
+        "model": file.location,
+        "kind": file.kind,
+        "written_by": registry.writer_of(file) or signature.writer,
+        "signature": signature.name,
+        "other_signatures": list(signature.others),
+        "inputs": {spec.name: str(spec) for spec in signature.inputs},
+        "outputs": {spec.name: str(spec) for spec in signature.outputs},
+        "batch": signature.fixed_batch,
+        "parameters": signature.parameters,
+        "runtimes": [name for name in file.runtimes if registry.is_installed(name)],
+    }
+
+
+def describe_input(target: str) -> dict[str, Any]:
+    """Count and describe what is behind a path, a folder or a glob."""
+    if not os.path.exists(target) and not any(mark in target for mark in "*?["):
+        raise InputError("no such model, file or folder", received=target)
+    source = registry.open_files([target])
+    schema = source.schema()
+    rows = sum(span.rows for span in source.divide(1 << 16))
+    fragments = source.fragments()
+    return {
+        "input": target,
+        "files": len(fragments),
+        "bytes": sum(fragment.size for fragment in fragments),
+        "rows": rows,
+        "columns": {name: str(spec) for name, spec in schema.items()},
+    }

@@ -1,0 +1,120 @@
+"""Predictions that are handed back instead of written: arrays, and streams of blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock import jobs
+from penstock.core import division
+from penstock.core.protocols import Source
+from penstock.core.records import Array, Column, Job, ModelFile, Result, Span
+from penstock.core.stopping import StopFlag
+from penstock.engines.embedded import EmbeddedEngine
+from penstock.errors import InputError, UsageError
+from penstock.opening import is_paths, log_without_folder, open_data, open_model
+from penstock.options import PredictOptions
+from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
+from penstock.sinks.staging import ROW
+from penstock.sources.memory import is_list_of_arrays, open_memory
+from penstock.telemetry.meter import Meter
+
+
+def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose: bool) -> Any:
+    """What `model.predict(data)` returns, for every kind of model and data."""
+    if is_live_keras_model(model):
+        return _predict_live(model, data, options)
+    opened, _, _ = open_model(model, options, needs_digest=False)
+    source, _ = open_data(data)
+    with log_without_folder(is_verbose) as log:
+        started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
+        with contextlib.closing(started):
+            spans = started.divide()
+            columns = _gather(started.engine.run(spans), spans)
+    return _pack(columns, started.signature.structure)
+
+
+def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
+    """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
+    for name in ("devices", "threads", "runtime", "rename"):
+        if getattr(options, name) != getattr(PredictOptions(), name):
+            raise UsageError(
+                "a live model runs as its framework was set up, and its outputs have no names to change",
+                received=f"{name}={getattr(options, name)}",
+                hint="save the model and give its path, or give output=…",
+            )
+    live = wrap_live(model, as_list=is_list_of_arrays(data))
+    signature = live.replicas[0].signature
+    names = [spec.name for spec in signature.inputs]
+    source: Source = open_data(data)[0] if is_paths(data) else open_memory(data, names)
+    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
+    batch_size = jobs.choose_batch_size(signature, bindings, source, options)
+    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
+    engine.take(Job(source, bindings, options.keep, batch_size))
+    row_bytes = sum(binding.row_bytes for binding in bindings)
+    spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
+    if not spans:
+        raise InputError("the input has no rows", received=f"{type(data).__name__} without rows")
+    with contextlib.closing(engine):
+        columns_out = _gather(engine.run(spans), spans)
+    for spec in signature.outputs:
+        if spec.dtype == "bfloat16" and spec.name in columns_out:
+            # It travelled as float32, which holds it exactly; `model.predict` returns it as it is.
+            import ml_dtypes
+
+            columns_out[spec.name] = columns_out[spec.name].astype(ml_dtypes.bfloat16)
+    return live.replicas[0].call.unpack(columns_out)
+
+
+def _gather(results: Iterator[Result], spans: Sequence[Span]) -> dict[str, Any]:
+    """All results as one array for each output.
+
+    Raises:
+        InputError: A row failed; there is no failures file here that could name it.
+    """
+    total = spans[-1].stop
+    gathered: dict[str, Any] = {}
+    for result in results:
+        if result.failures:
+            first = result.failures[0]
+            raise InputError(
+                f"{len(result.failures)} rows of {result.span.rows} failed",
+                received=f"row {first.row}: {first.reason}",
+                hint="with an output folder, failed rows are recorded and the others are written",
+            )
+        for name, column in result.columns.items():
+            array = _to_numpy(column)
+            if len(spans) == 1:
+                gathered[name] = array if array.flags.writeable else array.copy()
+                continue
+            if name not in gathered:
+                gathered[name] = np.empty((total, *array.shape[1:]), array.dtype)
+            gathered[name][result.span.start : result.span.stop] = array
+    return gathered
+
+
+def _pack(columns: dict[str, Any], structure: str) -> Any:
+    # A model without declared outputs says only by its answers that there are several.
+    if structure == "dict" or (structure == "single" and len(columns) > 1):
+        return columns
+    values = list(columns.values())
+    return values if structure == "list" else values[0]
+
+
+def stream_blocks(
+    model: ModelFile | LiveModel, source: Source, options: PredictOptions, *, is_verbose: bool
+) -> Iterator[dict[str, Any]]:
+    """The predictions of every span in order, with `row` and the kept columns."""
+    with log_without_folder(is_verbose) as log:
+        started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
+        with contextlib.closing(started):
+            for result in started.engine.run(started.divide()):
+                shown = jobs.renamed(result, options)
+                yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
+
+
+def _to_numpy(column: Column) -> Array:
+    return column if isinstance(column, np.ndarray) else np.asarray(column.to_numpy(zero_copy_only=False))
