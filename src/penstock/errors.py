@@ -53,13 +53,21 @@ class PenstockError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross from a replica to the coordinator; keyword arguments do not survive the default pickling.
-        return _rebuild, (type(self), self.problem, self.received, self.allowed, self.hint)
+        return _rebuild, (type(self), self.problem, self.received, self.allowed, self.hint, self.exit_code)
 
 
 def _rebuild(
-    kind: type[PenstockError], problem: str, received: str | None, allowed: str | None, hint: str | None
+    kind: type[PenstockError],
+    problem: str,
+    received: str | None,
+    allowed: str | None,
+    hint: str | None,
+    exit_code: int,
 ) -> PenstockError:
-    return kind(problem, received=received, allowed=allowed, hint=hint)
+    error = kind(problem, received=received, allowed=allowed, hint=hint)
+    if exit_code != kind.exit_code:
+        error.exit_code = exit_code  # type: ignore[misc]
+    return error
 
 
 class UsageError(PenstockError):

@@ -39,9 +39,9 @@ class DeviceRequest:
         """
         if text in ("all", "cpu", "gpu"):
             return cls(text)
-        if (match := re.fullmatch(r"cpu:([1-9]\d{0,3})", text)) is not None:
+        if (match := re.fullmatch(r"cpu:([1-9][0-9]{0,3})", text)) is not None:
             return cls("cpu", cpu_replicas=int(match[1]))
-        if (match := re.fullmatch(r"gpu:(\d+(?:,\d+)*)", text)) is not None:
+        if (match := re.fullmatch(r"gpu:([0-9]+(?:,[0-9]+)*)", text)) is not None:
             indices = tuple(int(part) for part in match[1].split(","))
             if len(set(indices)) == len(indices):
                 return cls("gpu", gpu_indices=indices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.xla import xla_flags
 
 
 class JaxRuntime:
@@ -20,13 +20,12 @@ class JaxRuntime:
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         is_gpu = device.kind == "gpu"
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
         return {
             "KERAS_BACKEND": "jax",
             "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
             "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FLAGS": flags.strip(),
+            "XLA_FLAGS": xla_flags(device, threads),
             # The CPU client of JAX takes the size of its thread pool from this.
             "NPROC": str(threads),
             "OMP_NUM_THREADS": str(threads),

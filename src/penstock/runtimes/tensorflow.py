@@ -11,6 +11,7 @@ from penstock.core.records import STRING, Columns, Device, ModelFile, Signature,
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.xla import xla_flags
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -26,6 +27,7 @@ class TensorFlowRuntime:
         return {
             "KERAS_BACKEND": "tensorflow",
             "CUDA_VISIBLE_DEVICES": visible,
+            "XLA_FLAGS": xla_flags(device, threads),
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",
             "TF_NUM_INTRAOP_THREADS": str(threads),
             "TF_NUM_INTEROP_THREADS": str(threads),

@@ -56,6 +56,8 @@ class JsonLinesPart:
 
 def _to_list(column: Column) -> list[Any]:
     """A column as plain Python values; a number that is not finite becomes None."""
+    if isinstance(column, pa.FixedShapeTensorArray):
+        column = column.to_numpy_ndarray()
     if not isinstance(column, np.ndarray) and pa.types.is_floating(column.type):
         column = np.asarray(column.to_numpy(zero_copy_only=False))  # null is NaN, and NaN is null again below
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "fiub":

@@ -26,7 +26,7 @@ class NpySink:
                     received=f"{column.name} {column}",
                     hint="use --format parquet or jsonl, or do not --keep this column",
                 )
-            if "/" in column.name or column.name.startswith((".", "_")):
+            if not column.name or "/" in column.name or column.name.startswith((".", "_")):
                 raise UsageError(
                     "this column's name cannot be the name of a folder",
                     received=repr(column.name),

@@ -38,12 +38,14 @@ class ParquetPart:
         self._bytes = 0
 
     def write(self, result: Result) -> None:
-        columns = {ROW: pa.array(result.row_numbers())}
+        columns = {ROW: to_arrow(result.row_numbers())}
         columns |= {name: to_arrow(column) for name, column in result.columns.items()}
         table = pa.table(columns)
         self._gathered.append(table)
         self._bytes += table.nbytes
-        if self._bytes >= _ROW_GROUP_BYTES:
+        # Whether text is all UTF-8, or raw bytes, is known at the end of the part.
+        has_text = any(pa.types.is_large_string(field.type) for field in table.schema)
+        if self._bytes >= _ROW_GROUP_BYTES and not has_text:
             self._flush()
 
     def finish(self) -> dict[str, str]:
@@ -72,9 +74,6 @@ class ParquetPart:
                 use_dictionary=[field.name for field in table.schema if pa.types.is_large_string(field.type)],
                 column_encoding={ROW: "DELTA_BINARY_PACKED"},
             )
-        elif not table.schema.equals(self._writer.schema):
-            # A text column may have turned out to be UTF-8 in one result and raw bytes in another.
-            table = table.cast(self._writer.schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._gathered, self._bytes = [], 0
 

@@ -13,7 +13,7 @@ import pyarrow.csv as pacsv
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.lines import Excerpt, LineFiles, check_count, parse_surviving
+from penstock.sources.lines import Excerpt, LineFiles, parse_surviving
 
 _SAMPLE_BYTES = 1 << 20
 _LONGEST_FIELD = 1 << 30
@@ -95,7 +95,7 @@ class CsvFiles:
 
     def _header(self, path: str) -> list[str]:
         with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-            return next(csv.reader(file, delimiter=self._delimiter), [])
+            return next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
 
     def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
         assert self._types is not None
@@ -116,25 +116,22 @@ class CsvFiles:
         """The slow road: records told apart one by one, so that a broken one takes no other down."""
         assert self._types is not None
         csv.field_size_limit(_LONGEST_FIELD)
-        text = excerpt.raw.decode("utf-8", errors="surrogateescape")
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter)
-        records = [record for record in reader if record]
-        check_count(len(records), span.rows, excerpt)
-        records += [[]] * (span.rows - len(records))
+        records = self._lines.records(excerpt)
         nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
         table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
         return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
 
-    def _parse_records(self, records: Sequence[list[str]], columns: Sequence[str]) -> pa.Table:
-        """Records written out again and parsed as on the fast road, so that both read a field the same way."""
+    def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
+        """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
         width = len(self._types or ())
         for record in records:
-            if len(record) != width:
-                raise ValueError(f"{len(record)} fields, not {width}")
-        text = io.StringIO(newline="")
-        # Quotes everywhere: a record of one empty field would else be a blank line.
-        csv.writer(text, delimiter=self._delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(records)
-        return self._parse(text.getvalue().encode("utf-8", errors="surrogateescape"), columns)
+            text = io.StringIO(record.decode("utf-8", errors="surrogateescape"), newline="")
+            rows = list(csv.reader(text, delimiter=self._delimiter))
+            if len(rows) != 1:
+                raise ValueError("a carriage return in the middle of a record")
+            if len(rows[0]) != width:
+                raise ValueError(f"{len(rows[0])} fields, not {width}")
+        return self._parse(b"".join(record.rstrip(b"\r\n") + b"\n" for record in records), columns)
 
 
 def _describe(name: str, column: pa.Array) -> TensorSpec:

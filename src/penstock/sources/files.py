@@ -45,7 +45,7 @@ def expand(arguments: Sequence[str], suffixes: Collection[str]) -> list[str]:
 def _walk(folder: str, suffixes: Collection[str]) -> list[str]:
     found: list[str] = []
     walked: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=_unreadable):
         place = os.path.realpath(parent)
         if place in walked or (parent != folder and "_penstock" in folders):
             folders[:] = []  # a link back to where we were, or an output folder of penstock: not part of the input
@@ -55,6 +55,10 @@ def _walk(folder: str, suffixes: Collection[str]) -> list[str]:
         wanted = [name for name in names if not name.startswith((".", "_")) and suffix_of(name) in suffixes]
         found += [os.path.relpath(os.path.join(parent, name), folder) for name in wanted]
     return [os.path.join(folder, path) for path in sorted(found, key=os.fsencode)]
+
+
+def _unreadable(error: OSError) -> None:
+    raise InputError("a folder cannot be read", received=f"{error.filename}: {error.strerror}")
 
 
 def suffix_of(path: str) -> str:

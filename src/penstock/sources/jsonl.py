@@ -7,15 +7,20 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.lines import BOM, Excerpt, LineFiles, check_count, parse_surviving
+from penstock.sources.lines import BOM, Excerpt, LineFiles, parse_surviving
 
 _SAMPLE_BYTES = 1 << 20
+_DEEPEST = 500
+_BRACKETS = np.zeros(256, np.int8)
+_BRACKETS[[ord("["), ord("{")]] = 1
+_BRACKETS[[ord("]"), ord("}")]] = -1
 
 
 class JsonLines:
@@ -60,20 +65,30 @@ class JsonLines:
         wanted = pa.schema([self._types.field(name) for name in columns])
         failures: tuple[RowFailure, ...] = ()
         try:
-            table = _parse(excerpt.raw, wanted)
+            table = _parse(excerpt.raw, wanted) if _is_plain(excerpt.raw) else None
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != span.rows:
-            table, failures = _parse_by_line(excerpt, span, wanted)
+            table, failures = self._parse_by_line(excerpt, span, wanted)
         yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
+
+    def _parse_by_line(
+        self, excerpt: Excerpt, span: Span, schema: pa.Schema
+    ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
+        """The slow road: lines told apart one by one, so that a broken one takes no other down."""
+        lines = [line.removeprefix(BOM) for line in self._lines.records(excerpt)]
+        nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
+        table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
+        return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
 
     def _sample(self) -> pa.Table:
         path = self._lines.sample_path()
         raw = self._lines.head(path, _SAMPLE_BYTES)
-        try:
-            return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
-        except pa.ArrowInvalid:
-            pass  # one broken line among the first must not hide the others
+        if _is_plain(raw):
+            try:
+                return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
+            except pa.ArrowInvalid:
+                pass  # one broken line among the first must not hide the others
         tables = [table for line in raw.splitlines() if (table := _parse_alone(line)) is not None]
         if not tables:
             raise InputError("the file cannot be read as JSON lines", received=path, allowed="one JSON object a line")
@@ -87,30 +102,38 @@ def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
     return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), read_options=read_options, parse_options=options)
 
 
-def _parse_by_line(excerpt: Excerpt, span: Span, schema: pa.Schema) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-    """The slow road: lines told apart one by one, so that a broken one takes no other down."""
-    lines = [line for line in excerpt.raw.removeprefix(BOM).split(b"\n") if line.strip(b"\r")]
-    check_count(len(lines), span.rows, excerpt)
-    nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
-    table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
-    return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
+def _is_plain(raw: bytes) -> bool:
+    """Whether Arrow's parser can be trusted with these lines.
+
+    It ends the process on a line `null` and on very deep nesting, and takes bytes that are not UTF-8 for text.
+    """
+    values = np.frombuffer(raw.removeprefix(BOM), np.uint8)
+    starts = np.concatenate(([0], np.flatnonzero(values == ord("\n")) + 1))
+    firsts = values[starts[starts < len(values)]]
+    if not np.isin(firsts, (ord("{"), ord("\n"), ord("\r"))).all():
+        return False
+    depth = np.cumsum(_BRACKETS[values], dtype=np.int64)
+    if len(depth) and int(depth.max()) - min(0, int(depth.min())) > _DEEPEST:
+        return False
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parse_lines(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
     for line in lines:
-        value = _loads(line)
-        if not isinstance(value, dict):
-            raise ValueError(value if isinstance(value, str) else "not a JSON object")
-    return _parse(b"\n".join(lines), schema)
+        _load_object(line)
+    return _parse(b"\n".join(line.strip(b"\r\n") for line in lines), schema)
 
 
 def _parse_alone(line: bytes) -> pa.Table | None:
     """One line as a table, with the types that it has by itself; None for a line that is broken."""
-    if not isinstance(_loads(line), dict):
-        return None
     try:
+        _load_object(line)
         return pajson.read_json(io.BytesIO(line))
-    except pa.ArrowInvalid:
+    except (ValueError, pa.ArrowInvalid):
         return None
 
 
@@ -120,9 +143,13 @@ def _with_floats(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_integer(kind) else kind
 
 
-def _loads(line: bytes) -> object:
-    """The value of a line, or the reason why it has none as text."""
+def _load_object(line: bytes) -> None:
+    """Raise ValueError with a reason unless the line is one JSON object."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
+        value = json.loads(line)
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,9 +54,31 @@ class LineFiles:
 
     def excerpt(self, span: Span) -> Excerpt:
         number, first, end = span.locator
-        with open(self.paths[number], "rb") as file:
-            file.seek(first)
-            return Excerpt(self.paths[number], first, span.rows, file.read(end - first))
+        path = self.paths[number]
+        try:
+            with open(path, "rb") as file:
+                file.seek(first)
+                return Excerpt(path, first, span.rows, file.read(end - first))
+        except OSError as error:
+            raise InputError("the file cannot be read", received=f"{path}: {error.strerror}") from error
+
+    def records(self, excerpt: Excerpt) -> list[bytes]:
+        """The records of an excerpt, told apart as they were when they were counted.
+
+        Raises:
+            InputError: There are more or fewer than were counted: rows would vanish or move.
+        """
+        ends, _, _ = self._record_ends(excerpt.raw, _NEWLINE, False, False)
+        edges = [0, *(ends + 1).tolist(), len(excerpt.raw)]
+        pieces = [excerpt.raw[start:stop] for start, stop in itertools.pairwise(edges)]
+        found = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
+        if len(found) != excerpt.rows:
+            raise InputError(
+                "the records of this file cannot be told apart",
+                received=f"{excerpt.path}, bytes from {excerpt.offset}: {len(found)} records, {excerpt.rows} counted",
+                hint="did the file change, or is there a stray quote in it?",
+            )
+        return found
 
     def origin(self, span: Span) -> str:
         number, first, end = span.locator
@@ -74,7 +97,7 @@ class LineFiles:
             raw = file.read(size)
             if len(raw) < size:
                 return raw
-            ends, _ = self._record_ends(raw, _NEWLINE, False)
+            ends, _, _ = self._record_ends(raw, _NEWLINE, False, False)
             return raw[: int(ends[-1]) + 1] if len(ends) else raw + file.readline()
 
     def _ranges(self, path: str, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
@@ -82,8 +105,10 @@ class LineFiles:
         first = rows = end = 0
         must_skip_header = self._delimiter is not None
         for ends, are_blank in self._scan(path):
-            if must_skip_header and len(ends):
-                first, ends, are_blank, must_skip_header = int(ends[0]), ends[1:], are_blank[1:], False
+            if must_skip_header and not are_blank.all():
+                header = int(np.argmin(are_blank))
+                first, must_skip_header = int(ends[header]), False
+                ends, are_blank = ends[header + 1 :], are_blank[header + 1 :]
             if not len(ends):
                 continue
             counts = np.cumsum(~are_blank) + rows
@@ -99,11 +124,11 @@ class LineFiles:
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
         """For every piece of the file: where its records end (past the line break), and which are blank."""
         offset = record_start = 0
-        is_open = False
+        is_open = after_closing = False
         before = _NEWLINE
         with open(path, "rb") as file:
             while raw := file.read(_SCAN_BYTES):
-                ends, is_open = self._record_ends(raw, before, is_open)
+                ends, is_open, after_closing = self._record_ends(raw, before, is_open, after_closing)
                 absolute = ends + offset + 1
                 starts = np.concatenate(([record_start], absolute[:-1])) if len(ends) else absolute
                 lengths = absolute - starts
@@ -118,37 +143,44 @@ class LineFiles:
                 is_blank = offset - record_start < 3 and not file.read(2).strip(b"\r\n")
                 yield np.array([offset]), np.array([is_blank])
 
-    def _record_ends(self, raw: bytes, before: int, is_open: bool) -> tuple[Array, bool]:
-        """Where records end in `raw` (the line break's place), and whether a quoted field is open at its end.
+    def _record_ends(self, raw: bytes, before: int, is_open: bool, after_closing: bool) -> tuple[Array, bool, bool]:
+        """Where records end in `raw` (the line break's place), and the state at its end.
 
-        `before` is the byte before `raw`, and `is_open` says whether a quoted field is open there.
+        `before` is the byte before `raw`; `is_open` says whether a quoted field is open there, and `after_closing`
+        whether that byte is the quote that closed one (two of them in a row stand for one in the field).
         """
         values = np.frombuffer(raw, np.uint8)
         ends = np.flatnonzero(values == _NEWLINE)
         if self._delimiter is None:
-            return ends, False
+            return ends, False, False
         quotes = np.flatnonzero(values == _QUOTE)
         if not len(quotes):
-            return (ends[:0] if is_open else ends), is_open
+            return (ends[:0] if is_open else ends), is_open, False
         previous = values[np.maximum(quotes - 1, 0)]
         if quotes[0] == 0:
             previous[0] = before
         may_open = np.isin(previous, (self._delimiter, _NEWLINE, ord("\r"), _QUOTE, BOM[-1]))
-        if not may_open[int(is_open) :: 2].all():
-            quotes = np.array(_field_quotes(quotes.tolist(), may_open.tolist(), previous.tolist(), is_open), np.int64)
+        is_split = bool(quotes[0] == 0) and before == _QUOTE
+        if is_split or not may_open[int(is_open) :: 2].all():
+            closed_at = -1 if after_closing else -2
+            found = _field_quotes(quotes.tolist(), may_open.tolist(), previous.tolist(), is_open, closed_at)
+            quotes = np.array(found, np.int64)
         inside = (np.searchsorted(quotes, ends) + is_open) % 2
-        return ends[inside == 0], bool((len(quotes) + is_open) % 2)
+        ends_open = bool((len(quotes) + is_open) % 2)
+        return ends[inside == 0], ends_open, bool(len(quotes)) and not ends_open and int(quotes[-1]) == len(raw) - 1
 
 
-def _field_quotes(quotes: list[int], may_open: list[bool], previous: list[int], is_open: bool) -> list[int]:
+def _field_quotes(
+    quotes: list[int], may_open: list[bool], previous: list[int], is_open: bool, closed_at: int
+) -> list[int]:
     """The quotes that open and close fields, without those that stand in the middle of an unquoted one: 5" pipe."""
     kept: list[int] = []
     for place, opens, byte in zip(quotes, may_open, previous, strict=True):
-        follows_closing = byte == _QUOTE and bool(kept) and kept[-1] == place - 1
-        if not is_open and (not opens or (byte == _QUOTE and not follows_closing)):
+        if not is_open and (not opens or (byte == _QUOTE and closed_at != place - 1)):
             continue
         kept.append(place)
         is_open = not is_open
+        closed_at = closed_at if is_open else place
     return kept
 
 
@@ -162,7 +194,7 @@ def parse_surviving(
     """
     tables: list[pa.Table] = []
     reasons: dict[int, str] = {}
-    pieces = [(0, len(records))]
+    pieces = [(0, len(records))] if records else []
     while pieces:
         start, stop = pieces.pop()
         try:
@@ -178,13 +210,3 @@ def parse_surviving(
                 middle = (start + stop) // 2
                 pieces += [(middle, stop), (start, middle)]
     return (pa.concat_tables(tables) if tables else nothing.slice(0, 0)), reasons
-
-
-def check_count(found: int, expected: int, excerpt: Excerpt) -> None:
-    """Refuse to go on where the two ways of counting records differ: rows would vanish."""
-    if found > expected:
-        raise InputError(
-            "the records of this file cannot be told apart",
-            received=f"{excerpt.path}, bytes from {excerpt.offset}: {found} records where {expected} were counted",
-            hint="is there a stray quote in it?",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import IO
@@ -20,6 +21,7 @@ from penstock.sources.streams import OpenStreams
 
 NPY_COLUMN = "data"
 _STREAM_BYTES = 4 << 20
+_BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
 class ArrayFiles:
@@ -129,7 +131,7 @@ def _open(path: str) -> dict[str, _Member]:
             shape, dtype = _header(file, path)
             _check_length(path, file.tell(), shape, dtype)
             return {NPY_COLUMN: _Member(path, shape, dtype, file.tell())}
-    except (ValueError, EOFError, zipfile.BadZipFile, OSError, struct.error) as error:
+    except _BROKEN as error:
         raise _damaged(path, str(error)) from error
 
 
@@ -196,15 +198,18 @@ class _Inflated:
             rows -= taken
 
     def skip(self, rows: int) -> None:
-        for name, file in self._files.items():
-            file.seek(rows * self._row_bytes(name), 1)
+        try:
+            for name, file in self._files.items():
+                file.seek(rows * self._row_bytes(name), 1)
+        except _BROKEN as error:
+            raise _damaged(self._path, str(error)) from error
 
     def _read_rows(self, name: str, rows: int) -> Array:
         member = self._members[name]
         try:
             raw = self._files[name].read(rows * self._row_bytes(name))
             return np.frombuffer(raw, member.dtype).reshape(rows, *member.shape[1:])
-        except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        except _BROKEN as error:
             raise _damaged(self._path, str(error)) from error
 
     def _row_bytes(self, name: str) -> int:

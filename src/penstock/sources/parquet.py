@@ -161,7 +161,9 @@ class _RowGroup:
 
     def read(self, rows: int) -> Iterator[Mapping[str, Column]]:
         while rows:
-            batch = self._left if self._left is not None else next(self._batches)
+            batch = self._left if self._left is not None else next(self._batches, None)
+            if batch is None:
+                raise pa.ArrowInvalid("it has fewer rows than it had")
             self._left = batch.slice(rows) if batch.num_rows > rows else None
             batch = batch.slice(0, rows)
             rows -= batch.num_rows

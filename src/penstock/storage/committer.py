@@ -62,7 +62,7 @@ class Committer:
             self._writer.write(result)
         self._spans.append(result.span)
         self._rows += result.rows
-        self._failures += [json.dumps(asdict(failure), ensure_ascii=False) for failure in result.failures]
+        self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
         next_span = result.span.index + 1
         if next_span == len(self._manifest.spans) or next_span in self._part_starts:
             self.commit()
@@ -169,14 +169,21 @@ def _size(path: str) -> int:
 
 
 def part_files(output: str, manifest: Manifest) -> list[str]:
-    """The parts of a job in its folder, known to the journal or not: `part-…`, and `<column>/part-…`."""
-    folders = [name for name in ("", "row", *manifest.schema.names) if os.path.isdir(os.path.join(output, name))]
+    """The parts of a job in its folder, known to the journal or not: `part-…`, or `<column>/part-…` for npy."""
+    suffix = "." + manifest.request["format"]
     return [
         os.path.join(folder, name)
-        for folder in folders
+        for folder in _part_folders(output, manifest)
         for name in sorted(os.listdir(os.path.join(output, folder)))
-        if _PART_NAME.fullmatch(name) and os.path.isfile(os.path.join(output, folder, name))
+        if _PART_NAME.fullmatch(name) and name.endswith(suffix) and os.path.isfile(os.path.join(output, folder, name))
     ]
+
+
+def _part_folders(output: str, manifest: Manifest) -> list[str]:
+    if manifest.request["format"] != "npy":
+        return [""]
+    plain = [name for name in ("row", *manifest.schema.names) if name and os.path.basename(name) == name]
+    return [name for name in plain if name not in (".", "..") and os.path.isdir(os.path.join(output, name))]
 
 
 def remove_job(output: str, manifest: Manifest) -> None:
@@ -190,10 +197,9 @@ def remove_job(output: str, manifest: Manifest) -> None:
     fsync_folder(internal(output))
     for name in part_files(output, manifest):
         _remove(os.path.join(output, name))
-    for column in ("row", *manifest.schema.names):
-        folder = os.path.join(output, column)
-        if os.path.isdir(folder) and not os.listdir(folder):
-            os.rmdir(folder)
+    for folder in filter(None, _part_folders(output, manifest)):
+        if not os.listdir(os.path.join(output, folder)):
+            os.rmdir(os.path.join(output, folder))
     fsync_folder(output)
     _remove(internal(output, "manifest.json"))
     fsync_folder(internal(output))

@@ -91,5 +91,9 @@ def _decode(raw: bytes) -> Iterator[tuple[PartRecord, int]]:
         checksum, _, body = raw[position:end].partition(b" ")
         if checksum != b"%08x" % zlib.crc32(body):
             return
-        yield PartRecord(**json.loads(body)), end + 1
+        try:
+            record = PartRecord(**json.loads(body))
+        except (ValueError, TypeError):
+            return  # the checksum of nothing is right for nothing
+        yield record, end + 1
         position = end + 1

@@ -92,7 +92,10 @@ def load_manifest(output: str) -> Manifest | None:
             received=f"{path}: version {version}",
             allowed=f"version {MANIFEST_VERSION}",
         )
-    return _from_document(document)
+    try:
+        return _from_document(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError("the manifest is damaged", received=f"{path}: {type(error).__name__} {error}") from error
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:

@@ -1,0 +1,1 @@
+"""Tests without processes, sleeps or frameworks; the folders mirror src."""

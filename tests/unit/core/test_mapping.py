@@ -1,0 +1,319 @@
+"""Which columns feed which input of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from penstock.core.columns import OPAQUE
+from penstock.core.mapping import bind, describe, guessed, misfit, wire_dtype
+from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
+from penstock.errors import InputError
+
+Kind = tuple[str, Shape | None]
+
+
+def schema_of(**columns: Kind) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(name, *kind) for name, kind in columns.items()}
+
+
+def model(**inputs: Kind) -> Signature:
+    return Signature(tuple(schema_of(**inputs).values()), ())
+
+
+def columns_of(
+    signature: Signature,
+    schema: Mapping[str, TensorSpec],
+    requested: Mapping[str, Sequence[str]] | None = None,
+    keep: Sequence[str] = (),
+) -> dict[str, tuple[str, ...]]:
+    return {binding.input: binding.columns for binding in bind(signature, schema, requested or {}, keep)}
+
+
+def refusal(
+    signature: Signature,
+    schema: Mapping[str, TensorSpec],
+    requested: Mapping[str, Sequence[str]] | None = None,
+    keep: Sequence[str] = (),
+) -> InputError:
+    with pytest.raises(InputError) as caught:
+        bind(signature, schema, requested or {}, keep)
+    return caught.value
+
+
+FLOAT, UINT8, INT, TEXT = "float32", "uint8", "int64", STRING
+
+
+class TestGuesses:
+    def test_column_of_the_same_name_feeds_the_input(self) -> None:
+        chosen = columns_of(model(x=(FLOAT, (4,))), schema_of(y=(FLOAT, (4,)), x=(FLOAT, (4,))))
+        assert chosen == {"x": ("x",)}
+
+    def test_several_inputs_take_the_columns_of_their_names(self) -> None:
+        schema = schema_of(b=(FLOAT, (2,)), id=(INT, ()), a=(FLOAT, (4,)))
+        assert columns_of(model(a=(FLOAT, (4,)), b=(FLOAT, (2,))), schema) == {"a": ("a",), "b": ("b",)}
+
+    def test_bindings_come_in_the_order_of_the_model(self) -> None:
+        schema = schema_of(a=(FLOAT, ()), b=(FLOAT, ()))
+        assert [b.input for b in bind(model(b=(FLOAT, ()), a=(FLOAT, ())), schema, {})] == ["b", "a"]
+
+    def test_only_column_that_fits_is_taken(self) -> None:
+        schema = schema_of(label=(INT, ()), name=(TEXT, ()), pixels=(UINT8, (784,)))
+        assert columns_of(model(image=(FLOAT, (784,))), schema) == {"image": ("pixels",)}
+
+    def test_flat_column_fits_an_input_of_as_many_values(self) -> None:
+        schema = schema_of(pixels=(UINT8, (784,)))
+        (binding,) = bind(model(image=(FLOAT, (28, 28, 1))), schema, {})
+        assert binding == Binding("image", ("pixels",), "uint8", (28, 28, 1))
+
+    def test_numbers_are_stacked_when_they_are_exactly_as_many_as_the_input_takes(self) -> None:
+        schema = schema_of(a=(FLOAT, ()), name=(TEXT, ()), b=(INT, ()), c=("bool", ()))
+        (binding,) = bind(model(x=(FLOAT, (3,))), schema, {})
+        assert binding.columns == ("a", "b", "c")
+        assert binding.shape == (3,)
+
+    def test_kept_columns_are_never_guessed(self) -> None:
+        schema = schema_of(id=(INT, ()), a=(FLOAT, ()), b=(FLOAT, ()))
+        assert columns_of(model(x=(FLOAT, (2,))), schema, keep=["id"]) == {"x": ("a", "b")}
+        schema = schema_of(old=(FLOAT, (4,)), new=(FLOAT, (4,)))
+        assert columns_of(model(x=(FLOAT, (4,))), schema, keep=["old"]) == {"x": ("new",)}
+
+    def test_columns_that_feed_another_input_are_not_guessed(self) -> None:
+        schema = schema_of(a=(FLOAT, (4,)), other=(FLOAT, (4,)))
+        assert columns_of(model(a=(FLOAT, (4,)), b=(FLOAT, (4,))), schema) == {"a": ("a",), "b": ("other",)}
+
+    def test_scalar_column_feeds_an_input_of_one_value(self) -> None:
+        schema = schema_of(age=(INT, ()))
+        for shape in ((), (1,), (None,)):
+            (binding,) = bind(model(x=(FLOAT, shape)), schema, {})
+            assert binding.columns == ("age",)
+            assert binding.shape == (() if shape == () else (1,))
+
+    def test_text_feeds_a_text_input(self) -> None:
+        schema = schema_of(id=(INT, ()), review=(TEXT, ()))
+        (binding,) = bind(model(text=(TEXT, ())), schema, {})
+        assert binding == Binding("text", ("review",), STRING, ())
+
+    def test_input_of_unknown_rank_takes_the_shape_of_its_column(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, None)), schema_of(v=(FLOAT, (3, 2))), {})
+        assert binding.shape == (3, 2)
+
+    def test_dimensions_that_one_side_leaves_open_come_from_the_other(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (None, 3))), schema_of(x=(FLOAT, (7, None))), {})
+        assert binding.shape == (7, 3)
+
+    def test_guesses_are_told_and_what_was_asked_for_is_not(self) -> None:
+        bindings = bind(model(a=(FLOAT, (4,)), b=(FLOAT, (2,))), schema_of(p=(UINT8, (4,)), b=(FLOAT, (2,))), {})
+        assert guessed(bindings, {"b": ("b",)}) == ["a ← p, uint8[4]"]
+        assert guessed(bindings, {"a": ("p",), "b": ("b",)}) == []
+
+    def test_long_list_of_columns_is_shortened(self) -> None:
+        binding = Binding("x", tuple(f"c{i}" for i in range(30)), "float32", (30,))
+        assert describe(binding) == "x ← c0, c1, … 27 more …, c29, float32[30]"
+
+
+class TestRequests:
+    def test_named_column_feeds_the_input(self) -> None:
+        schema = schema_of(a=(FLOAT, (4,)), b=(FLOAT, (4,)))
+        assert columns_of(model(x=(FLOAT, (4,))), schema, {"x": ["b"]}) == {"x": ("b",)}
+
+    def test_request_is_stronger_than_the_same_name(self) -> None:
+        schema = schema_of(x=(FLOAT, (4,)), y=(FLOAT, (4,)))
+        assert columns_of(model(x=(FLOAT, (4,))), schema, {"x": ["y"]}) == {"x": ("y",)}
+
+    def test_named_columns_are_stacked_in_the_order_given(self) -> None:
+        schema = schema_of(a=(UINT8, ()), b=(UINT8, ()), c=(UINT8, ()))
+        (binding,) = bind(model(x=(FLOAT, (2,))), schema, {"x": ["c", "a"]})
+        assert binding == Binding("x", ("c", "a"), "uint8", (2,))
+
+    def test_prefix_takes_its_columns_in_the_order_of_the_input(self) -> None:
+        schema = schema_of(f2=(FLOAT, ()), id=(INT, ()), f10=(FLOAT, ()), f1=(FLOAT, ()))
+        assert columns_of(model(x=(FLOAT, (3,))), schema, {"x": ["f*"]}) == {"x": ("f2", "f10", "f1")}
+
+    def test_column_whose_name_ends_in_a_star_can_be_named(self) -> None:
+        schema = {"f*": TensorSpec("f*", FLOAT, (4,)), "f1": TensorSpec("f1", FLOAT, (4,))}
+        assert columns_of(model(x=(FLOAT, (4,))), schema, {"x": ["f*"]}) == {"x": ("f*",)}
+
+    def test_names_and_prefixes_mix(self) -> None:
+        schema = schema_of(age=(FLOAT, ()), f1=(FLOAT, ()), f2=(FLOAT, ()))
+        assert columns_of(model(x=(FLOAT, (3,))), schema, {"x": ["age", "f*"]}) == {"x": ("age", "f1", "f2")}
+
+    def test_one_column_may_feed_two_inputs(self) -> None:
+        schema = schema_of(v=(FLOAT, (4,)))
+        requested = {"a": ["v"], "b": ["v"]}
+        assert columns_of(model(a=(FLOAT, (4,)), b=(FLOAT, (4,))), schema, requested) == {"a": ("v",), "b": ("v",)}
+
+    def test_column_may_be_fed_and_kept(self) -> None:
+        schema = schema_of(v=(FLOAT, (4,)))
+        assert columns_of(model(x=(FLOAT, (4,))), schema, {"x": ["v"]}, keep=["v"]) == {"x": ("v",)}
+
+    def test_stacked_numbers_take_the_shape_of_the_input(self) -> None:
+        schema = schema_of(**{f"p{i}": (UINT8, ()) for i in range(4)})
+        (binding,) = bind(model(x=(FLOAT, (2, 2))), schema, {"x": ["p*"]})
+        assert binding.shape == (2, 2)
+
+    def test_stacked_numbers_share_the_dtype_that_holds_them_all(self) -> None:
+        schema = schema_of(a=(UINT8, ()), b=("int16", ()))
+        assert bind(model(x=(FLOAT, (2,))), schema, {"x": ["a", "b"]})[0].dtype == "int16"
+        schema = schema_of(a=(UINT8, ()), b=("float64", ()))
+        assert bind(model(x=(FLOAT, (2,))), schema, {"x": ["a", "b"]})[0].dtype == "float32"
+
+
+class TestRefusals:
+    def test_several_columns_that_fit_are_ambiguous(self) -> None:
+        error = refusal(model(x=(FLOAT, (4,))), schema_of(a=(FLOAT, (4,)), b=(UINT8, (4,)), id=(INT, ())))
+        assert error.problem == "several columns could feed the input 'x'"
+        assert error.received == "a, b"
+        assert error.allowed == "one column of float32[4]"
+        assert error.hint == "choose one: --input x=a"
+
+    def test_several_scalars_for_an_input_of_one_value_are_ambiguous(self) -> None:
+        assert "several columns" in refusal(model(x=(FLOAT, (1,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ()))).problem
+
+    def test_no_column_that_fits_is_told_with_what_is_there(self) -> None:
+        error = refusal(model(image=(FLOAT, (784,))), schema_of(label=(INT, ()), name=(TEXT, ())))
+        assert error.problem == "no column fits the input 'image'"
+        assert error.received == "label int64[], name string[]"
+        assert "float32[784]" in (error.allowed or "")
+        assert "--input image=COLUMN" in (error.hint or "")
+        assert "--input image=prefix*" in (error.hint or "")
+
+    def test_too_many_numbers_are_not_stacked(self) -> None:
+        error = refusal(model(x=(FLOAT, (2,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ()), c=(FLOAT, ())))
+        assert error.problem == "no column fits the input 'x'"
+
+    def test_several_inputs_without_a_column_are_asked_for_by_name(self) -> None:
+        error = refusal(model(a=(FLOAT, (4,)), b=(FLOAT, (2,))), schema_of(p=(FLOAT, (4,)), q=(FLOAT, (2,))))
+        assert error.problem == "these inputs of the model have no column of the same name"
+        assert error.received == "columns p, q"
+        assert error.allowed == "a float32[4], b float32[2]"
+        assert error.hint == "say which column feeds which input: --input a=COLUMN --input b=COLUMN"
+
+    def test_unknown_input_is_told_with_the_closest(self) -> None:
+        error = refusal(model(image=(FLOAT, (4,))), schema_of(a=(FLOAT, (4,))), {"imgae": ["a"]})
+        assert error.problem == "the model has no such input"
+        assert error.received == "--input imgae=…"
+        assert error.allowed == "image float32[4]"
+        assert error.hint == "did you mean 'image'?"
+
+    def test_unknown_column_is_told_with_the_closest(self) -> None:
+        error = refusal(model(x=(FLOAT, (4,))), schema_of(pixels=(FLOAT, (4,))), {"x": ["pixel"]})
+        assert error.problem == "the input has no such column"
+        assert error.received == "--input x=…: 'pixel'"
+        assert error.allowed == "pixels"
+        assert error.hint == "did you mean 'pixels'?"
+
+    def test_unknown_kept_column_is_told(self) -> None:
+        error = refusal(model(x=(FLOAT, (4,))), schema_of(x=(FLOAT, (4,))), keep=["zzz"])
+        assert error.problem == "the input has no such column"
+        assert error.received == "--keep: 'zzz'"
+        assert error.hint is None
+
+    def test_prefix_without_columns_is_told(self) -> None:
+        error = refusal(model(x=(FLOAT, (4,))), schema_of(a=(FLOAT, ())), {"x": ["f*"]})
+        assert error.problem == "no column starts with this prefix"
+        assert error.received == "--input x=f*"
+        assert error.allowed == "a"
+
+    def test_long_list_of_columns_is_cut(self) -> None:
+        error = refusal(model(x=(FLOAT, (4,))), schema_of(**{f"c{i}": (FLOAT, ()) for i in range(20)}), {"x": ["q"]})
+        assert (error.allowed or "").endswith("c11, … (20 in all)")
+
+    @pytest.mark.parametrize("kind", [(TEXT, ()), (FLOAT, (2,)), (OPAQUE, ())])
+    def test_only_single_numbers_are_stacked(self, kind: Kind) -> None:
+        error = refusal(model(x=(FLOAT, (2,))), schema_of(a=(FLOAT, ()), b=kind), {"x": ["a", "b"]})
+        assert error.problem == "only columns of single numbers can be stacked into one input"
+        assert (error.received or "").startswith("b ")
+        assert error.hint == "leave it out of --input x=…"
+
+    def test_stack_of_another_length_is_refused(self) -> None:
+        error = refusal(model(x=(FLOAT, (3,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ())), {"x": ["a", "b"]})
+        assert error.problem == "the input 'x' does not take the shape float32[2]"
+        assert error.allowed == "x float32[3]"
+
+    def test_column_of_another_shape_is_refused(self) -> None:
+        error = refusal(model(x=(FLOAT, (784,))), schema_of(x=(UINT8, (100,))))
+        assert error.problem == "the input 'x' does not take the shape uint8[100]"
+        assert error.received == "x uint8[100]"
+        assert error.allowed == "x float32[784]"
+
+    def test_column_of_another_dtype_is_refused(self) -> None:
+        error = refusal(model(x=(INT, (4,))), schema_of(x=(FLOAT, (4,))))
+        assert error.problem == "the input 'x' does not take the dtype float32"
+
+    def test_image_with_its_channels_in_the_wrong_place_is_refused(self) -> None:
+        error = refusal(model(image=(FLOAT, (224, 224, 3))), schema_of(image=(UINT8, (3, 224, 224))))
+        assert error.problem == "the input 'image' does not take the shape uint8[3, 224, 224]"
+
+    def test_no_columns_at_all_is_told(self) -> None:
+        assert refusal(model(x=(FLOAT, (4,))), {}).received == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted", "fits"),
+    [
+        (("float32", (4,)), ("float32", (4,)), True),
+        (("float64", (4,)), ("float32", (4,)), True),
+        (("uint8", (4,)), ("float32", (4,)), True),
+        (("bool", (4,)), ("float32", (4,)), True),
+        (("uint8", (4,)), ("bfloat16", (4,)), True),
+        (("float32", (4,)), ("bfloat16", (4,)), True),
+        (("int64", (4,)), ("int32", (4,)), True),
+        (("bool", (4,)), ("int32", (4,)), True),
+        (("int32", (4,)), ("bool", (4,)), True),
+        (("float32", (4,)), ("int32", (4,)), False),
+        (("float32", (4,)), ("bool", (4,)), False),
+        ((STRING, ()), (STRING, ()), True),
+        ((STRING, ()), ("float32", ()), False),
+        (("int64", ()), (STRING, ()), False),
+        ((OPAQUE, ()), ("float32", ()), False),
+        ((OPAQUE, ()), (STRING, ()), False),
+        (("uint8", (None,)), ("float32", (784,)), True),
+        (("uint8", (784,)), ("float32", (None,)), True),
+        (("uint8", (784,)), ("float32", (28, 28, 1)), True),
+        (("uint8", (28, 28)), ("float32", (28, 28, 1)), True),
+        (("uint8", (28, 28)), ("float32", (784,)), True),
+        (("uint8", (28, 28, 1)), ("float32", (28, 28)), True),
+        (("uint8", (28, 28)), ("float32", (None, None, 1)), False),
+        (("uint8", (32, 32, 3)), ("float32", (None, None, 3)), True),
+        (("uint8", (32, 32, 1)), ("float32", (None, None, 3)), False),
+        (("uint8", (100,)), ("float32", (784,)), False),
+        (("float32", (2, 3)), ("float32", (3, 2)), False),
+        (("uint8", (7, 5)), ("float32", None), True),
+        (("float32", ()), ("float32", (1,)), True),
+        (("float32", ()), ("float32", (None,)), True),
+        (("float32", ()), ("float32", (2,)), False),
+        (("datetime64[D]", ()), ("float32", ()), False),
+    ],
+)
+def test_what_fits_and_what_does_not(column: Kind, wanted: Kind, fits: bool) -> None:
+    assert (misfit(TensorSpec("c", *column), TensorSpec("x", *wanted)) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted", "wire"),
+    [
+        ("uint8", "float32", "uint8"),
+        ("int16", "float32", "int16"),
+        ("float32", "float32", "float32"),
+        ("float16", "float32", "float16"),
+        ("float64", "float32", "float32"),
+        ("int64", "float32", "float32"),
+        ("int64", "float64", "int64"),
+        ("bool", "float32", "bool"),
+        ("int64", "int32", "int64"),
+        ("uint8", "int32", "uint8"),
+        ("uint8", "bfloat16", "uint8"),
+        ("float32", "bfloat16", "float32"),
+        ("float64", "float16", "float16"),
+        (STRING, STRING, STRING),
+    ],
+)
+def test_numbers_cross_as_they_are_unless_the_models_own_are_smaller(column: str, wanted: str, wire: str) -> None:
+    assert wire_dtype(column, wanted) == wire
+
+
+def test_binding_of_a_reordered_shape_is_never_made_silently() -> None:
+    with pytest.raises(InputError):
+        bind(model(x=(FLOAT, (3, 2))), schema_of(x=(FLOAT, (2, 3))), {})

@@ -1,0 +1,105 @@
+"""The records that travel between the parts of penstock."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.records import (
+    STRING,
+    Binding,
+    Device,
+    Job,
+    OutputSchema,
+    Placement,
+    Recipe,
+    Result,
+    RowFailure,
+    Span,
+    TensorSpec,
+    Timings,
+)
+
+
+def failure(row: int) -> RowFailure:
+    return RowFailure(row, "rows.csv", "read", "ValueError", "broken")
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "row_bytes"),
+    [
+        (TensorSpec("x", "uint8", (28, 28)), "uint8[28, 28]", 784),
+        (TensorSpec("x", "float32", ()), "float32[]", 4),
+        (TensorSpec("x", "float64", (None, 3)), "float64[?, 3]", 24),
+        (TensorSpec("x", "int64", None), "int64[?]", 8),
+        (TensorSpec("x", STRING, (2,)), "string[2]", 32),
+        (TensorSpec("x", "bool", (4,)), "bool[4]", 4),
+    ],
+)
+def test_spec_knows_its_text_and_its_bytes(spec: TensorSpec, text: str, row_bytes: int) -> None:
+    assert str(spec) == text
+    assert spec.row_bytes == row_bytes
+
+
+def test_opaque_columns_can_be_measured_because_they_can_be_kept() -> None:
+    assert TensorSpec("day", "opaque", ()).row_bytes > 0
+
+
+@given(start=st.integers(0, 1000), rows=st.integers(1, 40), data=st.data())
+def test_row_numbers_leave_gaps_where_rows_failed(start: int, rows: int, data: st.DataObject) -> None:
+    failed = data.draw(st.sets(st.integers(start, start + rows - 1)))
+    result = Result(Span(0, start, rows, ()), {}, tuple(failure(row) for row in sorted(failed)))
+    assert result.rows == rows - len(failed)
+    assert result.row_numbers().tolist() == [row for row in range(start, start + rows) if row not in failed]
+    assert result.row_numbers().dtype == np.int64
+
+
+def test_job_reads_every_column_once() -> None:
+    bindings = (Binding("a", ("x", "y"), "float32", (2,)), Binding("b", ("x",), "float32", ()))
+    job = Job(None, bindings, ("id", "y"), 32)
+    assert job.columns == ("x", "y", "id")
+
+
+def test_timings_add_up() -> None:
+    total = Timings(read=1.0, rows=5)
+    total.add(Timings(read=0.5, compute=2.0, wait_for_data=0.25, wait_for_room=0.125, rows=3))
+    assert total == Timings(1.5, 2.0, 0.25, 0.125, 8)
+
+
+def test_span_stop_is_past_its_last_row() -> None:
+    assert Span(0, 10, 5, ()).stop == 15
+
+
+def test_binding_knows_what_crosses_to_the_device() -> None:
+    assert Binding("x", ("pixels",), "uint8", (28, 28)).row_bytes == 784
+
+
+def test_output_schema_counts_the_row_number() -> None:
+    schema = OutputSchema((TensorSpec("y", "float32", (10,)), TensorSpec("id", "int64", ())), 1)
+    assert schema.row_bytes == 8 + 40 + 8
+    assert list(schema.names) == ["y", "id"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Span(1, 2, 3, ((0, 1, 2),), "0:1"),
+        failure(3),
+        Recipe("jax", "cpu", 32, 1),
+        Device("gpu", 1, "H200", "GPU-1", 5, 4),
+        Placement((Device("cpu", 0),), 1, 2),
+        Binding("x", ("a",), "uint8", (None, 3)),
+        Timings(1.0),
+    ],
+)
+def test_records_survive_pickling(record: object) -> None:
+    assert pickle.loads(pickle.dumps(record)) == record
+
+
+def test_devices_are_named_as_on_the_command_line() -> None:
+    assert str(Device("gpu", 2)) == "gpu:2"
+    assert Placement((Device("cpu", 0), Device("cpu", 1)), 1, 1).replicas == 2

@@ -1,0 +1,569 @@
+"""The pipe inside a replica, with real threads and a small real model."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.core.batching import Batch
+from penstock.core.records import (
+    KEPT,
+    Array,
+    Binding,
+    Block,
+    Column,
+    Columns,
+    Job,
+    Result,
+    RowFailure,
+    Signature,
+    Span,
+    TensorSpec,
+    Timings,
+)
+from penstock.errors import DeviceError, InputError, ModelError, PenstockError
+from penstock.pool.pipeline import Pipeline, predict_surviving, read_inputs
+from penstock.pool.warmup import warm_up
+from penstock.sources.memory import InMemory
+
+TIMEOUT_S = 20
+X = Binding("x", ("x",), "float32", (3,))
+
+
+class Doubler:
+    """A model that doubles its input, sums each row, and rejects any batch in which a poisoned value stands."""
+
+    signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
+
+    def __init__(self, *, poison: float | None = None) -> None:
+        self._poison = poison
+        self.shapes: set[tuple[int, ...]] = set()
+        self.calls = 0
+
+    def predict(self, batch: Columns) -> Columns:
+        x = batch["x"]
+        self.calls += 1
+        self.shapes.add(x.shape)
+        if self._poison is not None and (x >= self._poison).any():
+            raise ValueError("poison\nin the batch")
+        return {"y": x * 2, "total": x.sum(axis=1)}
+
+    def close(self) -> None:
+        pass
+
+
+class Rejecting(Doubler):
+    """A model that raises the same error for everything."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def predict(self, batch: Columns) -> Columns:
+        raise self._error
+
+
+class Waiting(Doubler):
+    """A model that computes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go = threading.Event()
+
+    def predict(self, batch: Columns) -> Columns:
+        assert self.may_go.wait(TIMEOUT_S)
+        return super().predict(batch)
+
+
+class Blocks:
+    """A source of blocks of given sizes, the same for every span; counts what was read."""
+
+    def __init__(self, sizes: Sequence[int], failures: Sequence[int] = ()) -> None:
+        self.sizes = list(sizes)
+        self.failures = set(failures)
+        self.read_blocks = 0
+        self.changed = threading.Condition()
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"blocks, row {row} of span {span.index}"
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        start = span.start
+        for size in self.sizes:
+            rows = np.arange(start, start + size)
+            lost = tuple(
+                RowFailure(int(r), "a.csv", "read", "ValueError", "broken") for r in rows if r in self.failures
+            )
+            every: dict[str, Column] = {"x": inputs_of(rows), "id": rows, "name": pa.array([f"r{r}" for r in rows])}
+            with self.changed:
+                self.read_blocks += 1
+                self.changed.notify_all()
+            yield Block(start, size, {name: every[name] for name in columns}, lost)
+            start += size
+
+
+def inputs_of(rows: Array) -> Array:
+    return np.stack([rows, rows + 0.5, -rows], axis=1).astype(np.float32)
+
+
+class Outlet:
+    """Where results and errors come out."""
+
+    def __init__(self) -> None:
+        self.results: queue.Queue[tuple[Result, Timings]] = queue.Queue()
+        self.errors: queue.Queue[BaseException] = queue.Queue()
+
+    def emit(self, result: Result, timings: Timings) -> None:
+        self.results.put((result, timings))
+
+    def take(self, count: int) -> list[Result]:
+        """So many results, in the order of their spans."""
+        found = [self.results.get(timeout=TIMEOUT_S)[0] for _ in range(count)]
+        assert self.errors.empty(), self.errors.get()
+        return sorted(found, key=lambda result: result.span.index)
+
+
+@contextmanager
+def piping(
+    replica: Doubler,
+    job: Job,
+    *,
+    loaders: int = 1,
+    lanes: int = 1,
+    emit: Callable[[Result, Timings], None] | None = None,
+) -> Iterator[tuple[Pipeline, Outlet]]:
+    outlet = Outlet()
+    pipeline = Pipeline(replica, job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes)
+    try:
+        yield pipeline, outlet
+    finally:
+        pipeline.close()
+
+
+def spans_of(count: int, rows: int) -> list[Span]:
+    return [Span(index, index * rows, rows, ()) for index in range(count)]
+
+
+def predict_all(replica: Doubler, job: Job, spans: Sequence[Span], *, loaders: int = 1, lanes: int = 1) -> list[Result]:
+    with piping(replica, job, loaders=loaders, lanes=lanes) as (pipeline, outlet):
+        for span in spans:
+            pipeline.add(span)
+        return outlet.take(len(spans))
+
+
+def kept(result: Result, name: str) -> list[object]:
+    return values(result, KEPT + name)
+
+
+def values(result: Result, name: str) -> list[object]:
+    column = result.columns[name]
+    return list(column.tolist() if isinstance(column, np.ndarray) else column.to_pylist())
+
+
+@pytest.mark.parametrize("loaders", [1, 3])
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("sizes", [[30], [7, 1, 16, 6], [1] * 30, [8, 8, 8, 6]], ids=str)
+def test_rows_of_every_span_come_out_in_order(sizes: list[int], lanes: int, loaders: int) -> None:
+    job = Job(Blocks(sizes), (X,), ("id", "name"), batch_size=8)
+    results = predict_all(Doubler(), job, spans_of(10, 30), loaders=loaders, lanes=lanes)
+    for index, result in enumerate(results):
+        rows = np.arange(index * 30, (index + 1) * 30)
+        np.testing.assert_array_equal(result.columns["y"], inputs_of(rows) * 2)
+        np.testing.assert_array_equal(result.columns["total"], inputs_of(rows).sum(axis=1))
+        assert kept(result, "id") == rows.tolist()
+        assert kept(result, "name") == [f"r{row}" for row in rows]
+        assert result.failures == ()
+
+
+def test_batches_that_are_ready_out_of_order_come_out_in_order() -> None:
+    class FirstLast(Doubler):
+        """Answers the first batch only when the second is answered."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.second_is_done = threading.Event()
+
+        def predict(self, batch: Columns) -> Columns:
+            if batch["x"][0, 0] == 0:
+                assert self.second_is_done.wait(TIMEOUT_S)
+            outputs = super().predict(batch)
+            if batch["x"][0, 0] == 4:
+                self.second_is_done.set()
+            return outputs
+
+    (result,) = predict_all(FirstLast(), Job(Blocks([10]), (X,), (), batch_size=4), spans_of(1, 10), lanes=2)
+    np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(10)) * 2)
+
+
+def test_every_span_comes_out_once_however_the_threads_interleave() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        job = Job(Blocks([2]), (X,), ("id",), batch_size=2)
+        with piping(Doubler(), job, loaders=3, lanes=3) as (pipeline, outlet):
+            for span in spans_of(400, 2):
+                pipeline.add(span)
+            results = outlet.take(400)
+        assert outlet.results.empty()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [result.span.index for result in results] == list(range(400))
+
+
+def test_model_sees_one_shape_only_and_pads_do_not_come_out() -> None:
+    replica = Doubler()
+    (result,) = predict_all(replica, Job(Blocks([13]), (X,), (), batch_size=8), spans_of(1, 13))
+    assert replica.shapes == {(8, 3)}
+    assert len(result.columns["y"]) == 13
+
+
+def test_outputs_come_first_and_kept_columns_after_under_names_that_cannot_clash() -> None:
+    source = InMemory({"x": np.ones((4, 3), np.float32), "y": np.arange(4)})
+    (result,) = predict_all(Doubler(), Job(source, (X,), ("y", "x"), batch_size=4), spans_of(1, 4))
+    assert list(result.columns) == ["y", "total", "kept:y", "kept:x"]
+    assert kept(result, "y") == [0, 1, 2, 3]
+    assert values(result, "y") == [[2.0, 2.0, 2.0]] * 4
+
+
+def test_rows_that_the_source_could_not_read_are_left_out_and_named() -> None:
+    job = Job(Blocks([5, 5], failures=[2, 7]), (X,), ("id", "name"), batch_size=4)
+    (result,) = predict_all(Doubler(), job, spans_of(1, 10))
+    survivors = [row for row in range(10) if row not in (2, 7)]
+    assert kept(result, "id") == survivors
+    assert kept(result, "name") == [f"r{row}" for row in survivors]
+    np.testing.assert_array_equal(result.columns["y"], inputs_of(np.array(survivors)) * 2)
+    assert [(f.row, f.origin, f.stage) for f in result.failures] == [(2, "a.csv", "read"), (7, "a.csv", "read")]
+
+
+def test_rows_that_cannot_be_fed_are_left_out_and_named() -> None:
+    column = pa.array([[1.0, 2, 3], None, [4, 5], [7, 8, 9], [1, None, 3]], pa.list_(pa.float32()))
+    source = InMemory({"x": column, "id": np.arange(5)})
+    (result,) = predict_all(Doubler(), Job(source, (X,), ("id",), batch_size=8), spans_of(1, 5))
+    assert kept(result, "id") == [0, 3]
+    assert values(result, "y") == [[2, 4, 6], [14, 16, 18]]
+    assert [(f.row, f.origin, f.stage, f.reason) for f in result.failures] == [
+        (1, "memory", "load", "column 'x' is null"),
+        (2, "memory", "load", "column 'x' has 2 values, not 3"),
+        (4, "memory", "load", "column 'x' holds a null"),
+    ]
+
+
+def test_row_that_failed_twice_is_named_once_with_its_first_reason() -> None:
+    source = Blocks([4], failures=[1])
+    job = Job(source, (X, Binding("x2", ("x",), "float32", (3,))), (), batch_size=4)
+    (result,) = predict_all(Doubler(), job, spans_of(1, 4))
+    assert [(f.row, f.reason) for f in result.failures] == [(1, "broken")]
+
+
+def test_span_whose_rows_all_failed_still_comes_out() -> None:
+    job = Job(Blocks([4], failures=[0, 1, 2, 3]), (X,), ("id",), batch_size=4)
+    (result,) = predict_all(Doubler(), job, spans_of(1, 4))
+    assert result.rows == 0
+    assert [f.row for f in result.failures] == [0, 1, 2, 3]
+    assert kept(result, "id") == []
+
+
+def test_columns_of_numbers_are_stacked() -> None:
+    source = InMemory({"a": np.array([1, 2], "uint8"), "b": pa.array([3, None]), "c": np.array([5.5, 6.5])})
+    job = Job(source, (Binding("x", ("a", "b", "c"), "float32", (3,)),), (), batch_size=2)
+    (result,) = predict_all(Doubler(), job, spans_of(1, 2))
+    assert values(result, "y") == [[2, 6, 11]]
+    assert [(f.row, f.reason) for f in result.failures] == [(1, "column 'b' is null")]
+
+
+@pytest.mark.parametrize("poisoned", [[0], [7], [3, 4], [0, 1, 2, 3, 4, 5, 6, 7], [9], [1, 5, 8, 12]], ids=str)
+def test_rows_that_the_model_rejects_are_found_and_the_others_keep_their_bits(poisoned: list[int]) -> None:
+    clean = np.random.default_rng(0).normal(size=(13, 3)).astype(np.float32)
+    dirty = clean.copy()
+    dirty[poisoned, 1] = 1000
+    replica = Doubler(poison=1000)
+    job = Job(InMemory({"x": dirty, "id": np.arange(13)}), (X,), ("id",), batch_size=8)
+    (result,) = predict_all(replica, job, spans_of(1, 13))
+    survivors = [row for row in range(13) if row not in poisoned]
+    assert kept(result, "id") == survivors
+    assert result.columns["y"].tobytes() == (clean[survivors] * 2).tobytes()
+    assert result.columns["total"].tobytes() == clean.sum(axis=1)[survivors].tobytes()
+    assert [f.row for f in result.failures] == poisoned
+    assert {(f.stage, f.error, f.reason) for f in result.failures} == {("predict", "ValueError", "ValueError: poison")}
+    assert replica.shapes == {(8, 3)}
+
+
+def test_rejected_rows_are_numbered_in_the_whole_input() -> None:
+    x = np.zeros((30, 3), np.float32)
+    x[23] = 1000
+    job = Job(InMemory({"x": x}), (X,), (), batch_size=4)
+    result = predict_all(Doubler(poison=1000), job, spans_of(3, 10))[2]
+    assert [f.row for f in result.failures] == [23]
+    assert result.row_numbers().tolist() == [20, 21, 22, 24, 25, 26, 27, 28, 29]
+
+
+def test_failures_of_every_kind_are_named_in_the_order_of_their_rows() -> None:
+    column = pa.array([[1, 1, 1], [1000, 0, 0], [1, 1, 1], None, [1000, 0, 0], [1, 1, 1]], pa.list_(pa.float32()))
+    job = Job(InMemory({"x": column, "id": np.arange(6)}), (X,), ("id",), batch_size=8)
+    (result,) = predict_all(Doubler(poison=1000), job, spans_of(1, 6))
+    assert [(failure.row, failure.stage) for failure in result.failures] == [
+        (1, "predict"),
+        (3, "load"),
+        (4, "predict"),
+    ]
+    assert kept(result, "id") == [0, 2, 5]
+
+
+def test_one_rejected_row_is_found_in_logarithmic_time() -> None:
+    x = np.zeros((1024, 3), np.float32)
+    x[700] = 1000
+    replica = Doubler(poison=1000)
+    _, failures = predict_surviving(replica, Batch(0, 0, 1024, {"x": x}), 0)
+    assert [failure.row for failure in failures] == [700]
+    assert replica.calls <= 2 * 10 + 6
+
+
+def test_rejected_rows_say_where_they_came_from() -> None:
+    x = np.zeros((4, 3), np.float32)
+    x[2] = 1000
+    (result,) = predict_all(Doubler(poison=1000), Job(InMemory({"x": x}), (X,), (), 4), spans_of(1, 4))
+    assert result.failures[0].origin == "memory"
+    (result,) = predict_all(Doubler(poison=2), Job(Blocks([4]), (X,), (), 4), spans_of(1, 4))
+    assert [failure.origin for failure in result.failures] == ["blocks, row 2 of span 0", "blocks, row 3 of span 0"]
+
+
+def test_bisection_does_not_touch_the_batch_it_was_given() -> None:
+    x = np.ones((4, 3), np.float32)
+    x[2] = 1000
+    before = x.copy()
+    x.flags.writeable = False
+    predict_surviving(Doubler(poison=1000), Batch(0, 0, 4, {"x": x}), 0)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_rejected_text_is_found_and_left_out() -> None:
+    class Lengths(Doubler):
+        def predict(self, batch: Columns) -> Columns:
+            if b"bad" in batch["text"].tolist():
+                raise ValueError("bad text")
+            return {"length": np.array([len(text) for text in batch["text"]])}
+
+    source = InMemory({"text": np.array(["a", "bad", "ccc"], dtype=object)})
+    job = Job(source, (Binding("text", ("text",), "string", ()),), ("text",), batch_size=4)
+    (result,) = predict_all(Lengths(), job, spans_of(1, 3))
+    assert values(result, "length") == [1, 3]
+    assert kept(result, "text") == ["a", "ccc"]
+    assert [f.row for f in result.failures] == [1]
+
+
+def first_error(replica: Doubler, job: Job, spans: Sequence[Span]) -> BaseException:
+    with piping(replica, job) as (pipeline, outlet):
+        for span in spans:
+            pipeline.add(span)
+        return outlet.errors.get(timeout=TIMEOUT_S)
+
+
+def test_model_that_rejects_whatever_it_is_given_is_a_model_error() -> None:
+    error = first_error(Rejecting(ValueError("wrong shape\ndetails")), Job(Blocks([4]), (X,), (), 4), spans_of(1, 4))
+    assert isinstance(error, ModelError)
+    assert error.received == "ValueError: wrong shape"
+    assert "penstock inspect" in (error.hint or "")
+
+
+class NoZeros(Doubler):
+    """A model that rejects rows of zeros and rows of a thousand."""
+
+    def predict(self, batch: Columns) -> Columns:
+        if (batch["x"] == 0).all(axis=1).any() or (batch["x"] >= 1000).any():
+            raise ValueError("nothing but real rows")
+        return super().predict(batch)
+
+
+@pytest.mark.parametrize("poisoned", [[0], [3], [0, 1, 2], [6]], ids=str)
+def test_rows_are_found_in_a_model_that_rejects_zeros_too(poisoned: list[int]) -> None:
+    x = np.random.default_rng(1).uniform(1, 2, size=(7, 3)).astype(np.float32)
+    dirty = x.copy()
+    dirty[poisoned] = 1000
+    job = Job(InMemory({"x": dirty, "id": np.arange(7)}), (X,), ("id",), batch_size=8)
+    (result,) = predict_all(NoZeros(), job, spans_of(1, 7))
+    survivors = [row for row in range(7) if row not in poisoned]
+    assert kept(result, "id") == survivors
+    assert result.columns["y"].tobytes() == (x[survivors] * 2).tobytes()
+    assert [failure.row for failure in result.failures] == poisoned
+
+
+def test_row_that_the_source_could_not_read_takes_no_other_down_in_a_model_that_rejects_zeros() -> None:
+    column = pa.array([[1.0, 1, 1], None, [2, 2, 2]], pa.list_(pa.float32()))
+    job = Job(InMemory({"x": column, "id": np.arange(3)}), (X,), ("id",), batch_size=4)
+    (result,) = predict_all(NoZeros(), job, spans_of(1, 3))
+    assert kept(result, "id") == [0, 2]
+    assert values(result, "y") == [[2, 2, 2], [4, 4, 4]]
+    assert [(failure.row, failure.reason) for failure in result.failures] == [(1, "column 'x' is null")]
+
+
+def test_batch_without_one_row_for_each_row_is_a_model_error() -> None:
+    class Dropping(Doubler):
+        """Gives a row less than it was given, but only once it has seen a large value."""
+
+        def predict(self, batch: Columns) -> Columns:
+            outputs = super().predict(batch)
+            return {name: output[:-1] for name, output in outputs.items()} if (batch["x"] > 6).any() else outputs
+
+    error = first_error(Dropping(), Job(Blocks([4, 4]), (X,), (), 4), spans_of(1, 8))
+    assert isinstance(error, ModelError)
+    assert "does not have one row for each row" in error.problem
+
+
+def test_device_that_runs_out_of_memory_is_not_blamed_on_rows() -> None:
+    raised = DeviceError("the device ran out of memory")
+    assert first_error(Rejecting(raised), Job(Blocks([4]), (X,), (), 4), spans_of(1, 4)) is raised
+
+
+class Broken(Blocks):
+    def __init__(self, error: Exception) -> None:
+        super().__init__([4])
+        self._error = error
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        yield from super().read(span, columns)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [InputError("the file is damaged"), RuntimeError("our bug")], ids=repr)
+def test_error_of_the_source_reaches_fail(error: Exception) -> None:
+    assert first_error(Doubler(), Job(Broken(error), (X,), (), 4), spans_of(1, 8)) is error
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_source_that_gives_another_number_of_rows_is_an_input_error(rows: int) -> None:
+    error = first_error(Doubler(), Job(Blocks([rows]), (X,), (), 4), spans_of(1, 4))
+    assert isinstance(error, InputError)
+    assert error.problem == "the input changed while it was read"
+    assert error.received == f"{rows} rows"
+
+
+def test_error_while_delivering_reaches_fail() -> None:
+    def emit(result: Result, timings: Timings) -> None:
+        raise OSError("the line is closed")
+
+    with piping(Doubler(), Job(Blocks([4]), (X,), (), 4), emit=emit) as (pipeline, outlet):
+        pipeline.add(spans_of(1, 4)[0])
+        error = outlet.errors.get(timeout=TIMEOUT_S)
+    assert isinstance(error, OSError)
+
+
+def test_nothing_comes_out_of_a_span_that_failed() -> None:
+    with piping(Rejecting(DeviceError("no memory")), Job(Blocks([4]), (X,), (), 4)) as (pipeline, outlet):
+        pipeline.add(spans_of(1, 4)[0])
+        assert isinstance(outlet.errors.get(timeout=TIMEOUT_S), PenstockError)
+        assert outlet.results.empty()
+
+
+@pytest.mark.parametrize(("loaders", "lanes"), [(1, 1), (2, 1), (1, 3), (3, 2)])
+def test_queue_of_batches_bounds_what_is_read_ahead(loaders: int, lanes: int) -> None:
+    source, replica = Blocks([4] * 100), Waiting()
+    bound = lanes + (lanes + 2) + loaders  # computing, queued, and in the hands of the loaders
+    with piping(replica, Job(source, (X,), (), batch_size=4), loaders=loaders, lanes=lanes) as (pipeline, outlet):
+        for span in spans_of(loaders, 400):
+            pipeline.add(span)
+        with source.changed:
+            assert source.changed.wait_for(lambda: source.read_blocks >= bound, TIMEOUT_S)
+            assert not source.changed.wait_for(lambda: source.read_blocks > bound, timeout=0.1)
+        replica.may_go.set()
+        assert [len(result.columns["y"]) for result in outlet.take(loaders)] == [400] * loaders
+
+
+def test_drain_takes_back_the_spans_that_no_loader_has_begun() -> None:
+    source, replica = Blocks([4] * 20), Waiting()
+    with piping(replica, Job(source, (X,), (), batch_size=4)) as (pipeline, outlet):
+        for span in spans_of(4, 80):
+            pipeline.add(span)
+        with source.changed:
+            assert source.changed.wait_for(lambda: source.read_blocks >= 3, TIMEOUT_S)
+        assert [span.index for span in pipeline.drain()] == [1, 2, 3]
+        assert pipeline.drain() == []
+        replica.may_go.set()
+        assert [result.span.index for result in outlet.take(1)] == [0]
+
+
+def test_drained_pipeline_takes_new_spans() -> None:
+    job = Job(Blocks([4]), (X,), (), batch_size=4)
+    with piping(Doubler(), job) as (pipeline, outlet):
+        pipeline.drain()
+        pipeline.add(spans_of(1, 4)[0])
+        assert len(outlet.take(1)) == 1
+
+
+def pipeline_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("loader-", "lane-"))]
+
+
+def test_closing_ends_every_thread_even_with_work_under_way() -> None:
+    replica = Waiting()
+    with piping(replica, Job(Blocks([4] * 50), (X,), (), 4), loaders=2, lanes=2) as (pipeline, _):
+        for span in spans_of(5, 200):
+            pipeline.add(span)
+        replica.may_go.set()
+    assert pipeline_threads() == []
+
+
+def test_timings_count_rows_and_seconds() -> None:
+    with piping(Doubler(), Job(Blocks([10, 3]), (X,), (), 4)) as (pipeline, outlet):
+        pipeline.add(spans_of(1, 13)[0])
+        _, timings = outlet.results.get(timeout=TIMEOUT_S)
+    assert timings.rows == 13
+    assert timings.read > 0
+    assert timings.compute > 0
+    assert timings.wait_for_data >= 0
+    assert timings.wait_for_room >= 0
+
+
+def test_inputs_take_the_dtype_and_shape_of_their_binding() -> None:
+    source = InMemory({"pixels": np.arange(24, dtype=np.uint8).reshape(2, 12)})
+    job = Job(source, (Binding("image", ("pixels",), "uint8", (2, 2, 3)),), (), 2)
+    gathered: list[Mapping[str, Column]] = []
+    (block,) = read_inputs(job, Span(0, 0, 2, ()), gathered, {})
+    assert block["image"].shape == (2, 2, 2, 3)
+    assert block["image"].dtype == np.uint8
+    assert gathered == []
+
+
+class TestWarmUp:
+    def test_outputs_are_described_as_they_come_out(self) -> None:
+        replica = Doubler()
+        prepared = warm_up(replica, Job(Blocks([5]), (X,), (), batch_size=8), Span(0, 0, 5, ()))
+        assert prepared.outputs == (TensorSpec("y", "float32", (3,)), TensorSpec("total", "float32", ()))
+        assert prepared.batch_seconds > 0
+        assert replica.shapes == {(8, 3)}
+        assert replica.calls == 2
+
+    def test_model_that_sums_over_the_batch_is_refused(self) -> None:
+        class Sum(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                return {"loss": batch["x"].sum(axis=0)}
+
+        with pytest.raises(ModelError) as caught:
+            warm_up(Sum(), Job(Blocks([8]), (X,), (), batch_size=8), Span(0, 0, 8, ()))
+        assert caught.value.received == "loss: shape (3,) for a batch of 8"
+
+    def test_model_that_gives_a_single_number_is_refused(self) -> None:
+        class Mean(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                return {"loss": np.asarray(batch["x"].mean())}
+
+        with pytest.raises(ModelError, match="does not have one row for each row"):
+            warm_up(Mean(), Job(Blocks([8]), (X,), (), batch_size=8), Span(0, 0, 8, ()))
+
+    def test_model_that_rejects_every_row_is_told(self) -> None:
+        with pytest.raises(ModelError) as caught:
+            warm_up(Doubler(poison=0.5), Job(InMemory({"x": np.ones((4, 3), "f4")}), (X,), (), 4), Span(0, 0, 4, ()))
+        assert caught.value.problem == "the model rejects every one of the first rows"
+        assert caught.value.received == "ValueError: poison"
+
+    def test_one_bad_row_among_the_first_does_not_stop_the_job(self) -> None:
+        x = np.zeros((4, 3), np.float32)
+        x[1] = 1000
+        prepared = warm_up(Doubler(poison=1000), Job(InMemory({"x": x}), (X,), (), 4), Span(0, 0, 4, ()))
+        assert [spec.name for spec in prepared.outputs] == ["y", "total"]

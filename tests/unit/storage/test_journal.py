@@ -1,0 +1,141 @@
+"""The journal: whole records or nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.storage.journal import Journal, PartRecord, read_records
+
+RECORDS = [
+    PartRecord(0, 0, 0, 2, 10, 0, {"part-00000000.parquet": 1234}, 0),
+    PartRecord(1, 0, 2, 3, 4, 1, {"row/part-00000001.npy": 99, "ä/part-00000001.npy": 7}, 120),
+    PartRecord(1, 1, 3, 5, 0, 9, {}, 999),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def write(path: str, records: list[PartRecord]) -> list[int]:
+    """Write a journal; returns where each record ends."""
+    ends: list[int] = []
+    journal = Journal(path)
+    for record in records:
+        journal.append(record)
+        ends.append(os.path.getsize(path))
+    journal.close()
+    return ends
+
+
+def reopen(path: str) -> list[PartRecord]:
+    journal = Journal(path)
+    journal.close()
+    return journal.records
+
+
+def test_records_are_read_back(path: str) -> None:
+    write(path, RECORDS)
+    assert reopen(path) == read_records(path) == RECORDS
+
+
+def test_new_journal_is_empty(path: str) -> None:
+    assert reopen(path) == []
+    assert os.path.getsize(path) == 0
+
+
+def test_absent_journal_has_no_records_and_is_not_made_by_looking(path: str) -> None:
+    assert read_records(path) == []
+    assert not os.path.exists(path)
+
+
+def test_appended_record_is_on_the_disk_when_append_returns(path: str) -> None:
+    journal = Journal(path)
+    journal.append(RECORDS[0])
+    assert read_records(path) == [RECORDS[0]]
+    journal.close()
+
+
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
+def test_torn_tail_is_cut_to_a_whole_record_at_every_byte(path: str) -> None:
+    ends = write(path, RECORDS)
+    raw = Path(path).read_bytes()
+    assert ends[-1] == len(raw)
+    for length in range(len(raw) + 1):
+        Path(path).write_bytes(raw[:length])
+        whole = sum(end <= length for end in ends)
+        assert read_records(path) == RECORDS[:whole]
+        assert os.path.getsize(path) == length, "looking must not touch the file"
+        assert reopen(path) == RECORDS[:whole]
+        assert os.path.getsize(path) == ([0, *ends][whole])
+
+
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
+def test_journal_that_was_cut_goes_on(path: str) -> None:
+    ends = write(path, RECORDS)
+    raw = Path(path).read_bytes()
+    for length in range(ends[0] + 1, ends[1]):
+        Path(path).write_bytes(raw[:length])
+        journal = Journal(path)
+        journal.append(RECORDS[2])
+        journal.close()
+        assert read_records(path) == [RECORDS[0], RECORDS[2]]
+
+
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
+@pytest.mark.parametrize("change", [0x01, 0x20, 0xFF])
+def test_altered_byte_ends_the_journal_before_its_record(path: str, change: int) -> None:
+    ends = write(path, RECORDS)
+    raw = Path(path).read_bytes()
+    for position in range(len(raw)):
+        altered = bytearray(raw)
+        altered[position] ^= change
+        Path(path).write_bytes(altered)
+        intact = sum(end <= position for end in ends)
+        assert reopen(path) == RECORDS[:intact]
+
+
+def test_altered_checksum_in_other_letters_is_not_the_checksum(path: str) -> None:
+    write(path, RECORDS)
+    raw = Path(path).read_bytes()
+    Path(path).write_bytes(raw[:8].upper() + raw[8:] if raw[:8].upper() != raw[:8] else b"ffffffff" + raw[8:])
+    assert read_records(path) == []
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\0" * 512, b"\n", b"\n\n\n", b"not a record\n", b"\xff\xfe\n" * 3, b"00000000 \n", b"a3a6bf43 {}\n"],
+    ids=["zeros", "newline", "newlines", "text", "bytes", "checksum of nothing", "record without fields"],
+)
+def test_garbage_after_the_records_is_cut(path: str, garbage: bytes) -> None:
+    ends = write(path, RECORDS)
+    with open(path, "ab") as file:
+        file.write(garbage)
+    assert read_records(path) == reopen(path) == RECORDS
+    assert os.path.getsize(path) == ends[-1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_cut_to_forgets_the_records_after(path: str, count: int) -> None:
+    write(path, RECORDS)
+    journal = Journal(path)
+    journal.cut_to(count)
+    assert journal.records == read_records(path) == RECORDS[:count]
+    journal.append(RECORDS[2])
+    journal.close()
+    assert read_records(path) == [*RECORDS[:count], RECORDS[2]]
+
+
+def test_two_journals_of_the_same_records_have_the_same_bytes(path: str, tmp_path: Path) -> None:
+    write(path, RECORDS)
+    write(str(tmp_path / "other"), reopen(path))
+    assert Path(path).read_bytes() == (tmp_path / "other").read_bytes()

@@ -1,0 +1,154 @@
+"""The manifest: a job as it was started, and as a resumed run finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
+from penstock.errors import OutputError
+from penstock.storage.disk import internal
+from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+
+MANIFEST = Manifest(
+    request={"model": "m.keras", "format": "parquet", "keep": ["id"], "batch_size": None, "max_failures": 0.1},
+    fingerprint="f" * 64,
+    fragments=(Fragment("/data/ä b.parquet", 10, 1_700_000_000_123_456_789), Fragment("/data/c.parquet", 0, 1)),
+    recipe=Recipe("tensorflow", "cpu", 32, 1),
+    bindings=(Binding("x", ("a", "b"), "float32", (2,)), Binding("t", ("text",), STRING, (None, 3))),
+    schema=OutputSchema(
+        (TensorSpec("y", "float32", (2, 3)), TensorSpec("s", STRING, None), TensorSpec("id", "int64", ())), 2
+    ),
+    spans=(
+        Span(0, 0, 5, ((0, 0, 0, 5), (1, 0, 0, 2))),
+        Span(1, 5, 7, (1, 100, 250), "0:3"),
+        Span(2, 12, 1, ()),
+    ),
+    parts=(0, 2),
+    versions={"python": "3.11.7", "penstock": "0.1.0"},
+    weights="abc",
+    max_failures=0.25,
+)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    folder = tmp_path / "out"
+    (folder / "_penstock").mkdir(parents=True)
+    return str(folder)
+
+
+def test_manifest_is_read_back_as_it_was(output: str) -> None:
+    MANIFEST.save(output)
+    assert load_manifest(output) == MANIFEST
+
+
+def test_paths_that_are_not_text_survive(output: str) -> None:
+    path = os.fsdecode(b"/data/\xff.npy")
+    odd = replace(MANIFEST, fragments=(Fragment(path, 1, 2),))
+    odd.save(output)
+    loaded = load_manifest(output)
+    assert loaded is not None
+    assert os.fsencode(loaded.fragments[0].path) == b"/data/\xff.npy"
+
+
+def test_manifest_counts_its_rows(output: str) -> None:
+    assert MANIFEST.rows == 13
+    assert replace(MANIFEST, spans=()).rows == 0
+
+
+def test_saving_replaces_the_old_manifest_and_leaves_nothing_beside_it(output: str) -> None:
+    MANIFEST.save(output)
+    changed = replace(MANIFEST, fingerprint="0" * 64)
+    changed.save(output)
+    assert load_manifest(output) == changed
+    assert os.listdir(internal(output)) == ["manifest.json"]
+
+
+def test_crash_while_saving_leaves_the_old_manifest(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MANIFEST.save(output)
+
+    def crash(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, crash)
+            with pytest.raises(KeyboardInterrupt):
+                replace(MANIFEST, fingerprint="0" * 64).save(output)
+        assert load_manifest(output) == MANIFEST
+
+
+def test_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
+    assert load_manifest(str(tmp_path)) is None
+    assert load_manifest(str(tmp_path / "absent")) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[]", b'"text"', b"null", b"{}", b'{"penstock_manifest": 99}'],
+)
+def test_damaged_manifest_is_an_output_error_that_names_the_file(output: str, content: bytes) -> None:
+    Path(internal(output, "manifest.json")).write_bytes(content)
+    with pytest.raises(OutputError) as caught:
+        load_manifest(output)
+    assert internal(output, "manifest.json") in (caught.value.received or "")
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "spans", "recipe", "schema", "bindings", "parts"])
+def test_manifest_that_lacks_a_part_is_an_output_error(output: str, key: str) -> None:
+    MANIFEST.save(output)
+    path = Path(internal(output, "manifest.json"))
+    document = json.loads(path.read_bytes())
+    del document[key]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(OutputError):
+        load_manifest(output)
+
+
+def test_version_of_another_penstock_is_told(output: str) -> None:
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 2}', encoding="utf-8")
+    with pytest.raises(OutputError) as caught:
+        load_manifest(output)
+    assert "version 2" in (caught.value.received or "")
+    assert caught.value.allowed == "version 1"
+
+
+def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:
+    assert is_fresh(str(tmp_path / "absent"))
+    assert is_fresh(str(tmp_path))
+
+
+def test_folder_that_a_job_left_before_it_began_is_fresh(output: str) -> None:
+    Path(internal(output, "lock")).touch()
+    assert is_fresh(output)
+
+
+def test_folder_with_anything_else_is_not_fresh(output: str) -> None:
+    Path(output, "notes.txt").touch()
+    assert not is_fresh(output)
+
+
+def test_folder_with_a_job_is_not_fresh(output: str) -> None:
+    MANIFEST.save(output)
+    assert not is_fresh(output)
+
+
+def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(OutputError, match="the output is not a folder"):
+        is_fresh(str(path))
+
+
+def test_differences_are_told_in_words() -> None:
+    request, fragments = MANIFEST.request, MANIFEST.fragments
+    assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, request | {"batch_size": 64}, fragments)
+    touched = [fragments[0], replace(fragments[1], mtime_ns=2)]
+    assert describe_difference(MANIFEST, request, touched) == "the input file /data/c.parquet was changed since"
+    assert "(1, there: 2)" in describe_difference(MANIFEST, request, fragments[:1])
+    assert describe_difference(MANIFEST, request, fragments) == "the content of the model was changed since"

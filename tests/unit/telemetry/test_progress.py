@@ -1,0 +1,119 @@
+"""Progress that tells the truth."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from penstock.core.records import Device, Timings
+from penstock.telemetry.meter import Meter
+from penstock.telemetry.progress import Lines, Rate, Silent, line, time_left
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "expected"),
+    [
+        (100, 0.0, "–"),
+        (100, -1.0, "–"),
+        (0, 10.0, "0 s"),
+        (120, 10.0, "12 s"),
+        (124, 10.0, "12 s"),
+        (126, 10.0, "13 s"),
+        (59, 1.0, "59 s"),
+        (596, 10.0, "1 min 00 s"),
+        (200, 1.0, "3 min 20 s"),
+        (3599, 1.0, "59 min 59 s"),
+        (3600, 1.0, "1 h 00 min"),
+        (3720, 1.0, "1 h 02 min"),
+        (360_000, 1.0, "100 h 00 min"),
+    ],
+)
+def test_time_left_is_told_in_words(rows: int, rate: float, expected: str) -> None:
+    assert time_left(rows, rate) == expected
+
+
+def test_rate_is_nothing_before_there_are_two_points() -> None:
+    rate = Rate()
+    assert rate.at(5.0, 100) == 0.0
+    assert rate.at(5.0, 200) == 0.0
+
+
+def test_rate_is_rows_over_seconds() -> None:
+    rate = Rate()
+    rate.at(0.0, 0)
+    assert rate.at(2.0, 100) == 50.0
+    assert rate.at(4.0, 100) == 25.0
+
+
+def test_rate_forgets_what_is_older_than_ten_seconds() -> None:
+    rate = Rate()
+    for second in range(31):
+        now = rate.at(float(second), 1000 * second if second <= 10 else 10_000 + 10 * (second - 10))
+    assert now == pytest.approx(10.0)
+
+
+def test_rate_of_a_run_that_stands_still_falls_to_nothing() -> None:
+    rate = Rate()
+    rate.at(0.0, 0)
+    rate.at(1.0, 1000)
+    for second in range(2, 30):
+        now = rate.at(float(second), 1000)
+    assert now == 0.0
+
+
+def test_rate_spans_a_gap_longer_than_its_memory() -> None:
+    rate = Rate()
+    rate.at(0.0, 0)
+    assert rate.at(100.0, 1000) == 10.0
+    assert rate.at(200.0, 3000) == 20.0
+
+
+def meter_with(rows: int, failed: int = 0, committed: int = 0) -> Meter:
+    meter = Meter()
+    meter.observe(0, Device("cpu", 0), Timings(compute=3.0, wait_for_data=1.0, rows=rows))
+    meter.failed, meter.committed_rows = failed, committed
+    return meter
+
+
+def test_line_says_how_far_how_fast_how_long_and_who_is_busy() -> None:
+    text = line(meter_with(1000, committed=500), total=4000, before=1000, rate=100.0)
+    assert text == ("2,000 of 4,000 rows (50%), 100 rows/s, 20 s left, 1,500 committed, cpu:0 busy 75%")
+
+
+def test_line_says_how_many_failed_only_when_some_did() -> None:
+    assert "failed" not in line(meter_with(10), 100, 0, 1.0)
+    assert "1,234 failed" in line(meter_with(10, failed=1234), 100, 0, 1.0)
+
+
+def test_line_of_nothing_at_all_does_not_divide_by_zero() -> None:
+    assert line(Meter(), 0, 0, 0.0) == "0 of 0 rows (100%), 0 rows/s, – left, 0 committed"
+
+
+def test_lines_are_written_until_the_end() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream, every_s=0.001)
+    lines.begin(meter_with(5), 10, 0)
+    for _ in range(2000):
+        if "5 of 10 rows" in stream.getvalue():
+            break
+        lines._ended.wait(0.005)
+    lines.end()
+    written = stream.getvalue()
+    assert "5 of 10 rows (50%)" in written
+    lines.note("done")
+    assert stream.getvalue() == written + "done\n"
+
+
+def test_lines_that_never_began_end() -> None:
+    stream = io.StringIO()
+    Lines(stream).end()
+    assert stream.getvalue() == ""
+
+
+def test_silence_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = Silent()
+    silent.begin(Meter(), 1, 0)
+    silent.note("unseen")
+    silent.end()
+    assert capsys.readouterr() == ("", "")

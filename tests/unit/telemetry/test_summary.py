@@ -1,0 +1,60 @@
+"""One summary at the end of a run."""
+
+from __future__ import annotations
+
+import json
+
+from penstock.telemetry.summary import Summary
+
+DONE = Summary(
+    output="out",
+    rows=12_000,
+    failed=0,
+    parts=3,
+    seconds=12.34,
+    start_seconds=2.5,
+    run_seconds=9.84,
+    rows_per_s=1219.5,
+    devices=("cpu:0", "cpu:1"),
+    recipe={"runtime": "jax", "batch_size": 32},
+    where={"reading": 1.0, "computing": 3.0},
+    bottleneck="computing: the model was busy",
+)
+
+
+def test_summary_says_what_was_done_how_fast_and_where_the_time_went() -> None:
+    assert str(DONE).splitlines() == [
+        "12,000 rows in 3 parts in out",
+        "12.3 s, of which 2.5 s start; 1,220 rows/s",
+        "cpu:0, cpu:1; runtime jax, batch_size 32",
+        "thread time: reading 25%, computing 75%",
+        "bound by computing: the model was busy",
+    ]
+
+
+def test_summary_points_to_the_failures() -> None:
+    text = str(Summary(**{**vars(DONE), "failed": 3}))
+    assert "3 rows failed: see _penstock/failures.jsonl there" in text
+
+
+def test_summary_of_a_finished_job_says_that_nothing_was_redone() -> None:
+    again = Summary("out", 12_000, 0, 1, 0.1, 0.0, 0.0, 0.0, rows_before=12_000)
+    assert str(again).splitlines() == [
+        "12,000 rows in 1 part in out",
+        "the job was finished already; nothing was redone",
+    ]
+
+
+def test_summary_of_a_resumed_job_says_what_was_there() -> None:
+    assert "5,000 of them were there before this run" in str(Summary(**{**vars(DONE), "rows_before": 5000}))
+
+
+def test_slow_jobs_show_a_fraction() -> None:
+    assert "1.5 rows/s" in str(Summary(**{**vars(DONE), "rows_per_s": 1.46}))
+
+
+def test_summary_is_plain_json() -> None:
+    document = json.loads(json.dumps(DONE.as_json()))
+    assert document["rows"] == 12_000
+    assert document["devices"] == ["cpu:0", "cpu:1"]
+    assert document["recipe"] == {"runtime": "jax", "batch_size": 32}
