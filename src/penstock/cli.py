@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock import __version__
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options import FORMATS, RUNTIMES, DeviceRequest, PredictOptions, parse_inputs, parse_renames
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ class _Commands(click.Group):
     """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGTERM, _terminate)
         try:
             result = super().main(*args, **(kwargs | {"standalone_mode": False}))
         except PenstockError as error:
+            _ignore_signals()
             problem, *rest = str(error).splitlines()
             click.echo("\n".join([f"error: {problem}", *rest]), err=True)
             sys.exit(error.exit_code)
@@ -35,12 +38,23 @@ class _Commands(click.Group):
             error.show()
             sys.exit(UsageError.exit_code)
         except (KeyboardInterrupt, click.Abort):
+            _ignore_signals()
             click.echo("interrupted", err=True)
             sys.exit(130)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Interrupted.by_signal(number, "terminated")
+
+
+def _ignore_signals() -> None:
+    """The command is ending and says why: another signal must not end it without a word."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -56,25 +70,63 @@ def _job_options(command: Command) -> Command:
     """The options of a prediction job."""
     for option in reversed(
         [
-            click.option("--input", "inputs", multiple=True, metavar="NAME=COLUMN[,…]",
-                         help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable."),
+            click.option(
+                "--input",
+                "inputs",
+                multiple=True,
+                metavar="NAME=COLUMN[,…]",
+                help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.",
+            ),
             click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
-            click.option("--rename", multiple=True, metavar="OLD=NEW", help="Write an output under another name."),
-            click.option("--signature", metavar="NAME", help="The signature of a SavedModel."),
-            click.option("--runtime", type=click.Choice(RUNTIMES), help="Default: the first that is installed."),
+            click.option(
+                "--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."
+            ),
+            click.option(
+                "--signature",
+                metavar="NAME",
+                help="Which signature of a SavedModel; default: serving_default, or the only one.",
+            ),
+            click.option(
+                "--runtime",
+                type=click.Choice(RUNTIMES),
+                help="Default: the first installed of these; SavedModels need tensorflow.",
+            ),
             click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB, between 32 and 8,192 rows."),
-            click.option("--devices", default="all", metavar="WHICH", show_default=True,
-                         help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2."),
-            click.option("--threads", default="auto", metavar="N|auto", show_default=True,
-                         help="CPU threads of each replica."),
-            click.option("--format", "format_", type=click.Choice(FORMATS), default="parquet", show_default=True,
-                         help="What to write."),
-            click.option("--part-rows", type=int, metavar="N", help="Most rows of one file. Default: 64 MB or 30 s."),
-            click.option("--max-failures", type=float, default=0.1, show_default=True, metavar="SHARE",
-                         help="Stop when more than this share of rows failed, once 100 were seen."),
+            click.option(
+                "--devices",
+                default="all",
+                metavar="WHICH",
+                show_default=True,
+                help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
+            ),
+            click.option(
+                "--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."
+            ),
+            click.option(
+                "--format",
+                "format_",
+                type=click.Choice(FORMATS),
+                default="parquet",
+                show_default=True,
+                help="What to write.",
+            ),
+            click.option(
+                "--part-rows",
+                type=int,
+                metavar="N",
+                help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.",
+            ),
+            click.option(
+                "--max-failures",
+                type=float,
+                default=0.1,
+                show_default=True,
+                metavar="SHARE",
+                help="Stop when more than this share of rows failed, once 100 were seen.",
+            ),
             click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
         ]
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -113,7 +165,7 @@ def _make_options(values: dict[str, Any]) -> PredictOptions:
 @main.command()
 @click.argument("model")
 @click.argument("input_", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--output", "-o", metavar="FOLDER", help="Where to write. A job that is there already is resumed.")
+@click.option("--output", "-o", metavar="FOLDER", help="Where to write (required). The same job there is resumed.")
 @_job_options
 @click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
@@ -132,11 +184,11 @@ def predict(
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
     MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is .parquet, .npy,
-    .npz, .csv or .jsonl: files, folders or globs.
+    .npz, .csv, .tsv or .jsonl: files, folders or globs.
 
     \b
       penstock predict model.keras rows.parquet --output predictions/
-      penstock predict saved_model/ 'logs/*.csv' --output out/ --input x=f* --keep id
+      penstock predict saved_model/ 'logs/*.csv' --output out/ --input 'x=f*' --keep id
     """
     began = time.perf_counter()
     options = _make_options(values)

@@ -35,7 +35,9 @@ class LiveModel:
             if copy is None:
                 self.devices = self.devices[:1]
                 break
-            self.replicas.append(wrap(KerasCall(copy, as_list=as_list), place))
+            call = KerasCall(copy, as_list=as_list)
+            call.signature = self.replicas[0].signature  # a copy may name its inputs anew
+            self.replicas.append(wrap(call, place))
 
     def refresh(self) -> None:
         """Bring every copy to the weights that the model has now."""

@@ -44,7 +44,7 @@ class Summary:
         if self.rows_before:
             lines.append(f"{self.rows_before:,} of them were there before this run")
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
-        lines.append(f"{self.seconds:.1f} s, of which {self.start_seconds:.1f} s start; {speed} rows/s")
+        lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start, then {speed} rows/s")
         lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in self.recipe.items()))
         spent = sum(self.where.values()) or 1.0
         shares = [f"{name.replace('_', ' ')} {value / spent:.0%}" for name, value in self.where.items()]

@@ -25,7 +25,7 @@ DONE = Summary(
 def test_summary_says_what_was_done_how_fast_and_where_the_time_went() -> None:
     assert str(DONE).splitlines() == [
         "12,000 rows in 3 parts in out",
-        "12.3 s, of which 2.5 s start; 1,220 rows/s",
+        "12.3 s: 2.5 s to start, then 1,220 rows/s",
         "cpu:0, cpu:1; runtime jax, batch_size 32",
         "thread time: reading 25%, computing 75%",
         "bound by computing: the model was busy",
