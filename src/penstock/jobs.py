@@ -153,7 +153,7 @@ def _decide(
                 hint="load the weights from a file, or set a seed; or start again with --overwrite",
             )
         bindings = fixed.bindings if fixed else bind(signature, source, options)
-        _prefer_floats(source, bindings, options.keep)
+        prefer_floats(source, bindings, options.keep)
         batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, bindings, source, options)
         job = Job(source, bindings, options.keep, batch_size)
         prepared = engine.prepare(job, fixed.sample if fixed else _first_rows(source, batch_size))
@@ -165,7 +165,7 @@ def _decide(
         raise
 
 
-def _prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
+def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
     """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
     if isinstance(source, (CsvFiles, JsonLines)):
         fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}

@@ -51,6 +51,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     names = [spec.name for spec in signature.inputs]
     source: Source = open_data(data)[0] if is_paths(data) else open_memory(data, names)
     bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
+    jobs.prefer_floats(source, bindings, options.keep)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options)
     engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
     engine.take(Job(source, bindings, options.keep, batch_size))

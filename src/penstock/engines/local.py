@@ -92,10 +92,6 @@ class LocalEngine:
             handle.close()
         self._replicas.clear()
 
-    def pids(self) -> list[int]:
-        """The processes that are alive now."""
-        return [handle.pid for handle in self._replicas.values()]
-
     def _start(self, device: Device) -> None:
         self._replicas[self._next_number] = ReplicaHandle.start(self._next_number, self._launch, device)
         self._next_number += 1

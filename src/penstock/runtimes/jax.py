@@ -10,6 +10,7 @@ from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.memory_limit import out_of_memory
 from penstock.runtimes.xla import xla_flags
 
 
@@ -75,12 +76,7 @@ class JaxReplica:
         except self._jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            rows = len(next(iter(batch.values())))
-            raise DeviceError(
-                "the device ran out of memory",
-                received=f"a batch of {rows} rows: {one_line(error)}",
-                hint=f"try --batch-size {max(1, rows // 2)}",
-            ) from None
+            raise out_of_memory(batch, one_line(error)) from None
 
     def close(self) -> None:
         self._weights = None

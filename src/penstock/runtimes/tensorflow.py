@@ -11,6 +11,7 @@ from penstock.core.records import STRING, Columns, Device, ModelFile, Signature,
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.memory_limit import out_of_memory
 from penstock.runtimes.xla import xla_flags
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
@@ -104,12 +105,7 @@ class TensorFlowReplica:
                 outputs = self._run(tensors)
                 return {name: _to_numpy(name, tensor) for name, tensor in outputs.items()}
         except tf.errors.ResourceExhaustedError as error:
-            rows = len(next(iter(batch.values())))
-            raise DeviceError(
-                "the device ran out of memory",
-                received=f"a batch of {rows} rows: {one_line(error)}",
-                hint=f"try --batch-size {max(1, rows // 2)}",
-            ) from None
+            raise out_of_memory(batch, one_line(error)) from None
 
     def close(self) -> None:
         self._step = None

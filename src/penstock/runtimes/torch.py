@@ -9,6 +9,7 @@ import numpy as np
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
+from penstock.runtimes.memory_limit import out_of_memory
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -61,12 +62,7 @@ class TorchReplica:
         except torch.OutOfMemoryError as error:
             reason = one_line(error)
         # Outside the except block: its traceback holds the tensors, and with them the memory.
-        rows = len(next(iter(batch.values())))
-        raise DeviceError(
-            "the device ran out of memory",
-            received=f"a batch of {rows} rows: {reason}",
-            hint=f"try --batch-size {max(1, rows // 2)}",
-        )
+        raise out_of_memory(batch, reason)
 
     def close(self) -> None:
         self._target = "cpu"

@@ -1,0 +1,16 @@
+"""Running out of a device's memory: one message, whichever framework ran out."""
+
+from __future__ import annotations
+
+from penstock.core.records import Columns
+from penstock.errors import DeviceError
+
+
+def out_of_memory(batch: Columns, reason: str) -> DeviceError:
+    """The error for a batch that did not fit; `reason` is the framework's own, in one line."""
+    rows = len(next(iter(batch.values())))
+    return DeviceError(
+        "the device ran out of memory",
+        received=f"a batch of {rows} rows: {reason}",
+        hint=f"try --batch-size {max(1, rows // 2)}",
+    )
