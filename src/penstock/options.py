@@ -15,6 +15,8 @@ from penstock.errors import UsageError
 
 RUNTIMES = ("tensorflow", "jax", "torch")
 FORMATS = ("parquet", "npy", "jsonl")
+RESIZES = ("stretch", "crop", "pad")
+COLORS = ("grayscale", "rgb", "rgba")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,29 @@ class DeviceRequest:
         if self.gpu_indices is not None:
             return "gpu:" + ",".join(map(str, self.gpu_indices))
         return self.kind
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How sources read what files do not say themselves.
+
+    Args:
+        image_size: Height and width that images are resized to; None takes what the model wants.
+        resize: `stretch` to the size, `crop` the middle of what covers it, or `pad` with black around what fits in.
+        color: `grayscale`, `rgb` or `rgba`; None takes what the model's channels say.
+        images: Columns of a table that hold images: encoded bytes, or paths.
+        features: TFRecord feature name to `dtype[shape]`; empty where they are to be inferred.
+    """
+
+    image_size: tuple[int, int] | None = None
+    resize: str = "stretch"
+    color: str | None = None
+    images: tuple[str, ...] = ()
+    features: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_choice("resize", self.resize, RESIZES)
+        _check_choice("color", self.color, COLORS)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.deferred import BadRows
 from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
 
 OPAQUE = "opaque"
@@ -71,10 +72,6 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _PLAIN = {pa.float32(): "float32", pa.float64(): "float64", pa.int32(): "int32", pa.int64(): "int64"}
-
-
-class BadRows(dict[int, str]):
-    """Position in the column to the reason why that row cannot be fed."""
 
 
 def to_array(column: Column, dtype: str, shape: Shape) -> tuple[Array, BadRows]:

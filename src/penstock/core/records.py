@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+if TYPE_CHECKING:
+    from penstock.core.deferred import Deferred
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Column: TypeAlias = "Array | pa.Array"
 """Rows first. Numbers are numpy arrays wherever that costs no copy; everything else is an Arrow array."""
+SourceColumn: TypeAlias = "Array | pa.Array | Deferred"
+"""What a source reads: also rows that are decoded only when it is known where they belong."""
 Columns = dict[str, Array]
 
 Shape = tuple[int | None, ...]
@@ -26,12 +31,15 @@ STRING = "string"
 class TensorSpec:
     """One input or output of a model, or one column of a source, without the batch dimension.
 
-    `shape` is None where the rank is unknown; a None inside it is a dimension that may vary.
+    `shape` is None where the rank is unknown; a None inside it is a dimension that may vary. `encoding` is set for
+    columns of encoded rows (`image`, `audio`): dtype and shape are what they decode to, and a model that takes strings
+    gets the encoded bytes.
     """
 
     name: str
     dtype: str
     shape: Shape | None
+    encoding: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -136,7 +144,7 @@ class Block:
 
     start: int
     rows: int
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SourceColumn]
     failures: tuple[RowFailure, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Sequence
+from typing import BinaryIO
 
 from penstock.core.records import Fragment
 from penstock.errors import InputError
@@ -63,6 +64,23 @@ def _unreadable(error: OSError) -> None:
 
 def suffix_of(path: str) -> str:
     return os.path.splitext(path)[1].lower()
+
+
+def open_binary(path: str) -> BinaryIO:
+    """A file, to be read from any place in it."""
+    return open(path, "rb")
+
+
+def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
+    """A piece of a file, or all of it. Shorter than asked for where the file ends."""
+    with open_binary(path) as file:
+        if start:
+            file.seek(start)
+        return file.read() if nbytes is None else file.read(nbytes)
+
+
+def size_of(path: str) -> int:
+    return os.path.getsize(path)
 
 
 def fragment(path: str) -> Fragment:

@@ -1,0 +1,52 @@
+"""Columns whose values are made where they are wanted: an encoded image is decoded straight into its batch."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from penstock.core.records import Array
+from penstock.errors import one_line
+
+Announce = Callable[[int], None]
+"""Told the position of every row before work on it begins, so that a row that hangs or kills can be named."""
+
+
+class BadRows(dict[int, str]):
+    """Position in a column to the reason why that row cannot be fed; `errors` holds the kind of error, where known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[int, str] = {}
+
+    def blame(self, position: int, error: BaseException) -> None:
+        self[position] = one_line(error)
+        self.errors[position] = type(error).__name__
+
+
+class Deferred(abc.ABC):
+    """Rows that are still encoded. Slicing is cheap; `fill` does the work."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, rows: slice) -> Deferred: ...
+
+    @abc.abstractmethod
+    def raw(self) -> pa.Array:
+        """The encoded values, for a column that is kept, or fed to a model that decodes by itself."""
+
+    @abc.abstractmethod
+    def sizes(self) -> Array:
+        """int64 of (rows, n): how long each row is in its n dimensions that vary; -1 where it cannot be told."""
+
+    @abc.abstractmethod
+    def fill(self, out: Array, announce: Announce) -> BadRows:
+        """Decode every row into `out`, whose first dimension is the row. Rows that fail are zero-filled and named.
+
+        `out` decides the size: an image is resized to it. Where the job has buckets of sizes instead, the rest of
+        a row that is smaller stays zero.
+        """
