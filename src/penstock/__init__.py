@@ -20,6 +20,7 @@ __all__ = [
     "ModelError",
     "OutputError",
     "PenstockError",
+    "Rows",
     "Summary",
     "TooManyFailures",
     "UsageError",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkersDied,
     )
+    from penstock.sources.streaming import Rows
     from penstock.telemetry.summary import Summary
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from penstock import folders, registry
+from penstock import folders, registry, steps
 from penstock.errors import OutputError, UsageError
 from penstock.inspection import describe_input, describe_model
 from penstock.opening import open_data, open_model
-from penstock.options import DeviceRequest, PredictOptions
+from penstock.options import DeviceRequest, PredictOptions, ReadOptions, parse_size
 from penstock.pool.probe import devices_with_runtimes
 from penstock.returned import predict_arrays, stream_blocks
+from penstock.sources.streaming import Rows as Rows
 from penstock.storage.committer import is_finished, whole_records
-from penstock.storage.disk import internal
-from penstock.storage.journal import read_records
-from penstock.storage.lock import is_locked
 from penstock.storage.manifest import load_manifest
+from penstock.storage.places import place_of
 from penstock.telemetry.progress import Bars, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
+
+_READING = tuple(field.name for field in dataclasses.fields(ReadOptions))
 
 
 class Keywords(TypedDict, total=False):
@@ -39,6 +41,24 @@ class Keywords(TypedDict, total=False):
     part_rows: int
     max_failures: float
     trust_model: bool
+    image_size: int | tuple[int, int] | str
+    resize: str
+    color: str
+    images: str | Sequence[str]
+    features: Mapping[str, str]
+    preprocess: str | Callable[..., Any]
+    preprocess_row: str | Callable[..., Any]
+    preset: str
+    scale: float | Sequence[float]
+    offset: float | Sequence[float]
+    loaders: int
+    row_timeout: float
+    buckets: Sequence[int]
+    skip: int
+    limit: int
+    sample: int
+    sample_by: str
+    seed: int
 
 
 def make_options(keywords: Keywords) -> PredictOptions:
@@ -56,10 +76,26 @@ def make_options(keywords: Keywords) -> PredictOptions:
             name: (columns,) if isinstance(columns, str) else tuple(columns)
             for name, columns in given["inputs"].items()
         }
-    if "keep" in given:
-        keep = given["keep"]
-        given["keep"] = (keep,) if isinstance(keep, str) else tuple(keep)
+    for name in ("keep", "images"):
+        if name in given:
+            given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
+    for name in ("scale", "offset", "buckets"):
+        if name in given:
+            given[name] = tuple(given[name]) if isinstance(given[name], Sequence) else (given[name],)
+    if "image_size" in given:
+        given["image_size"] = _size(given["image_size"])
+    reading = {name: given.pop(name) for name in _READING if name in given}
+    given["reading"] = ReadOptions(**reading)
     return PredictOptions(**given)
+
+
+def _size(given: Any) -> tuple[int, int]:
+    if isinstance(given, str):
+        return parse_size(given)
+    if isinstance(given, int):
+        return (given, given)
+    height, width = given
+    return (int(height), int(width))
 
 
 def predict(
@@ -78,7 +114,7 @@ def predict(
         model: A live Keras model, a `.keras` file, a SavedModel folder, `module:function`, or a function that builds
             a Keras model.
         data: Arrays (one, a list or a dict of them), a pandas or Arrow table, or paths of files, folders and globs.
-        output: The folder to write to. Without it the predictions are returned.
+        output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
         progress: Show progress; by default only where there is an output folder and a terminal or log to show it on.
         verbose: Let the frameworks write to the log all they want to.
@@ -144,7 +180,8 @@ def make_task(
 ) -> folders.FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
     opened, digest, location = open_model(model, options)
-    source, inputs = open_data(data)
+    source, inputs = open_data(data, options.reading)
+    options = steps.keep_by_default(options, source)
     request = {
         "model": location,
         "inputs": inputs,
@@ -158,6 +195,7 @@ def make_task(
         "format": options.format,
         "part_rows": options.part_rows,
         "trust_model": options.trust_model,
+        **steps.as_request(options),
     }
     return folders.FolderJob(opened, digest, source, output, options, request, overwrite, is_verbose)
 
@@ -177,7 +215,7 @@ def resume(
     """
     began = time.perf_counter()
     folder = os.fspath(output)
-    manifest = load_manifest(folder)
+    manifest = load_manifest(place_of(folder))
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
     request = manifest.request
@@ -197,6 +235,7 @@ def resume(
             key: request[key]
             for key in ("signature", "runtime", "batch_size", "threads", "format", "part_rows", "trust_model")
         },
+        **steps.from_request(request),
     )
     return predict_to_folder(
         request["model"],
@@ -216,11 +255,12 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         `state` (`running`, `unfinished` or `finished`), `rows`, `committed`, `failed`, `parts`, `recipe`.
     """
     folder = os.fspath(output)
-    manifest = load_manifest(folder)
+    place = place_of(folder)
+    manifest = load_manifest(place)
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
-    records = whole_records(folder, read_records(internal(folder, "journal")))
-    state = "finished" if is_finished(manifest, records) else "running" if is_locked(folder) else "unfinished"
+    records = whole_records(place, place.records())
+    state = "finished" if is_finished(manifest, records) else "running" if place.is_locked() else "unfinished"
     return {
         "output": folder,
         "state": state,
@@ -246,8 +286,8 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
     """
     options = make_options(keywords)
     opened, _, _ = open_model(model, options, needs_digest=False)
-    source, _ = open_data(data)
-    return stream_blocks(opened, source, options, is_verbose=verbose)
+    source, _ = open_data(data, options.reading)
+    return stream_blocks(opened, source, steps.keep_by_default(options, source), is_verbose=verbose)
 
 
 def inspect(target: str, *, signature: str | None = None, runtime: str | None = None) -> dict[str, Any]:

@@ -7,19 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock import __version__
+from penstock.cli_options import job_options, make_options, output_options
 from penstock.errors import Interrupted, PenstockError, UsageError
-from penstock.options import FORMATS, RUNTIMES, DeviceRequest, PredictOptions, parse_inputs, parse_renames
+from penstock.options import RUNTIMES, PredictOptions
 
 if TYPE_CHECKING:
     from penstock.telemetry.progress import Progress
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Commands(click.Group):
@@ -66,110 +64,14 @@ def main() -> None:
         sys.path.append(os.getcwd())
 
 
-def _job_options(command: Command) -> Command:
-    """The options of a prediction job."""
-    for option in reversed(
-        [
-            click.option(
-                "--input",
-                "inputs",
-                multiple=True,
-                metavar="NAME=COLUMN[,…]",
-                help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.",
-            ),
-            click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
-            click.option(
-                "--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."
-            ),
-            click.option(
-                "--signature",
-                metavar="NAME",
-                help="Which signature of a SavedModel; default: serving_default, or the only one.",
-            ),
-            click.option(
-                "--runtime",
-                type=click.Choice(RUNTIMES),
-                help="Default: the first installed of these; SavedModels need tensorflow.",
-            ),
-            click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB, between 32 and 8,192 rows."),
-            click.option(
-                "--devices",
-                default="all",
-                metavar="WHICH",
-                show_default=True,
-                help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
-            ),
-            click.option(
-                "--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."
-            ),
-            click.option(
-                "--format",
-                "format_",
-                type=click.Choice(FORMATS),
-                default="parquet",
-                show_default=True,
-                help="What to write.",
-            ),
-            click.option(
-                "--part-rows",
-                type=int,
-                metavar="N",
-                help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.",
-            ),
-            click.option(
-                "--max-failures",
-                type=float,
-                default=0.1,
-                show_default=True,
-                metavar="SHARE",
-                help="Stop when more than this share of rows failed, once 100 were seen.",
-            ),
-            click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
-def _output_options(command: Command) -> Command:
-    """How a command talks."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, all else on stderr."),
-        click.option("--verbose", is_flag=True, help="Let the frameworks write all they want to the log."),
-        click.option("--quiet", is_flag=True, help="Show errors only."),
-    ):
-        command = option(command)
-    return command
-
-
-def _make_options(values: dict[str, Any]) -> PredictOptions:
-    threads = values["threads"]
-    if threads != "auto" and not str(threads).isdigit():
-        raise UsageError("--threads is not understood", received=f"threads={threads!r}", allowed="auto, 1, 2, 3, …")
-    return PredictOptions(
-        inputs=parse_inputs(values["inputs"]),
-        keep=tuple(values["keep"]),
-        rename=parse_renames(values["rename"]),
-        signature=values["signature"],
-        runtime=values["runtime"],
-        batch_size=values["batch_size"],
-        devices=DeviceRequest.parse(values["devices"]),
-        threads=None if threads == "auto" else int(threads),
-        format=values["format_"],
-        part_rows=values["part_rows"],
-        max_failures=values["max_failures"],
-        trust_model=values["trust_model"],
-    )
-
-
 @main.command()
 @click.argument("model")
 @click.argument("input_", metavar="INPUT...", nargs=-1, required=True)
 @click.option("--output", "-o", metavar="FOLDER", help="Where to write (required). The same job there is resumed.")
-@_job_options
+@job_options
 @click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
-@_output_options
+@output_options
 def predict(
     model: str,
     input_: tuple[str, ...],
@@ -183,15 +85,17 @@ def predict(
 ) -> int:
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
-    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is .parquet, .npy,
-    .npz, .csv, .tsv or .jsonl: files, folders or globs.
+    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is tables (.parquet,
+    .csv, .tsv, .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs,
+    or their URLs (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/
+      penstock predict model.keras photos/ --output predictions/ --preset imagenet-tf
       penstock predict saved_model/ 'logs/*.csv' --output out/ --input 'x=f*' --keep id
     """
     began = time.perf_counter()
-    options = _make_options(values)
+    options = make_options(values)
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, as_json=as_json)
     from penstock import api
@@ -223,7 +127,7 @@ def _dry_run(model: str, input_: tuple[str, ...], output: str | None, options: P
 @click.argument("output")
 @click.option("--devices", default="all", metavar="WHICH", show_default=True, help="As in predict.")
 @click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
-@_output_options
+@output_options
 def resume(output: str, devices: str, max_failures: float | None, as_json: bool, quiet: bool, verbose: bool) -> int:
     """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C."""
     from penstock import api

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from typing import Any
 
@@ -11,6 +10,7 @@ from penstock import api, folders, jobs
 from penstock.core import mapping
 from penstock.core.stopping import StopFlag
 from penstock.options import PredictOptions
+from penstock.storage.places import place_of
 from penstock.telemetry.meter import Meter
 
 
@@ -21,10 +21,10 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         PenstockError: Whatever the job itself would raise before it begins.
     """
     if output is not None:
-        folders.check_folder(os.path.abspath(output), overwrite=False)
+        folders.check_place(place_of(output), overwrite=False)
     task = api.make_task(model, inputs, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
-        started = jobs.start(task.model, task.source, options, Meter(), log=log, stop=StopFlag())
+        started = jobs.start(task.model, task.source, task.options, Meter(), log=log, stop=StopFlag())
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")
     return {

@@ -1,9 +1,8 @@
-"""A job that writes to a folder: lock, compare, resume or begin, run, commit."""
+"""A job that writes to a folder or a remote prefix: lock, compare, resume or begin, run, commit."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -20,10 +19,10 @@ from penstock.interrupts import graceful
 from penstock.options import PredictOptions
 from penstock.runtimes.live import LiveModel
 from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
-from penstock.storage.disk import internal, output_errors
-from penstock.storage.journal import PartRecord, read_records
-from penstock.storage.lock import OutputLock
+from penstock.storage.disk import output_errors
+from penstock.storage.journal import PartRecord
 from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+from penstock.storage.places import Place, place_of
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
@@ -33,7 +32,7 @@ _JUDGED_FROM_ROWS = 100
 
 @dataclass(frozen=True)
 class FolderJob:
-    """A prediction job with an output folder.
+    """A prediction job with an output: a folder, or the URL of a prefix in a remote store.
 
     `request` is the plain description of the job that the fingerprint covers and the manifest keeps.
     """
@@ -56,57 +55,50 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         progress: Where it is shown.
         began: When the call began, by `time.perf_counter`.
     """
-    output = os.path.abspath(task.output)
-    check_folder(output, overwrite=task.overwrite)
-    existed = os.path.isdir(output)
+    place = place_of(task.output)
+    check_place(place, overwrite=task.overwrite)
+    existed = place.children() is not None
     fragments = task.source.fragments()
     mark = jobs.fingerprint(task.model_digest, fragments, task.request)
-    with OutputLock(output):
+    with place.lock():
         try:
-            check_folder(output, overwrite=task.overwrite)
-            found = load_manifest(output)
+            check_place(place, overwrite=task.overwrite)
+            found = load_manifest(place)
             if found is not None and found.fingerprint != mark and not task.overwrite:
                 raise OutputError(
                     "the output folder holds another job",
                     received=f"{task.output}: {describe_difference(found, task.request, fragments)}",
                     hint="choose another --output, or --overwrite to remove that job",
                 )
-            records = whole_records(output, read_records(internal(output, "journal")))
+            records = whole_records(place, place.records())
             if found is not None and not task.overwrite and is_finished(found, records):
+                place.failures().settle(records)
                 return _summary_of(task.output, found, records, began)
-            with output_errors():
-                log = open(internal(output, "log.txt"), "ab+", buffering=0)  # noqa: SIM115 - closed just below
-            with log, graceful(progress.note) as stop:
-                return _Run(task, output, progress, began, log, stop).execute(found, mark)
+            with place.log() as log, graceful(progress.note) as stop:
+                return _Run(task, place, progress, began, log, stop).execute(found, mark)
         finally:
-            _leave_no_trace(output, existed)
+            _leave_no_trace(place, existed)
 
 
-def check_folder(output: str, *, overwrite: bool) -> None:
-    """Refuse a folder that is not ours to write to.
+def check_place(place: Place, *, overwrite: bool) -> None:
+    """Refuse a place that is not ours to write to.
 
     Raises:
         OutputError: It is not empty and holds no job of penstock.
     """
-    if not is_fresh(output) and load_manifest(output) is None:
+    if not is_fresh(place) and load_manifest(place) is None:
         raise OutputError(
             "the output folder is not empty and holds no job of penstock",
-            received=f"{output}: {', '.join(sorted(os.listdir(output))[:5])}",
+            received=f"{place.address()}: {', '.join(sorted(place.children() or ())[:5])}",
             hint="choose another --output" + ("; --overwrite removes only penstock's own" if overwrite else ""),
         )
 
 
-def _leave_no_trace(output: str, existed: bool) -> None:
+def _leave_no_trace(place: Place, existed: bool) -> None:
     """A job that never began leaves no folder behind."""
-    if load_manifest(output) is not None:
-        return
-    for name in ("journal", "failures.jsonl", "log.txt", "lock"):
-        with contextlib.suppress(OSError):
-            os.remove(internal(output, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(internal(output))
-        if not existed:
-            os.rmdir(output)
+    with contextlib.suppress(OutputError):  # the error that brought us here is the one to tell
+        if load_manifest(place) is None:
+            place.leave_no_trace(existed=existed)
 
 
 def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
@@ -126,13 +118,13 @@ def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], bega
 
 
 class _Run:
-    """One execution of a job in a folder that is locked."""
+    """One execution of a job in a place that is locked."""
 
     def __init__(
-        self, task: FolderJob, output: str, progress: Progress, began: float, log: IO[Any], stop: StopFlag
+        self, task: FolderJob, place: Place, progress: Progress, began: float, log: IO[Any], stop: StopFlag
     ) -> None:
         self._task = task
-        self._output = output
+        self._place = place
         self._progress = progress
         self._began = began
         self._log = log
@@ -165,15 +157,15 @@ class _Run:
                 with output_errors():
                     # Only now that the new job is known to begin is the old one removed.
                     if found is not None:
-                        remove_job(self._output, found)
-                    manifest.save(self._output)
+                        remove_job(self._place, found)
+                    manifest.save(self._place)
             return self._predict(started, manifest)
 
     def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
         sink = registry.SINKS[self._task.options.format]
         with output_errors():
-            committer = Committer(self._output, manifest, sink, self._note_commit)
+            committer = Committer(self._place, manifest, sink, self._note_commit)
         with contextlib.closing(committer):
             before = list(committer.records)
             rows_before = sum(record.rows + record.failed for record in before)
@@ -252,7 +244,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = jobs.output_schema(started, task.options)
     registry.SINKS[task.options.format].check(schema)
-    spans = started.divide(task.options.part_rows)
+    spans = list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(
         request=task.request,
@@ -292,7 +284,7 @@ class _Writer:
         self._queue.put(None)
         self._thread.join()
         self._raise()
-        self._committer.commit()
+        self._committer.finish()
 
     def close(self) -> None:
         """After an error: write no more."""

@@ -7,17 +7,18 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import IO, Any
 
-from penstock import registry
+from penstock import registry, shapes, steps
 from penstock.core import batching, division, mapping
 from penstock.core.events import Prepared
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
     KEPT,
+    STRING,
     Binding,
     Device,
     Fragment,
@@ -40,12 +41,14 @@ from penstock.pool import devices
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
 from penstock.sources.csv import CsvFiles
+from penstock.sources.image_search import find_images
 from penstock.sources.jsonl import JsonLines
 from penstock.sources.memory import InMemory, SharedMemory
 from penstock.telemetry.meter import Meter
 
-_MOST_LOADERS = 8
+_MOST_LOADER_THREADS = 8
 _GPU_LANES = 3
+_LEARN_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,22 @@ class Started:
 
     def close(self) -> None:
         self.engine.close()
+        if hasattr(self.source, "release"):
+            self.source.close()
         if self.shared is not None:
             self.shared.close()
 
-    def divide(self, part_rows: int | None = None) -> list[Span]:
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the spans come as they come: their number is not known, and they cannot be read again."""
+        return not getattr(self.source, "is_resumable", True)
+
+    def divide(self, part_rows: int | None = None) -> Iterator[Span]:
         """Every span of the input."""
-        input_bytes = sum(binding.row_bytes for binding in self.job.bindings)
+        input_bytes = sum(binding.row_bytes for binding in shapes.sized(self.job.bindings, self.job.buckets))
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
         rows = division.rows_per_span(self.job.batch_size, input_bytes, output_bytes, part_rows)
-        return list(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
+        return iter(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
 
     def rows_per_second(self) -> float:
         """What the warm-up promises: an upper bound, as it has not read anything."""
@@ -104,6 +114,7 @@ def start(
 
     The first replica loads while the source is looked at: importing a framework takes seconds.
     """
+    source = steps.select_rows(source, options)
     _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
         placement = embedded_placement(model)
@@ -116,7 +127,7 @@ def start(
     try:
         descriptors = (shared.descriptor,) if shared is not None else ()
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
-        engine = LocalEngine(launch, placement, meter.observe, stop)
+        engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
         started = _decide(engine, shared or source, options, placement, (runtime, threads), fixed)
     except BaseException:
         if shared is not None:
@@ -152,12 +163,23 @@ def _decide(
                 allowed=f"weights {fixed.weights}",
                 hint="load the weights from a file, or set a seed; or start again with --overwrite",
             )
-        bindings = fixed.bindings if fixed else bind(signature, source, options)
+        preprocess = steps.make_preprocess(source, options)
+        if preprocess is not None:
+            preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))
+        else:
+            source = find_images(source, signature, options.inputs, options.reading)
+        columns = preprocess.gives if preprocess is not None else source.schema()
+        bindings = fixed.bindings if fixed else bind(signature, source, columns, options)
         prefer_floats(source, bindings, options.keep)
-        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, bindings, source, options)
-        job = Job(source, bindings, options.keep, batch_size)
-        prepared = engine.prepare(job, fixed.sample if fixed else _first_rows(source, batch_size))
-        recipe = Recipe(runtime_and_threads[0], placement.devices[0].kind, batch_size, runtime_and_threads[1])
+        given = options.buckets
+        buckets = fixed.recipe.buckets if fixed else shapes.choose_buckets(source, bindings, preprocess, given)
+        largest = shapes.sized(bindings, buckets)
+        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, largest, source, options)
+        job = Job(source, bindings, options.keep, batch_size, preprocess, buckets)
+        placement = with_loaders(placement, job, options.loaders)
+        prepared = engine.prepare(job, placement, fixed.sample if fixed else _first_rows(source, batch_size))
+        runtime, threads = runtime_and_threads
+        recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, buckets=buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
         return Started(engine, source, job, recipe, placement, signature, prepared, guesses)
     except BaseException:
@@ -167,19 +189,29 @@ def _decide(
 
 def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
     """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
+    while hasattr(source, "source"):  # rows of, or images in, another source
+        source = source.source
     if isinstance(source, (CsvFiles, JsonLines)):
         fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
         source.read_as_floats(sorted(fed - set(keep)))
 
 
-def bind(signature: Signature, source: Source, options: PredictOptions) -> tuple[Binding, ...]:
+def bind(
+    signature: Signature, source: Source, schema: Mapping[str, TensorSpec], options: PredictOptions
+) -> tuple[Binding, ...]:
     """Columns for every input. A model that declares no inputs takes every column that is not kept.
 
-    Arrays without names, as `model.predict` takes them, go to the inputs in order.
+    Arrays without names, as `model.predict` takes them, go to the inputs in order. `schema` is that of the source, or
+    what the user's function makes of it.
     """
-    schema = source.schema()
-    if getattr(source, "is_positional", False) and len(schema) == len(signature.inputs) and not options.inputs:
-        in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=True)}
+    for name in options.keep:
+        if name not in schema:
+            mapping.find(source.schema(), name, "--keep")
+    options = replace(options, keep=tuple(name for name in options.keep if name in schema))
+    # Of (x, y), as a dataset for training gives it, the model takes x.
+    is_enough = len(schema) == len(signature.inputs) or getattr(source, "may_have_targets", False)
+    if getattr(source, "is_positional", False) and is_enough and signature.inputs and not options.inputs:
+        in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
         return mapping.bind(signature, schema, in_order, options.keep)
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep)
@@ -231,6 +263,35 @@ def _first_rows(source: Source, batch_size: int) -> Span:
     return first
 
 
+def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placement:
+    """Who reads for these replicas: threads inside them where reading is done by libraries, processes where Python is
+    in the way (images, audio, the user's function).
+
+    On a CPU loaders take cores from the model, so there is one until it is seen that replicas wait. A GPU is fed from
+    many cores at once.
+    """
+    if not needs_processes(job):
+        return placement if wanted is None else replace(placement, loaders=wanted)
+    cores = devices.usable_cores()
+    if wanted is not None:
+        start = most = wanted
+    elif placement.devices[0].kind == "gpu":
+        most = max(1, cores - placement.replicas)
+        start = max(1, min(most, cores // 2))
+    else:
+        start, most = max(1, cores // 4), cores
+    return replace(placement, loaders=start, most_loaders=most, has_loader_processes=True)
+
+
+def needs_processes(job: Job) -> bool:
+    """Whether loading runs Python code for every row."""
+    if job.preprocess is not None:
+        return True
+    schema = job.source.schema()
+    fed = [schema[name] for binding in job.bindings if binding.dtype != STRING for name in binding.columns]
+    return any(spec.encoding is not None for spec in fed)
+
+
 def _placement(chosen: list[Device]) -> Placement:
     """How many threads read and run beside each other in each replica.
 
@@ -239,7 +300,7 @@ def _placement(chosen: list[Device]) -> Placement:
     """
     share = devices.share_of_cores(len(chosen))
     lanes = _GPU_LANES if chosen[0].kind == "gpu" else min(2, share)
-    return Placement(tuple(chosen), loaders=min(_MOST_LOADERS, max(1, share)), lanes=lanes)
+    return Placement(tuple(chosen), loaders=min(_MOST_LOADER_THREADS, max(1, share)), lanes=lanes)
 
 
 def embedded_placement(model: LiveModel) -> Placement:
@@ -272,12 +333,18 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
 
 def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     """The columns that will be written, under the names that they will have."""
-    source_schema = started.source.schema()
+    kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
+    kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
     specs = {spec.name: spec for spec in started.prepared.outputs}
-    specs |= {KEPT + name: source_schema[name] for name in options.keep}
+    specs |= {KEPT + name: kept[name] for name in options.keep}
     names = written_names([spec.name for spec in started.prepared.outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
     return OutputSchema(named, len(started.prepared.outputs))
+
+
+def as_kept(spec: TensorSpec) -> TensorSpec:
+    """A column as it is written: images and audio as the bytes that they were."""
+    return spec if spec.encoding is None else TensorSpec(spec.name, STRING, ())
 
 
 def renamed(result: Result, options: PredictOptions) -> Result:

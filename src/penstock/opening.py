@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
-from penstock import registry
+from penstock import registry, steps
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile
 from penstock.errors import UsageError
 from penstock.models import builder
-from penstock.options import PredictOptions
+from penstock.options import PredictOptions, ReadOptions
 from penstock.runtimes.keras_call import digest_of_weights
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
+from penstock.sources.datasets import open_object
+from penstock.sources.files import is_url
+from penstock.sources.image_columns import ImageColumns
 from penstock.sources.memory import open_memory
 
 
@@ -23,14 +27,16 @@ def open_model(
     model: Any, options: PredictOptions, needs_digest: bool = True
 ) -> tuple[ModelFile | LiveModel, str, str | None]:
     """The model, its digest, and the place where a later process would find it."""
+    scaling = steps.make_scaling(options)
     if isinstance(model, (str, os.PathLike)):
         file = registry.open_model(os.fspath(model), signature=options.signature, trust=options.trust_model)
-        return file, file.digest, file.location
+        return replace(file, scaling=scaling), file.digest, file.location
     if is_live_keras_model(model):
-        return wrap_live(model, as_list=False), digest_of_weights(model) if needs_digest else "", None
+        live = wrap_live(model, as_list=False, scaling=scaling)
+        return live, digest_of_weights(model) if needs_digest else "", None
     if callable(model):
         file = builder.from_function(model)
-        return file, file.digest, None
+        return replace(file, scaling=scaling), file.digest, None
     raise UsageError(
         "this is not a model",
         received=type(model).__name__,
@@ -38,13 +44,22 @@ def open_model(
     )
 
 
-def open_data(data: Any) -> tuple[Source, list[str] | None]:
-    """The source, and the arguments with which a later process would open it again."""
+def open_data(data: Any, reading: ReadOptions, names: Sequence[str] = ()) -> tuple[Source, list[str] | None]:
+    """The source, and the arguments with which a later process would open it again.
+
+    `names` are those of the model's inputs, for arrays that have none.
+    """
     if not is_paths(data):
-        return open_memory(data), None
+        source: Source = open_object(data) or open_memory(data, names)
+        return (ImageColumns(source, reading.images, reading) if reading.images else source), None
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
-    arguments = [os.path.abspath(os.fspath(path)) for path in paths]
-    return registry.open_files(arguments), arguments
+    arguments = [absolute(os.fspath(path)) for path in paths]
+    return registry.open_files(arguments, reading), arguments
+
+
+def absolute(path: str) -> str:
+    """A path that means the same from any folder. URLs do already."""
+    return path if is_url(path) else os.path.abspath(path)
 
 
 def is_paths(data: Any) -> bool:

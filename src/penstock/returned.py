@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from penstock import jobs
+from penstock import jobs, steps
 from penstock.core import division
 from penstock.core.protocols import Source
-from penstock.core.records import Array, Column, Job, ModelFile, Result, Span
+from penstock.core.records import Array, Column, Job, ModelFile, Result, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, UsageError
-from penstock.opening import is_paths, log_without_folder, open_data, open_model
+from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import PredictOptions
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
-from penstock.sources.memory import is_list_of_arrays, open_memory
+from penstock.sources.memory import InMemory, is_list_of_arrays
 from penstock.telemetry.meter import Meter
 
 
@@ -28,12 +28,11 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
     if is_live_keras_model(model):
         return _predict_live(model, data, options)
     opened, _, _ = open_model(model, options, needs_digest=False)
-    source, _ = open_data(data)
+    source, _ = open_data(data, options.reading)
     with log_without_folder(is_verbose) as log:
         started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
-            spans = started.divide()
-            columns = _gather(started.engine.run(spans), spans)
+            columns = _gather(started.engine.run(started.divide()))
     return _pack(columns, started.signature.structure)
 
 
@@ -46,21 +45,16 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
                 received=f"{name}={getattr(options, name)}",
                 hint="save the model and give its path, or give output=…",
             )
-    live = wrap_live(model, as_list=is_list_of_arrays(data))
+    live = wrap_live(model, as_list=is_list_of_arrays(data), scaling=steps.make_scaling(options))
     signature = live.replicas[0].signature
-    names = [spec.name for spec in signature.inputs]
-    source: Source = open_data(data)[0] if is_paths(data) else open_memory(data, names)
-    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, options)
-    jobs.prefer_floats(source, bindings, options.keep)
-    batch_size = jobs.choose_batch_size(signature, bindings, source, options)
-    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
-    engine.take(Job(source, bindings, options.keep, batch_size))
-    row_bytes = sum(binding.row_bytes for binding in bindings)
-    spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
-    if not spans:
-        raise InputError("the input has no rows", received=f"{type(data).__name__} without rows")
-    with contextlib.closing(engine):
-        columns_out = _gather(engine.run(spans), spans)
+    source, _ = open_data(data, options.reading, [spec.name for spec in signature.inputs])
+    if isinstance(source, InMemory) and _is_plain(options):
+        columns_out = _predict_columns(live, source, signature, options)
+    else:
+        with log_without_folder(False) as log:
+            started = jobs.start(live, source, options, Meter(), log=log, stop=StopFlag())
+            with contextlib.closing(started):
+                columns_out = _gather(started.engine.run(started.divide()))
     for spec in signature.outputs:
         if spec.dtype == "bfloat16" and spec.name in columns_out:
             # It travelled as float32, which holds it exactly; `model.predict` returns it as it is.
@@ -70,14 +64,34 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     return live.replicas[0].call.unpack(columns_out)
 
 
-def _gather(results: Iterator[Result], spans: Sequence[Span]) -> dict[str, Any]:
+def _is_plain(options: PredictOptions) -> bool:
+    """Whether this is a call such as `model.predict` takes it, with nothing that must be looked at first."""
+    likely = {name: getattr(options, name) for name in ("inputs", "batch_size", "preset", "scale", "offset")}
+    return options == PredictOptions(**likely)
+
+
+def _predict_columns(
+    live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions
+) -> dict[str, Any]:
+    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
+    batch_size = jobs.choose_batch_size(signature, bindings, source, options)
+    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
+    engine.take(Job(source, bindings, options.keep, batch_size))
+    row_bytes = sum(binding.row_bytes for binding in bindings)
+    spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
+    if not spans:
+        raise InputError("the input has no rows", received="arrays without rows")
+    with contextlib.closing(engine):
+        return _gather(engine.run(spans))
+
+
+def _gather(results: Iterator[Result]) -> dict[str, Any]:
     """All results as one array for each output.
 
     Raises:
         InputError: A row failed; there is no failures file here that could name it.
     """
-    total = spans[-1].stop
-    gathered: dict[str, Any] = {}
+    gathered: dict[str, list[Any]] = {}
     for result in results:
         if result.failures:
             first = result.failures[0]
@@ -87,14 +101,14 @@ def _gather(results: Iterator[Result], spans: Sequence[Span]) -> dict[str, Any]:
                 hint="with an output folder, failed rows are recorded and the others are written",
             )
         for name, column in result.columns.items():
-            array = _to_numpy(column)
-            if len(spans) == 1:
-                gathered[name] = array if array.flags.writeable else array.copy()
-                continue
-            if name not in gathered:
-                gathered[name] = np.empty((total, *array.shape[1:]), array.dtype)
-            gathered[name][result.span.start : result.span.stop] = array
-    return gathered
+            gathered.setdefault(name, []).append(_to_numpy(column))
+    return {name: _joined(arrays) for name, arrays in gathered.items()}
+
+
+def _joined(arrays: list[Array]) -> Array:
+    if len(arrays) > 1:
+        return np.concatenate(arrays)
+    return arrays[0] if arrays[0].flags.writeable else arrays[0].copy()
 
 
 def _pack(columns: dict[str, Any], structure: str) -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from penstock.core.records import Array, Columns
+from penstock.core.columns import join
+from penstock.core.deferred import BadRows
+from penstock.core.feeds import Feed, Fixed, Piece
+from penstock.core.records import Array, Column, Columns, RowFailure
+from penstock.core.watching import UNWATCHED, Watch
 
 BATCH_BYTES = 8 << 20
 SMALLEST_BATCH, LARGEST_BATCH = 32, 8192
@@ -35,46 +40,127 @@ def default_batch_size(row_bytes: int, rows: int | None = None) -> int:
 
 @dataclass
 class Batch:
-    """What one device sees in one step: `arrays` always have the full batch size, of which `rows` are real."""
+    """What one device sees in one step: `arrays` always have the full batch size, of which `rows` are real.
+
+    `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
+    `kept` and `failures` are those of the real rows. Where rows differ in size, `lengths` are theirs, all padded to
+    `padded_length`, and of the `values` in `arrays` so many are `padded`.
+    """
 
     index: int
-    offset: int
+    positions: range | Array
     rows: int
     arrays: Columns
+    kept: Mapping[str, Column] = field(default_factory=dict)
+    failures: tuple[RowFailure, ...] = ()
+    lengths: Array | None = None
+    padded_length: int = 0
+    values: int = 0
+    padded: int = 0
 
 
-def cut(blocks: Iterable[Mapping[str, Array]], batch_size: int) -> Iterator[Batch]:
-    """Cut blocks of inputs into batches of exactly `batch_size` rows; the last one is padded with its last row.
+Room = Callable[[Mapping[str, tuple[tuple[int, ...], Any]]], Columns]
+"""Where batches are written: from the shape and dtype of every input to arrays of these."""
+
+
+def on_the_heap(wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> Columns:
+    return {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
+
+
+def cut(
+    pieces: Iterable[Piece], batch_size: int, room: Room = on_the_heap, watch: Watch = UNWATCHED
+) -> Iterator[Batch]:
+    """Cut pieces into batches of exactly `batch_size` rows; the last one is padded with its last row.
 
     Not with zeros: a model may reject what is no real row, such as an empty string in the place of an image.
 
-    A batch that lies inside one block is a view of it: nothing is copied.
+    On the heap, a batch that lies inside one piece is a view of it: nothing is copied.
     """
-    index = offset = filled = 0
-    buffer: Columns = {}
-    for block in blocks:
-        rows = len(next(iter(block.values())))
+    building = _Building(0, 0, batch_size)
+    for piece in pieces:
+        may_view = room is on_the_heap and all(isinstance(feed, Fixed) for feed in piece.feeds.values())
         position = 0
-        while position < rows:
-            if filled == 0 and rows - position >= batch_size:
-                arrays = {name: array[position : position + batch_size] for name, array in block.items()}
-                yield Batch(index, offset, batch_size, arrays)
-                index, offset, position = index + 1, offset + batch_size, position + batch_size
-                continue
-            if filled == 0:
-                buffer = {name: _room(array, batch_size) for name, array in block.items()}
-            taken = min(batch_size - filled, rows - position)
-            for name, array in block.items():
-                buffer[name][filled : filled + taken] = array[position : position + taken]
-            filled, position = filled + taken, position + taken
-            if filled == batch_size:
-                yield Batch(index, offset, batch_size, buffer)
-                index, offset, filled = index + 1, offset + batch_size, 0
-    if filled:
-        for array in buffer.values():
-            array[filled:] = array[filled - 1]
-        yield Batch(index, offset, filled, buffer)
+        while position < piece.rows:
+            taken = min(batch_size - building.filled, piece.rows - position)
+            if taken == batch_size and may_view:
+                building.view(piece, position)
+            else:
+                building.copy(piece, position, taken, room, watch)
+            position += taken
+            if building.filled == batch_size:
+                yield building.close()
+                building = building.next()
+    if building.filled:
+        yield building.close()
 
 
-def _room(array: Array, batch_size: int) -> Array:
-    return np.empty((batch_size, *array.shape[1:]), dtype=array.dtype)
+class _Building:
+    """A batch that is being filled."""
+
+    def __init__(self, index: int, offset: int, batch_size: int) -> None:
+        self._index = index
+        self._offset = offset
+        self._batch_size = batch_size
+        self._arrays: Columns = {}
+        self._kept: list[Mapping[str, Column]] = []
+        self._failures: dict[int, RowFailure] = {}
+        self.filled = 0
+
+    def view(self, piece: Piece, position: int) -> None:
+        rows = slice(position, position + self._batch_size)
+        self._arrays = {name: feed.array[rows] for name, feed in piece.feeds.items() if isinstance(feed, Fixed)}
+        self._gather(piece, position, self._batch_size)
+
+    def copy(self, piece: Piece, position: int, taken: int, room: Room, watch: Watch) -> None:
+        if not self.filled:
+            wanted = {name: ((self._batch_size, *known(feed)), feed.dtype) for name, feed in piece.feeds.items()}
+            self._arrays = room(wanted)
+        rows = slice(position, position + taken)
+        for name, feed in piece.feeds.items():
+            out = self._arrays[name][self.filled : self.filled + taken]
+            bad = feed.write(rows, out, piece.start, watch)
+            note(bad, name, range(piece.start + position, piece.start + piece.rows), self._failures)
+        self._gather(piece, position, taken)
+
+    def _gather(self, piece: Piece, position: int, taken: int) -> None:
+        first = piece.start + position
+        for row, failure in piece.failures.items():
+            if first <= row < first + taken:
+                self._failures[row] = failure
+        if piece.kept:
+            self._kept.append({name: column[position : position + taken] for name, column in piece.kept.items()})
+        self.filled += taken
+
+    def close(self) -> Batch:
+        if self.filled < self._batch_size:
+            for array in self._arrays.values():
+                array[self.filled :] = array[self.filled - 1]
+        return Batch(
+            self._index,
+            range(self._offset, self._offset + self.filled),
+            self.filled,
+            self._arrays,
+            joined(self._kept),
+            tuple(self._failures.values()),
+        )
+
+    def next(self) -> _Building:
+        return _Building(self._index + 1, self._offset + self.filled, self._batch_size)
+
+
+def known(feed: Feed) -> tuple[int, ...]:
+    """The shape of a feed's rows, which must not vary."""
+    return tuple(length if length is not None else 1 for length in feed.shape)
+
+
+def note(bad: BadRows, name: str, rows: Sequence[int] | Array, failures: dict[int, RowFailure]) -> None:
+    """Record bad rows, whose numbers are `rows`, as failures; the first reason of a row stays."""
+    for position, reason in bad.items():
+        row = int(rows[position])
+        kind = bad.errors.get(position)
+        shown = reason if kind is not None else f"column {name!r} {reason}"
+        failures.setdefault(row, RowFailure(row, "", "load", kind or "BadValue", shown))
+
+
+def joined(pieces: list[Mapping[str, Column]]) -> dict[str, Column]:
+    return {name: join([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else {})}

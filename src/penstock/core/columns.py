@@ -21,7 +21,11 @@ def describe(name: str, column: Column) -> TensorSpec:
     if isinstance(column, np.ndarray):
         kind = STRING if column.dtype.kind in "OSU" else column.dtype.newbyteorder("=").name
         return TensorSpec(name, kind, tuple(column.shape[1:]))
-    return TensorSpec(name, *_describe_type(column.type, column))
+    return TensorSpec(name, *_describe_type(column.type, column), varies=_is_variable(column.type))
+
+
+def _is_variable(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:

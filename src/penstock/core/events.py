@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, ModelFile, RowFailure, Signature, Span, TensorSpec, Timings
 from penstock.errors import PenstockError
 
@@ -29,11 +31,16 @@ class Prepare:
     sample: Span
     loaders: int
     lanes: int
+    slot_bytes: int = 0
+    slot_count: int = 0
+    warm: Filled | None = None
+    warm_chunks: tuple[Chunk, ...] = ()
+    """The first batch, where loader processes read it."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Predict this span."""
+    """Predict this span: read it, or, where loader processes read, expect its batches."""
 
     span: Span
 
@@ -50,7 +57,86 @@ class Drain:
     """Give back the spans that no loader has begun; finish the others."""
 
 
+# Coordinator to loader.
+@dataclass(frozen=True)
+class Begin:
+    """Take this job; batches are written into these slots."""
+
+    job: Job
+    slot_bytes: int
+    slot_count: int
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Say what the user's function makes of the first rows."""
+
+    source: Any
+    preprocess: Preprocess
+    sample: Span
+
+
+@dataclass(frozen=True)
+class LoadSpan:
+    """Load this span. `is_careful`: a loader died in it; `poisoned`: rows that are left out because of that."""
+
+    span: Span
+    is_careful: bool = False
+    poisoned: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grant:
+    """This slot may be written."""
+
+    slot: int
+
+
+# Loader to coordinator.
+@dataclass(frozen=True)
+class Learnt:
+    preprocess: Preprocess
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A batch lies in `slot`, or, where it is too large for one, was sent in chunks before this message.
+
+    `layout` says where its columns are: inputs, kept columns, positions.
+    """
+
+    span: int
+    index: int
+    rows: int
+    offset: int
+    slot: int | None
+    layout: tuple[ColumnLayout, ...]
+    spilled: tuple[ColumnLayout, ...]
+    failures: tuple[RowFailure, ...]
+    text_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    padded_length: int = 0
+    values: int = 0
+    padded: int = 0
+
+
+@dataclass(frozen=True)
+class SpanLoaded:
+    """Every batch of a span was sent. `waited_s` of the time was spent waiting for a slot."""
+
+    span: int
+    num_batches: int
+    read_s: float
+    waited_s: float
+
+
 # Replica to coordinator.
+@dataclass(frozen=True)
+class Emptied:
+    """The replica no longer reads this slot of a loader."""
+
+    slot: int
+
+
 @dataclass(frozen=True)
 class Loaded:
     signature: Signature
@@ -66,9 +152,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Chunk:
-    """`nbytes` of the result of a span lie in `slot`; they belong at `offset` of its `total` bytes."""
+    """`nbytes` lie in `slot`; they belong at `offset` of the `total` bytes of a result, or of a batch.
 
-    span: int
+    `key` is the span of a result, or the span and the index of a batch.
+    """
+
+    key: tuple[int, ...]
     slot: int
     offset: int
     nbytes: int
@@ -110,5 +199,6 @@ class Failed:
     details: str
 
 
-ToReplica = Load | Prepare | Work | Release | Drain
-ToCoordinator = Loaded | Prepared | Chunk | SpanDone | Returned | Failed
+ToReplica = Load | Prepare | Work | Release | Drain | Chunk | Filled | SpanLoaded
+ToLoader = Begin | Learn | LoadSpan | Grant
+ToCoordinator = Loaded | Prepared | Chunk | SpanDone | Returned | Failed | Emptied | Learnt | Filled | SpanLoaded

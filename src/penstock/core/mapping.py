@@ -39,17 +39,43 @@ def bind(
                 hint=_closest(name, names),
             )
     for name in keep:
-        _find(schema, name, "--keep")
+        find(schema, name, "--keep")
     chosen: dict[str, tuple[str, ...]] = {name: _expand(schema, name, columns) for name, columns in requested.items()}
     for spec in signature.inputs:
         if spec.name not in chosen and spec.name in schema:
             chosen[spec.name] = (spec.name,)
     missing = [spec for spec in signature.inputs if spec.name not in chosen]
+    masks = [spec for spec in missing if _is_mask(spec)] if len(signature.inputs) > 1 else []
+    missing = [spec for spec in missing if spec not in masks]
     if missing:
         used = {column for columns in chosen.values() for column in columns} | set(keep)
         free = {name: spec for name, spec in schema.items() if name not in used}
         chosen.update(_guess(missing, free, schema))
-    return tuple(_make(spec, chosen[spec.name], schema) for spec in signature.inputs)
+    made = {name: _make(spec, chosen[name], schema) for name, spec in _by_name(signature).items() if name in chosen}
+    for spec in masks:
+        made[spec.name] = _mask(spec, list(made.values()), schema)
+    return tuple(made[spec.name] for spec in signature.inputs)
+
+
+def _by_name(signature: Signature) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in signature.inputs}
+
+
+def _is_mask(spec: TensorSpec) -> bool:
+    """An input that says which values of another one are real, to be made from the lengths of its rows."""
+    return "mask" in spec.name.lower() and spec.shape == (None,) and spec.dtype != STRING
+
+
+def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Binding:
+    for other in others:
+        if other.shape[:1] == (None,):
+            return Binding(spec.name, other.columns, spec.dtype, (None,), mask_of=other.input)
+    raise InputError(
+        f"no column fits the input {spec.name!r}, and no other input has rows of different lengths that it could mask",
+        received=_list([f"{name} {column}" for name, column in schema.items()]),
+        allowed=f"one column of {spec}",
+        hint=f"name it: --input {spec.name}=COLUMN",
+    )
 
 
 def guessed(bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]]) -> list[str]:
@@ -62,6 +88,8 @@ def describe(binding: Binding) -> str:
     columns = list(binding.columns)
     if len(columns) > 4:
         columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
+    if binding.mask_of is not None:
+        return f"{binding.input} ← ones where {binding.mask_of} is not padding"
     return f"{binding.input} ← {', '.join(columns)}, {TensorSpec('', binding.dtype, binding.shape)}"
 
 
@@ -69,7 +97,7 @@ def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...
     expanded: list[str] = []
     for column in columns:
         if not column.endswith("*") or column in schema:
-            expanded.append(_find(schema, column, f"--input {name}=…"))
+            expanded.append(find(schema, column, f"--input {name}=…"))
             continue
         found = [candidate for candidate in schema if candidate.startswith(column[:-1])]
         if not found:
@@ -82,7 +110,12 @@ def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...
     return tuple(expanded)
 
 
-def _find(schema: Schema, column: str, flag: str) -> str:
+def find(schema: Schema, column: str, flag: str) -> str:
+    """The column of this name.
+
+    Raises:
+        InputError: There is none; the closest name is offered.
+    """
     if column not in schema:
         raise InputError(
             "the input has no such column",
@@ -102,7 +135,7 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
             hint="say which column feeds which input: " + " ".join(f"--input {s.name}=COLUMN" for s in missing),
         )
     spec = missing[0]
-    fitting = [name for name, column in free.items() if misfit(column, spec) is None]
+    fitting = [name for name, column in free.items() if misfit(_as_fed(column, spec), spec) is None]
     if len(fitting) == 1:
         return {spec.name: (fitting[0],)}
     scalars = tuple(name for name, column in free.items() if _is_number(column))
@@ -125,7 +158,7 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
 
 
 def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding:
-    source = _stacked(spec, columns, schema) if len(columns) > 1 else schema[columns[0]]
+    source = _stacked(spec, columns, schema) if len(columns) > 1 else _as_fed(schema[columns[0]], spec)
     problem = misfit(source, spec)
     if problem is not None:
         raise InputError(
@@ -135,6 +168,11 @@ def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding
             hint="`penstock inspect` shows what the model takes and what the columns are",
         )
     return Binding(spec.name, columns, wire_dtype(source.dtype, spec.dtype), _fed_shape(source, spec))
+
+
+def _as_fed(column: TensorSpec, spec: TensorSpec) -> TensorSpec:
+    """A column of images or audio is decoded, unless the model takes strings: then it decodes by itself."""
+    return TensorSpec(column.name, STRING, ()) if column.encoding is not None and spec.dtype == STRING else column
 
 
 def _stacked(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> TensorSpec:
@@ -195,7 +233,9 @@ def wire_dtype(column: str, wanted: str) -> str:
 
 def _fed_shape(column: TensorSpec, spec: TensorSpec) -> Shape:
     if spec.shape is None:
-        return column.shape or ()
+        return (None, *column.shape[1:]) if column.varies and column.shape else column.shape or ()
+    if column.varies and column.shape and spec.shape[:1] == (None,) and len(column.shape) == len(spec.shape):
+        return (None, *(b if a is None else a for a, b in zip(column.shape[1:], spec.shape[1:], strict=True)))
     if None not in spec.shape:
         return spec.shape
     if column.shape is not None and len(column.shape) == len(spec.shape):

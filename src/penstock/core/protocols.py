@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from penstock.core.events import Prepared
+from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Block,
     Columns,
@@ -14,6 +15,7 @@ from penstock.core.records import (
     Job,
     ModelFile,
     OutputSchema,
+    Placement,
     Result,
     Signature,
     Span,
@@ -98,18 +100,26 @@ class Sink(Protocol):
 
 
 class Engine(Protocol):
-    """What runs a job, in three steps: load the model, compile the step, predict spans."""
+    """What runs a job: load the model, learn what the user's function gives, compile the step, predict spans."""
 
     def load(self) -> Signature:
         """Load the model and say what it takes and gives."""
         ...
 
-    def prepare(self, job: Job, sample: Span) -> Prepared:
+    def learn(self, source: Source, preprocess: Preprocess, sample: Span) -> Preprocess:
+        """Run the user's function on the rows of `sample`, where loaders run, and note what it gives."""
+        ...
+
+    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
         """Take the job; compile and time the step on the rows of `sample`."""
         ...
 
-    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
+    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         """The result of every span, in order, each once. Ends early when its stop flag is raised."""
+        ...
+
+    def loaders(self) -> str | None:
+        """How many loader processes there were, in words; None where threads read."""
         ...
 
     def close(self) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,6 +11,8 @@ import pyarrow as pa
 
 if TYPE_CHECKING:
     from penstock.core.deferred import Deferred
+    from penstock.core.preprocessing import Preprocess
+    from penstock.core.scaling import Scaling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Column: TypeAlias = "Array | pa.Array"
@@ -33,13 +35,14 @@ class TensorSpec:
 
     `shape` is None where the rank is unknown; a None inside it is a dimension that may vary. `encoding` is set for
     columns of encoded rows (`image`, `audio`): dtype and shape are what they decode to, and a model that takes strings
-    gets the encoded bytes.
+    gets the encoded bytes. `varies` is set for lists, whose length may differ from row to row whatever `shape` says.
     """
 
     name: str
     dtype: str
     shape: Shape | None
     encoding: str | None = None
+    varies: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -88,6 +91,7 @@ class ModelFile:
         digest: Changes whenever the answers could change.
         runtimes: The runtimes that can execute this kind, best first.
         payload: A pickled function, for a builder that is not importable by name.
+        scaling: What is done to its inputs inside the compiled step.
     """
 
     kind: str
@@ -97,6 +101,7 @@ class ModelFile:
     signature: str | None = None
     trust: bool = False
     payload: bytes | None = None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,21 @@ class Span:
     rows: int
     locator: tuple[Any, ...]
     group: str | None = None
+    numbers: tuple[tuple[int, int], ...] | None = None
+    """Runs of (first row, rows) in the whole input, where a job takes only some of its rows."""
 
     @property
     def stop(self) -> int:
         return self.start + self.rows
+
+    def number(self, row: int) -> int:
+        """The number in the whole input of what the job counts as `row`."""
+        place = row - self.start
+        for first, rows in self.numbers or ((self.start, self.rows),):
+            if place < rows:
+                return first + place
+            place -= rows
+        raise IndexError(row)
 
 
 @dataclass(frozen=True)
@@ -166,11 +182,12 @@ class Result:
 
     def row_numbers(self) -> Array:
         """The index in the whole input of every row that has a prediction."""
-        numbers = np.arange(self.span.start, self.span.stop, dtype=np.int64)
+        runs = self.span.numbers or ((self.span.start, self.span.rows),)
+        numbers = np.concatenate([np.arange(first, first + rows, dtype=np.int64) for first, rows in runs])
         if not self.failures:
             return numbers
         failed = np.array([failure.row for failure in self.failures], dtype=np.int64)
-        return np.delete(numbers, failed - self.span.start)
+        return np.setdiff1d(numbers, failed, assume_unique=True)
 
 
 @dataclass(frozen=True)
@@ -178,13 +195,15 @@ class Binding:
     """How one model input is made from columns.
 
     Several columns are stacked into one vector. `dtype` is what crosses to the device: integers stay integers and
-    are cast there.
+    are cast there. A None in `shape` varies from row to row: such rows are padded, and an input with `mask_of` says
+    which values of that other input are real.
     """
 
     input: str
     columns: tuple[str, ...]
     dtype: str
     shape: Shape
+    mask_of: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -200,6 +219,8 @@ class Recipe:
     batch_size: int
     threads: int
     precision: str = "model"
+    buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """Input name to the sizes that each of its varying dimensions is padded to."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -222,11 +243,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Placement:
-    """What decides only the speed."""
+    """What decides only the speed.
+
+    `loaders` are threads of each replica that read, or, with `has_loader_processes`, processes of their own for all
+    replicas: then there are as many at the start, and up to `most_loaders` where replicas wait for data.
+    """
 
     devices: tuple[Device, ...]
     loaders: int
     lanes: int
+    has_loader_processes: bool = False
+    most_loaders: int = 0
 
     @property
     def replicas(self) -> int:
@@ -235,16 +262,20 @@ class Placement:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a replica needs to know besides its model: how to turn spans into results."""
+    """Everything a loader and a replica need to know besides the model: how to turn spans into results."""
 
     source: Any
     bindings: tuple[Binding, ...]
     keep: tuple[str, ...]
     batch_size: int
+    preprocess: Preprocess | None = None
+    buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that must be read, each once."""
+        """The columns that must be read, each once: all of them where a function of the user takes them."""
+        if self.preprocess is not None:
+            return tuple(self.preprocess.takes)
         names = [name for binding in self.bindings for name in binding.columns]
         return tuple(dict.fromkeys([*names, *self.keep]))
 
@@ -258,6 +289,8 @@ class Timings:
     wait_for_data: float = 0.0
     wait_for_room: float = 0.0
     rows: int = 0
+    values: int = 0
+    padded: int = 0
 
     def add(self, other: Timings) -> None:
         for name, value in asdict(other).items():

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.records import Span
@@ -37,17 +37,23 @@ class Scheduler:
     """Pull scheduling: a replica with room gets the next span, so unequal devices balance themselves.
 
     Args:
-        spans: The spans to be predicted, in order.
+        spans: The spans to be predicted, in order. They are pulled when there is room for them: a source that streams
+            makes them as it goes.
         depth: How many spans a replica holds at once, so that it reads ahead of its model.
         window: How far beyond the oldest unfinished span work may be handed out.
+        ahead: How many spans to have that nobody works on yet; None for the whole window, so that replicas find spans
+            of other groups. One where every span costs.
     """
 
-    def __init__(self, spans: Sequence[Span], depth: int, window: int) -> None:
-        self._spans = list(spans)
-        self._position = {span.index: position for position, span in enumerate(self._spans)}
+    def __init__(self, spans: Iterable[Span], depth: int, window: int, ahead: int | None = None) -> None:
+        self._more: Iterator[Span] | None = iter(spans)
+        self._spans: dict[int, Span] = {}
+        self._pulled = 0
+        self._position: dict[int, int] = {}
         self._depth = depth
         self._window = max(window, depth)
-        self._pending = set(range(len(self._spans)))
+        self._ahead = self._window if ahead is None else ahead
+        self._pending: set[int] = set()
         self._finished: set[int] = set()
         self._head = 0
         self._replicas: dict[int, _Held] = {}
@@ -57,11 +63,7 @@ class Scheduler:
     def is_finished(self) -> bool:
         """Nothing is held, and nothing more will be handed out."""
         idle = all(not held.positions for held in self._replicas.values())
-        return idle and (self._stopped or not self._pending)
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._spans) - self._head - len(self._finished)
+        return idle and (self._stopped or (self._more is None and not self._pending))
 
     def join(self, replica: int) -> list[Assignment]:
         """A replica is ready for work."""
@@ -70,11 +72,13 @@ class Scheduler:
 
     def finish(self, replica: int, span_index: int) -> list[Assignment]:
         """A replica has delivered a whole span."""
-        position = self._position[span_index]
+        position = self._position.pop(span_index)
         self._replicas[replica].positions.remove(position)
         self._finished.add(position)
         while self._head in self._finished:
             self._finished.discard(self._head)
+            # The group of the span before is still asked for; nothing else of what is done is.
+            self._spans.pop(self._head - 1, None)
             self._head += 1
         return self._assign()
 
@@ -101,10 +105,11 @@ class Scheduler:
 
     def _assign(self) -> list[Assignment]:
         assignments: list[Assignment] = []
-        while not self._stopped and self._pending:
+        while not self._stopped:
             hungry = [name for name, held in self._replicas.items() if len(held.positions) < self._depth]
             if not hungry:
                 break
+            self._pull()
             replica = min(hungry, key=lambda name: len(self._replicas[name].positions))
             position = self._choose(replica)
             if position is None:
@@ -116,8 +121,19 @@ class Scheduler:
             assignments.append(Assignment(replica, self._spans[position]))
         return assignments
 
+    def _pull(self) -> None:
+        while self._more is not None and len(self._pending) < self._ahead and self._pulled < self._head + self._window:
+            span = next(self._more, None)
+            if span is None:
+                self._more = None
+                return
+            self._spans[self._pulled] = span
+            self._position[span.index] = self._pulled
+            self._pending.add(self._pulled)
+            self._pulled += 1
+
     def _choose(self, replica: int) -> int | None:
-        window = range(self._head, min(self._head + self._window, len(self._spans)))
+        window = range(self._head, min(self._head + self._window, self._pulled))
         last = self._replicas[replica].last
         if last is not None and self._group(last) is not None:
             follower = last + 1
@@ -139,4 +155,5 @@ class Scheduler:
         return follower in self._pending and self._group(follower) == self._group(held.last)
 
     def _group(self, position: int) -> str | None:
-        return self._spans[position].group
+        span = self._spans.get(position)  # gone where it is long finished
+        return None if span is None else span.group

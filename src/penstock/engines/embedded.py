@@ -7,14 +7,19 @@ array is answered as fast as `model.predict` answers it.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from penstock.core.coming import Coming
 from penstock.core.events import Prepared
 from penstock.core.ordering import InOrder
+from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
+from penstock.core.watching import UNWATCHED
+from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.warmup import warm_up
 
@@ -43,21 +48,36 @@ class EmbeddedEngine:
     def load(self) -> Signature:
         return self._replicas[0].signature
 
-    def prepare(self, job: Job, sample: Span) -> Prepared:
+    def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> Preprocess:
+        """What the user's function gives. There is no other process: it runs here."""
+        return preprocess.learn(next(iter(source.read(sample, tuple(preprocess.takes)))), UNWATCHED)
+
+    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
         self.take(job)
+        self._placement = placement
         self._stop.check()
-        return warm_up(self._replicas[0], job, sample)
+        return warm_up(self._replicas[0], next(load_batches(job, sample)), sample)
 
     def take(self, job: Job) -> None:
         """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""
         self._job = job
 
-    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
+    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._job is not None
+        coming = Coming(spans)
+        if coming.first is None:
+            coming.check()
+            return
+        release = getattr(self._job.source, "release", None)
         done: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         depth = self._placement.loaders + self._placement.lanes
-        scheduler = Scheduler(spans, depth, window=2 * depth * len(self._replicas))
-        order = InOrder(spans)
+        scheduler = Scheduler(
+            coming,
+            depth,
+            window=2 * depth * len(self._replicas),
+            ahead=None if release is None else 1,
+        )
+        order = InOrder(coming.first.index)
         for number, replica in enumerate(self._replicas):
             self._pipelines.append(self._pipeline(number, replica, done))
             self._assign(scheduler.join(number))
@@ -72,9 +92,16 @@ class EmbeddedEngine:
                 order.add(result)
                 self._observe(number, self._placement.devices[number], timings)
                 self._assign(scheduler.finish(number, result.span.index))
-                yield from order.ready()
+                for result in order.ready():
+                    yield result
+                    if release is not None:
+                        release(result.span)
+            coming.check()
         finally:
             self._end_pipelines()
+
+    def loaders(self) -> str | None:
+        return None
 
     def close(self) -> None:
         self._end_pipelines()

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import multiprocessing.connection
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from penstock.core.events import Chunk, Drain, Failed, Loaded, Prepare, Prepared, Release, Returned, SpanDone, Work
+from penstock.core.coming import Coming
+from penstock.core.events import (
+    Chunk,
+    Drain,
+    Emptied,
+    Failed,
+    Loaded,
+    Prepare,
+    Prepared,
+    Release,
+    Returned,
+    SpanDone,
+    Work,
+)
 from penstock.core.ordering import InOrder
+from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
+from penstock.engines.fed_by_processes import LoaderFeed
 from penstock.errors import ModelError, PenstockError, WorkersDied
 from penstock.pool.supervisor import Launch, ReplicaHandle
 
@@ -37,10 +53,15 @@ class LocalEngine:
         placement: The devices, and the threads inside each replica.
         observe: Told of every finished span: the replica's number, its device, its timings.
         stop: Begin no more spans once it is raised.
+        row_timeout_s: How long loader processes may be at one row.
     """
 
-    def __init__(self, launch: Launch, placement: Placement, observe: Observe, stop: StopFlag) -> None:
+    def __init__(
+        self, launch: Launch, placement: Placement, observe: Observe, stop: StopFlag, row_timeout_s: float = 120.0
+    ) -> None:
         self._launch = launch
+        self._row_timeout_s = row_timeout_s
+        self._feed: LoaderFeed | None = None
         self._placement = placement
         self._observe = observe
         self._replicas: dict[int, ReplicaHandle] = {}
@@ -63,8 +84,24 @@ class LocalEngine:
             self._pump()
         return self._signature
 
-    def prepare(self, job: Job, sample: Span) -> Prepared:
+    def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> Preprocess:
+        """What the user's function gives, found out in the first loader process."""
+        feed = self._loader_feed()
+        feed.learn(source, preprocess, sample)
+        while feed.pool.learnt is None:
+            self._stop.check()
+            self._pump()
+        return feed.pool.learnt
+
+    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
         self._settings = _Settings(job, sample)
+        self._placement = placement
+        if placement.has_loader_processes:
+            feed = self._loader_feed()
+            feed.begin(job, placement, sample)
+            while feed.warm is None:
+                self._stop.check()
+                self._pump()
         for handle in self._replicas.values():
             self._send_prepare(handle)
         while self._prepared is None:
@@ -72,25 +109,60 @@ class LocalEngine:
             self._pump()
         return self._prepared
 
-    def run(self, spans: Sequence[Span]) -> Iterator[Result]:
-        depth = self._placement.loaders + 1
-        self._spans = {span.index: span for span in spans}
-        self._scheduler = Scheduler(spans, depth, window=2 * depth * self._placement.replicas)
-        self._order = InOrder(spans)
+    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
+        assert self._settings is not None
+        coming = Coming(spans)
+        if coming.first is None:
+            coming.check()
+            return
+        depth = self._depth()
+        release = getattr(self._settings.job.source, "release", None)
+        self._scheduler = Scheduler(
+            coming,
+            depth,
+            window=2 * depth * self._placement.replicas,
+            ahead=None if release is None else 1,
+        )
+        self._order = InOrder(coming.first.index)
         for number in self._replicas:
             self._assign(self._scheduler.join(number))
-        for device in self._placement.devices[1 : max(1, len(spans))]:
+        most = len(spans) if isinstance(spans, Sequence) else self._placement.replicas
+        for device in self._placement.devices[1 : max(1, most)]:
             self._start(device)
         while not self._scheduler.is_finished:
             if self._stop.is_raised and not self._is_draining:
                 self._drain()
             self._pump()
-            yield from self._order.ready()
+            for result in self._order.ready():
+                yield result
+                if release is not None:
+                    release(result.span)
+        coming.check()
 
     def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
         for handle in self._replicas.values():
             handle.close()
         self._replicas.clear()
+        self._launch.close()
+
+    def loaders(self) -> str | None:
+        """How many loader processes there were, in words; None where threads of the replicas read."""
+        return self._feed.describe() if self._feed is not None and self._placement.has_loader_processes else None
+
+    def _loader_feed(self) -> LoaderFeed:
+        if self._feed is None:
+            self._feed = LoaderFeed(self._launch, self._send_to, self._row_timeout_s)
+        return self._feed
+
+    def _depth(self) -> int:
+        """How many spans a replica holds: enough for every loader that reads for it, and the batches in flight."""
+        placement = self._placement
+        if not placement.has_loader_processes:
+            return placement.loaders + 1
+        return -(-3 * placement.most_loaders // (2 * placement.replicas)) + placement.lanes + 1
 
     def _start(self, device: Device) -> None:
         self._replicas[self._next_number] = ReplicaHandle.start(self._next_number, self._launch, device)
@@ -98,35 +170,55 @@ class LocalEngine:
 
     def _send_prepare(self, handle: ReplicaHandle) -> None:
         assert self._settings is not None
-        self._send(
-            handle,
-            Prepare(self._settings.job, self._settings.sample, self._placement.loaders, self._placement.lanes),
-        )
+        job, sample, lanes = self._settings.job, self._settings.sample, self._placement.lanes
+        if not self._placement.has_loader_processes:
+            self._send(handle, Prepare(job, sample, self._placement.loaders, lanes))
+            return
+        feed = self._loader_feed()
+        chunks = tuple(feed.warm_chunks)
+        self._send(handle, Prepare(job, sample, 0, lanes, feed.slot_bytes, feed.slot_count, feed.warm, chunks))
 
-    def _send(self, handle: ReplicaHandle, message: object) -> None:
+    def _send_to(self, number: int, message: object) -> bool:
+        return number in self._replicas and self._send(self._replicas[number], message)
+
+    def _send(self, handle: ReplicaHandle, message: object) -> bool:
         try:
             handle.channel.send(message)
         except OSError:
-            pass  # it is gone: the end of its line is read next, and that is where the loss is dealt with
+            return False  # it is gone: the end of its line is read next, and that is where the loss is dealt with
+        return True
 
     def _drain(self) -> None:
         assert self._scheduler is not None
         self._is_draining = True
         self._scheduler.stop()
+        for replica, spans in (self._feed.withdraw() if self._feed is not None else {}).items():
+            self._scheduler.give_back(replica, spans)
         for handle in self._replicas.values():
             self._send(handle, Drain())
 
     def _pump(self) -> None:
         """Wait for something to happen, and deal with it."""
-        by_connection = {handle.channel.connection: handle for handle in self._replicas.values()}
-        for ready in multiprocessing.connection.wait(list(by_connection), timeout=_POLL_S):
-            handle = by_connection[ready]  # type: ignore[index]
+        by_connection: dict[Any, ReplicaHandle] = {
+            handle.channel.connection: handle for handle in self._replicas.values()
+        }
+        loaders = self._feed.pool.connections if self._feed is not None else {}
+        for ready in multiprocessing.connection.wait([*by_connection, *loaders], timeout=_POLL_S):
+            if ready in loaders:
+                assert self._feed is not None
+                self._feed.pool.handle(loaders[ready])
+                continue
+            handle = by_connection[ready]
+            if handle.number not in self._replicas:
+                continue
             try:
                 message = handle.channel.receive()
             except (EOFError, OSError):
                 self._lose(handle)
                 continue
             self._handle(handle, message)
+        if self._feed is not None:
+            self._feed.tick()
 
     def _handle(self, handle: ReplicaHandle, message: object) -> None:
         match message:
@@ -148,6 +240,9 @@ class LocalEngine:
             case Chunk():
                 handle.assembly.add(message)
                 self._send(handle, Release(message.slot))
+            case Emptied(slot=slot):
+                assert self._feed is not None
+                self._feed.emptied(handle.number, slot)
             case SpanDone():
                 self._finish(handle, message)
             case Returned(spans=spans):
@@ -164,14 +259,19 @@ class LocalEngine:
         assert self._scheduler is not None
         assert self._order is not None
         self._deaths[handle.device] = 0
-        result = handle.assembly.finish(self._spans[done.span], done)
+        result = handle.assembly.finish(self._spans.pop(done.span), done)
         self._order.add(result)
         self._observe(handle.number, handle.device, done.timings)
+        if self._feed is not None:
+            self._feed.finish(done.span, done.timings)
         self._assign(self._scheduler.finish(handle.number, done.span))
 
     def _assign(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
+            self._spans[assignment.span.index] = assignment.span
             self._send(self._replicas[assignment.replica], Work(assignment.span))
+            if self._feed is not None and self._placement.has_loader_processes:
+                self._feed.route(assignment.span, assignment.replica)
 
     def _lose(self, handle: ReplicaHandle) -> None:
         """A replica died: its spans go to the others, and a new one takes its place."""
@@ -186,6 +286,8 @@ class LocalEngine:
                 received=f"process {handle.pid} {how}; its last words: {self._launch.last_words() or 'none'}",
                 hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
             )
+        if self._feed is not None:
+            self._feed.lose(handle.number)
         held = self._scheduler.held_by(handle.number)
         self._launch.note(f"replica {handle.number} on {handle.device} {how}; spans {held} are given out again")
         self._assign(self._scheduler.lose(handle.number))

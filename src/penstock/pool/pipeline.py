@@ -1,9 +1,10 @@
-"""The pipe inside a replica: loaders read and batch spans, lanes run the model, whole results come out.
+"""The pipe inside a replica: batches of spans go in, lanes run the model, whole results come out.
 
     spans ─► loaders (threads) ─► batches, bounded ─► lanes (threads) ─► results
+    batches from loader processes, bounded by their slots ─┘
 
 Several lanes keep several batches in flight: while one computes, the next is copied in and the last is copied out. All
-of reading, copying and computing releases the GIL. The queue of batches bounds the memory.
+of reading, copying and computing releases the GIL. The queue of batches, or the number of slots, bounds the memory.
 """
 
 from __future__ import annotations
@@ -11,46 +12,40 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from penstock.core.batching import Batch, cut
-from penstock.core.columns import join, take_rows, to_array
+from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
-from penstock.core.records import (
-    KEPT,
-    Array,
-    Binding,
-    Block,
-    Column,
-    Columns,
-    Job,
-    Result,
-    RowFailure,
-    Span,
-    Timings,
-)
-from penstock.errors import InputError, ModelError, PenstockError, one_line
-
-_FILL_CANDIDATES = 8
+from penstock.core.records import Array, Column, Job, Result, RowFailure, Span, Timings
+from penstock.core.reordering import answers, to_result
+from penstock.pool.loading import load_batches
+from penstock.pool.surviving import check_rows, predict_surviving
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]
+Release = Callable[[], None]
 
 
 @dataclass
 class _OpenSpan:
-    """A span on its way through the pipe."""
+    """A span on its way through the pipe. Batches may come twice, after the loader that sent them died."""
 
     span: Span
-    outputs: dict[int, Columns] = field(default_factory=dict)
-    kept: list[Mapping[str, Column]] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    outputs: dict[int, Mapping[str, Column]] = field(default_factory=dict)
+    positions: dict[int, range | Array] = field(default_factory=dict)
+    kept: dict[int, Mapping[str, Column]] = field(default_factory=dict)
     failures: dict[int, RowFailure] = field(default_factory=dict)
     num_batches: int | None = None
     timings: Timings = field(default_factory=Timings)
+
+
+def _nothing_to_release() -> None:
+    pass
 
 
 class Pipeline:
@@ -61,7 +56,7 @@ class Pipeline:
         job: How spans become batches.
         emit: Takes every result, in any order.
         fail: Takes the error that stops the pipeline.
-        loaders: Threads that read.
+        loaders: Threads that read; none where loader processes send batches.
         lanes: Threads that run the model.
     """
 
@@ -71,7 +66,8 @@ class Pipeline:
         self._emit = emit
         self._fail = fail
         self._spans: queue.SimpleQueue[Span | None] = queue.SimpleQueue()
-        self._batches: queue.Queue[tuple[_OpenSpan, Batch] | None] = queue.Queue(maxsize=lanes + 2)
+        self._batches: queue.Queue[tuple[_OpenSpan, Batch, Release] | None] = queue.Queue(lanes + 2 if loaders else 0)
+        self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._threads = [
@@ -83,8 +79,25 @@ class Pipeline:
             thread.start()
 
     def add(self, span: Span) -> None:
-        """Queue a span."""
+        """Queue a span for this pipeline's own loaders."""
         self._spans.put(span)
+
+    def give(self, span: Span, batch: Batch, release: Release) -> None:
+        """Take a batch that a loader process sent. `release` is called when its memory is no longer read."""
+        work = self._sent.setdefault(span.index, _OpenSpan(span))
+        self._see(work, batch)
+        self._batches.put((work, batch, release))
+
+    def has(self, span: Span, index: int) -> bool:
+        """Whether this batch was given before: a loader that died had sent it already."""
+        work = self._sent.get(span.index)
+        return work is not None and index in work.seen
+
+    def end(self, span: Span, num_batches: int, read_s: float) -> None:
+        """The loader process has sent every batch of a span."""
+        work = self._sent.setdefault(span.index, _OpenSpan(span))
+        work.timings.read += read_s
+        self._complete(work, num_batches)
 
     def drain(self) -> list[Span]:
         """Take back the spans that no loader has begun."""
@@ -126,27 +139,41 @@ class Pipeline:
     def _load_span(self, work: _OpenSpan) -> None:
         started = time.perf_counter()
         count = 0
-        for batch in cut(read_inputs(self._job, work.span, work.kept, work.failures), self._job.batch_size):
+        for batch in load_batches(self._job, work.span):
             work.timings.read += time.perf_counter() - started
             count += 1
+            self._see(work, batch)
             self._put(work, batch)
             started = time.perf_counter()
         work.timings.read += time.perf_counter() - started
+        self._complete(work, count)
+
+    def _see(self, work: _OpenSpan, batch: Batch) -> None:
         with self._lock:
-            work.num_batches = count
-            is_done = len(work.outputs) == count
-        if is_done:
-            self._finish(work)
+            work.seen.add(batch.index)
+            work.positions[batch.index] = batch.positions
+            work.kept[batch.index] = batch.kept
+            work.timings.values += batch.values
+            work.timings.padded += batch.padded
+            for failure in batch.failures:
+                work.failures.setdefault(failure.row, failure)
 
     def _put(self, work: _OpenSpan, batch: Batch) -> None:
         started = time.perf_counter()
         while not self._closed:
             try:
-                self._batches.put((work, batch), timeout=1.0)
+                self._batches.put((work, batch, _nothing_to_release), timeout=1.0)
                 break
             except queue.Full:
                 continue
         work.timings.wait_for_room += time.perf_counter() - started
+
+    def _complete(self, work: _OpenSpan, num_batches: int) -> None:
+        with self._lock:
+            work.num_batches = num_batches
+            is_done = len(work.outputs) == num_batches
+        if is_done:
+            self._finish(work)
 
     def _run(self) -> None:
         while True:
@@ -154,20 +181,25 @@ class Pipeline:
             item = self._batches.get()
             if item is None or self._closed:
                 return
-            work, batch = item
+            work, batch, release = item
             waited = time.perf_counter() - started
             try:
-                self._run_batch(work, batch, waited)
+                self._run_batch(work, batch, release, waited)
             except BaseException as error:
                 self._fail(error)
                 return
 
-    def _run_batch(self, work: _OpenSpan, batch: Batch, waited: float) -> None:
+    def _run_batch(self, work: _OpenSpan, batch: Batch, release: Release, waited: float) -> None:
         started = time.perf_counter()
-        first_row = work.span.start + batch.offset
-        outputs, rejected = predict_surviving(self._replica, batch, first_row)
+        outputs, rejected = predict_surviving(self._replica, batch, work.span.start)
         check_rows(outputs, self._job.batch_size)
-        trimmed = {name: output[: batch.rows] for name, output in outputs.items()}
+        trimmed = {
+            name: answers(self._replica.signature, name, _own(output[: batch.rows], batch, release), batch)
+            for name, output in outputs.items()
+        }
+        # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
+        batch.arrays.clear()
+        release()
         with self._lock:
             work.timings.compute += time.perf_counter() - started
             work.timings.wait_for_data += waited
@@ -186,23 +218,18 @@ class Pipeline:
             if count is None or len(work.outputs) != count:
                 return
             work.num_batches = None
-        work.failures = {
-            row: _with_origin(self._job.source, work.span, failure) for row, failure in work.failures.items()
-        }
-        self._emit(_to_result(work, count, self._job.keep), work.timings)
+        self._sent.pop(work.span.index, None)
+        failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]
+        batches = [(work.positions[index], work.outputs[index], work.kept[index]) for index in range(count)]
+        self._emit(to_result(work.span, batches, failures), work.timings)
 
 
-def _to_result(work: _OpenSpan, num_batches: int, keep: tuple[str, ...]) -> Result:
-    ordered = [work.outputs[index] for index in range(num_batches)]
-    columns: dict[str, Column] = {
-        name: join([outputs[name] for outputs in ordered]) for name in (ordered[0] if ordered else {})
-    }
-    columns |= {KEPT + name: join([piece[name] for piece in work.kept]) for name in keep}
-    if work.failures:
-        alive = np.ones(work.span.rows, dtype=bool)
-        alive[[row - work.span.start for row in work.failures]] = False
-        columns = {name: take_rows(column, alive) for name, column in columns.items()}
-    return Result(work.span, columns, tuple(failure for _, failure in sorted(work.failures.items())))
+def _own(output: Array, batch: Batch, release: Release) -> Array:
+    """An output that may outlive the batch: a model that hands its input through may answer with the slot itself."""
+    if release is _nothing_to_release:
+        return output
+    is_shared = any(np.may_share_memory(output, array) for array in batch.arrays.values())
+    return output.copy() if is_shared else output
 
 
 def _with_origin(source: Any, span: Span, failure: RowFailure) -> RowFailure:
@@ -210,131 +237,3 @@ def _with_origin(source: Any, span: Span, failure: RowFailure) -> RowFailure:
     if failure.origin:
         return failure
     return replace(failure, origin=source.origin(span, failure.row))
-
-
-def read_inputs(
-    job: Job, span: Span, kept: list[Mapping[str, Column]], failures: dict[int, RowFailure]
-) -> Iterator[Columns]:
-    """The inputs of a span, block by block. Kept columns and rows that cannot be fed are gathered on the way."""
-    rows = 0
-    for block in job.source.read(span, job.columns):
-        for failure in block.failures:
-            failures.setdefault(failure.row, failure)
-        if job.keep:
-            kept.append({name: block.columns[name] for name in job.keep})
-        yield {binding.input: _feed(binding, block, failures) for binding in job.bindings}
-        rows += block.rows
-    if rows != span.rows:
-        raise InputError(
-            "the input changed while it was read",
-            received=f"{rows} rows",
-            allowed=f"{span.rows} rows from row {span.start}",
-        )
-
-
-def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:
-    if len(binding.columns) == 1:
-        array, bad = to_array(block.columns[binding.columns[0]], binding.dtype, binding.shape)
-        _note(bad, binding.columns[0], block, failures)
-        return array
-    stacked = np.empty((block.rows, len(binding.columns)), dtype=binding.dtype)
-    for position, name in enumerate(binding.columns):
-        values, bad = to_array(block.columns[name], binding.dtype, ())
-        stacked[:, position] = values
-        _note(bad, name, block, failures)
-    return stacked.reshape(block.rows, *(length or 1 for length in binding.shape))
-
-
-def _note(bad: Mapping[int, str], column: str, block: Block, failures: dict[int, RowFailure]) -> None:
-    for position, reason in bad.items():
-        row = block.start + position
-        failures.setdefault(row, RowFailure(row, "", "load", "BadValue", f"column {column!r} {reason}"))
-
-
-def predict_surviving(replica: Replica, batch: Batch, first_row: int) -> tuple[Columns, list[RowFailure]]:
-    """The model's answers; where it rejects the batch, the rows at fault are found by bisection and named.
-
-    Rows are masked and the shape stays, so that the other rows get the bits they always get.
-
-    Raises:
-        PenstockError: Not a matter of rows: out of memory, or the model rejects even an empty batch.
-    """
-    try:
-        return replica.predict(batch.arrays), []
-    except PenstockError:
-        raise
-    except Exception as error:
-        return _bisect(replica, batch, first_row, error)
-
-
-def _bisect(replica: Replica, batch: Batch, first_row: int, error: Exception) -> tuple[Columns, list[RowFailure]]:
-    fill = _find_fill(replica, batch, error)
-    alive = np.zeros(len(next(iter(batch.arrays.values()))), dtype=bool)
-    failures: list[RowFailure] = []
-    suspects = [(0, batch.rows)]
-    while suspects:
-        start, stop = suspects.pop()
-        alive[start:stop] = True
-        rejected = _reject(replica, _masked(batch.arrays, alive, fill))
-        if rejected is None:
-            continue
-        alive[start:stop] = False
-        if stop - start == 1:
-            failures.append(RowFailure(first_row + start, "", "predict", type(rejected).__name__, one_line(rejected)))
-            continue
-        middle = (start + stop) // 2
-        suspects += [(middle, stop), (start, middle)]
-    return replica.predict(_masked(batch.arrays, alive, fill)), failures
-
-
-def _find_fill(replica: Replica, batch: Batch, error: Exception) -> int | None:
-    """What can stand in the place of a rejected row: zeros (None), or a real row of the batch where zeros will not do.
-
-    Raises:
-        ModelError: Nothing can: the model rejects this shape, not these rows.
-    """
-    nobody = np.zeros(len(next(iter(batch.arrays.values()))), dtype=bool)
-    candidates: list[int] = np.unique(np.linspace(0, batch.rows - 1, _FILL_CANDIDATES, dtype=int)).tolist()
-    for fill in (None, *candidates):
-        if (problem := _reject(replica, _masked(batch.arrays, nobody, fill))) is None:
-            return fill
-    raise ModelError(
-        "the model rejects these rows, and every other that was tried",
-        received=one_line(error),
-        hint="are these the columns it was trained on? `penstock inspect` shows what it takes",
-    ) from problem
-
-
-def _reject(replica: Replica, arrays: Columns) -> Exception | None:
-    try:
-        replica.predict(arrays)
-    except PenstockError:
-        raise
-    except Exception as error:
-        return error
-    return None
-
-
-def _masked(arrays: Columns, alive: Array, fill: int | None) -> Columns:
-    """The batch with every row that is not alive replaced by row `fill`, or by zeros."""
-    masked = {name: array.copy() for name, array in arrays.items()}
-    for name, array in masked.items():
-        nothing = b"" if array.dtype == object else 0
-        array[~alive] = nothing if fill is None else arrays[name][fill]
-    return masked
-
-
-def check_rows(outputs: Columns, batch_size: int) -> None:
-    """Refuse outputs that cannot be divided into rows.
-
-    Raises:
-        ModelError: An output does not have one row for each row of the batch.
-    """
-    for name, output in outputs.items():
-        if output.ndim == 0 or len(output) != batch_size:
-            raise ModelError(
-                "an output of the model does not have one row for each row of the input",
-                received=f"{name}: shape {output.shape} for a batch of {batch_size}",
-                allowed=f"({batch_size}, …)",
-                hint="outputs that sum over the batch cannot be divided among devices",
-            )

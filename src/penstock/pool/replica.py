@@ -1,4 +1,4 @@
-"""The main of a replica process: `python -m penstock.pool.replica CHANNEL SLOTS`.
+"""The main of a replica process: `python -m penstock.pool.replica CHANNEL SLOTS COUNT BYTES BATCH_SLOTS`.
 
 Device, memory and threads were pinned in the environment before this process began. It serves the coordinator until
 the line is closed, and ends at once when it is: a coordinator that was killed leaves no process behind.
@@ -11,26 +11,89 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.core.events import Drain, Failed, Load, Loaded, Prepare, Prepared, Release, Returned, Work
+from penstock.core.batching import Batch
+from penstock.core.events import (
+    Chunk,
+    Drain,
+    Emptied,
+    Failed,
+    Filled,
+    Load,
+    Loaded,
+    Prepare,
+    Prepared,
+    Release,
+    Returned,
+    SpanLoaded,
+    Work,
+)
 from penstock.core.protocols import Replica
-from penstock.core.records import Result, Timings
+from penstock.core.records import Result, Span, Timings
 from penstock.errors import PenstockError
+from penstock.pool.batch_transfer import open_batch
 from penstock.pool.channel import Channel
+from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.slots import FreeSlots, Slots
-from penstock.pool.transfer import send
+from penstock.pool.transfer import Assembly, send
 from penstock.pool.warmup import warm_up
+
+
+class BatchInlet:
+    """Where batches of loader processes arrive. Spans that are not expected any more are let go at once."""
+
+    def __init__(self, slots: Slots, say: Callable[[object], None]) -> None:
+        self._slots = slots
+        self._say = say
+        self._assembly = Assembly(slots)
+        self._expected: dict[int, Span] = {}
+
+    def expect(self, span: Span) -> None:
+        self._expected[span.index] = span
+
+    def forget(self, span: Span) -> None:
+        self._expected.pop(span.index, None)
+
+    def open(self, filled: Filled, chunks: Sequence[Chunk] = ()) -> Batch:
+        for chunk in chunks:
+            self._assembly.add(chunk)
+        return open_batch(filled, self._slots, self._assembly)
+
+    def take(self, message: Chunk | Filled | SpanLoaded, pipeline: Pipeline) -> None:
+        match message:
+            case Chunk(slot=slot):
+                self._assembly.add(message)
+                self._say(Emptied(slot))
+            case Filled(span=index, slot=slot):
+                span = self._expected.get(index)
+                if span is not None and not pipeline.has(span, message.index):
+                    pipeline.give(span, self.open(message), lambda: self._release(slot))
+                else:
+                    # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
+                    self._assembly.drop((index, message.index))
+                    self._release(slot)
+            case SpanLoaded(span=index, num_batches=count, read_s=read_s):
+                span = self._expected.get(index)
+                if span is not None:
+                    pipeline.end(span, count, read_s)
+
+    def _release(self, slot: int | None) -> None:
+        if slot is not None:
+            self._say(Emptied(slot))
 
 
 class ReplicaProcess:
     """One replica's side of the conversation."""
 
-    def __init__(self, channel: Channel, slots: Slots) -> None:
+    def __init__(self, channel: Channel, slots: Slots, batch_slots: int) -> None:
         self._channel = channel
         self._slots = slots
-        self._free = FreeSlots(slots)
+        self._free = FreeSlots(range(slots.count))
+        self._batch_slots = batch_slots
+        self._batches: BatchInlet | None = None
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._replica: Replica | None = None
         self._pipeline: Pipeline | None = None
@@ -69,20 +132,35 @@ class ReplicaProcess:
                 self._channel.send(self._prepare(message))
             case Work(span=span):
                 assert self._pipeline is not None
-                self._pipeline.add(span)
+                if self._batches is not None:
+                    self._batches.expect(span)
+                else:
+                    self._pipeline.add(span)
+            case Chunk() | Filled() | SpanLoaded():
+                assert self._batches is not None
+                assert self._pipeline is not None
+                self._batches.take(message, self._pipeline)
             case Drain():
                 unbegun = self._pipeline.drain() if self._pipeline is not None else []
                 self._channel.send(Returned(tuple(span.index for span in unbegun)))
 
     def _prepare(self, message: Prepare) -> Prepared:
         assert self._replica is not None
-        prepared = warm_up(self._replica, message.job, message.sample)
+        if message.warm is not None:
+            slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
+            self._batches = BatchInlet(slots, self._channel.send)
+            batch = self._batches.open(message.warm, message.warm_chunks)
+        else:
+            batch = next(load_batches(message.job, message.sample))
+        prepared = warm_up(self._replica, batch, message.sample)
         self._pipeline = Pipeline(
             self._replica, message.job, self._emit, self._fail, loaders=message.loaders, lanes=message.lanes
         )
         return prepared
 
     def _emit(self, result: Result, timings: Timings) -> None:
+        if self._batches is not None:
+            self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
 
     def _fail(self, error: BaseException) -> None:
@@ -94,9 +172,9 @@ class ReplicaProcess:
 
 
 def main() -> None:
-    channel_descriptor, slots_descriptor, count, slot_bytes = map(int, sys.argv[1:])
+    channel_descriptor, slots_descriptor, count, slot_bytes, batch_slots = map(int, sys.argv[1:])
     channel = Channel.inherited(channel_descriptor)
-    ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes)).serve()
+    ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes), batch_slots).serve()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import mmap
 import os
 import queue
 import tempfile
+from collections.abc import Iterable
 
 SLOT_BYTES = 4 << 20
 SLOTS = 4
@@ -27,11 +28,7 @@ class Slots:
     @classmethod
     def create(cls, count: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Slots:
         """New slots. Pages are taken from the machine when they are first written."""
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("penstock-slots", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as file:
-                descriptor = os.dup(file.fileno())
+        descriptor = anonymous_memory()
         os.ftruncate(descriptor, count * slot_bytes)
         return cls(descriptor, count, slot_bytes)
 
@@ -48,12 +45,20 @@ class Slots:
             pass  # a view is still alive somewhere: the mapping goes with it
 
 
-class FreeSlots:
-    """The writer's side: which slots may be written. Taking one waits until the coordinator has emptied one."""
+def anonymous_memory() -> int:
+    """The descriptor of memory without a name, and without a size yet. Processes that start later may inherit it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock-slots", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
-    def __init__(self, slots: Slots) -> None:
+
+class FreeSlots:
+    """The writer's side: which slots may be written. Taking one waits until one is given."""
+
+    def __init__(self, slots: Iterable[int] = ()) -> None:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(slots.count):
+        for slot in slots:
             self._free.put(slot)
 
     def take(self) -> int:

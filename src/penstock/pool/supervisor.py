@@ -7,17 +7,51 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from penstock.core.events import Load
 from penstock.core.protocols import Runtime
 from penstock.core.records import Device, ModelFile
 from penstock.pool.channel import Channel
-from penstock.pool.slots import Slots
+from penstock.pool.slots import Slots, anonymous_memory
 from penstock.pool.transfer import Assembly
 
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
+
+
+def spawn(
+    module: str,
+    arguments: Sequence[object],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+    log: IO[Any] | int,
+) -> subprocess.Popen[bytes]:
+    """Start a worker process that inherits `descriptors` and writes to the log."""
+    return subprocess.Popen(
+        # -P: a file in the user's folder must not stand in for a module of the standard library.
+        [sys.executable, "-P", "-m", module, *map(str, arguments)],
+        env=dict(environment),
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
+        start_new_session=True,
+    )
+
+
+def describe_end(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended, in words."""
+    try:
+        code = process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        return "closed its line but did not end"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
 
 
 class ReplicaHandle:
@@ -35,20 +69,10 @@ class ReplicaHandle:
         """Start a process pinned to `device` and have it load the model."""
         channel, theirs = Channel.pair()
         slots = Slots.create()
-        descriptors = (theirs, slots.descriptor, *launch.descriptors)
-        arguments = [str(theirs), str(slots.descriptor), str(slots.count), str(slots.slot_bytes)]
+        arguments = [theirs, slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots]
         try:
-            process = subprocess.Popen(
-                # -P: a file in the user's folder must not stand in for a module of the standard library.
-                [sys.executable, "-P", "-m", "penstock.pool.replica", *arguments],
-                env=launch.environment(device),
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=launch.log,
-                stderr=launch.log,
-                # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
-                start_new_session=True,
-            )
+            descriptors = (theirs, slots.descriptor, launch.batch_slots, *launch.descriptors)
+            process = spawn("penstock.pool.replica", arguments, launch.environment(device), descriptors, launch.log)
         finally:
             os.close(theirs)
         handle = cls(number, device, process, channel)
@@ -65,14 +89,7 @@ class ReplicaHandle:
 
     def describe_end(self) -> str:
         """How the process ended, in words."""
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "closed its line but did not end"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
-        return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
+        return describe_end(self._process)
 
     def close(self) -> None:
         """End the process now and free what it used."""
@@ -102,7 +119,13 @@ class Launch:
         self.threads = threads
         self.log = log
         self.descriptors = tuple(descriptors)
+        self.batch_slots = anonymous_memory()
+        """The memory through which loader processes hand batches to replicas; it gets its size with the job."""
         self._is_verbose = is_verbose
+
+    def close(self) -> None:
+        """Let go of the memory; the kernel frees it with its last user."""
+        os.close(self.batch_slots)
 
     def note(self, text: str) -> None:
         """A line of our own in the log."""
@@ -119,6 +142,13 @@ class Launch:
             return ""  # a terminal cannot be read back
         spoken = [line.strip() for line in lines if line.strip()]
         return spoken[-1][:300] if spoken else ""
+
+    def loader_environment(self) -> dict[str, str]:
+        """A loader has one thread and no GPU, whatever the user's function imports."""
+        environment = dict(os.environ)
+        if not self._is_verbose:
+            environment |= _QUIET
+        return environment | dict.fromkeys(_THREADS, "1") | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 
     def environment(self, device: Device) -> dict[str, str]:
         environment = dict(os.environ)

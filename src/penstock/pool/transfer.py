@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,15 +21,31 @@ def send(
     result: Result, timings: Timings, slots: Slots, free: FreeSlots, say: Callable[[Chunk | SpanDone], None]
 ) -> None:
     """Copy a result into slots, one after the other, and say where it is."""
-    layout, buffers, total = _lay_out(result.columns)
-    writer = _SlotWriter(result.span.index, total, slots, free, say)
-    for column, buffer in zip(layout, buffers, strict=True):
-        writer.write(column.offset, buffer)
-    writer.flush()
+    layout, buffers, total = lay_out(result.columns)
+    spill((result.span.index,), layout, buffers, total, Writable(slots, free, say))
     say(SpanDone(result.span.index, layout, result.failures, timings))
 
 
-def _lay_out(columns: Mapping[str, Column]) -> tuple[tuple[ColumnLayout, ...], list[memoryview], int]:
+@dataclass(frozen=True)
+class Writable:
+    """Slots, which of them are free, and whom to tell what lies in them."""
+
+    slots: Slots
+    free: FreeSlots
+    say: Callable[[Any], None]
+
+
+def spill(
+    key: tuple[int, ...], layout: Sequence[ColumnLayout], buffers: Sequence[memoryview], total: int, into: Writable
+) -> None:
+    """Send columns in as many slots as they need, one after the other."""
+    writer = _SlotWriter(key, total, into)
+    for column, buffer in zip(layout, buffers, strict=True):
+        writer.write(column.offset, buffer)
+    writer.flush()
+
+
+def lay_out(columns: Mapping[str, Column]) -> tuple[tuple[ColumnLayout, ...], list[memoryview], int]:
     layout: list[ColumnLayout] = []
     buffers: list[memoryview] = []
     position = 0
@@ -56,14 +74,12 @@ def _to_ipc(array: pa.Array) -> memoryview:
 class _SlotWriter:
     """Fills one slot after the other with the bytes of a result."""
 
-    def __init__(
-        self, span: int, total: int, slots: Slots, free: FreeSlots, say: Callable[[Chunk | SpanDone], None]
-    ) -> None:
-        self._span = span
+    def __init__(self, key: tuple[int, ...], total: int, into: Writable) -> None:
+        self._key = key
         self._total = total
-        self._slots = slots
-        self._free = free
-        self._say = say
+        self._slots = into.slots
+        self._free = into.free
+        self._say = into.say
         self._slot: int | None = None
         self._start = 0
         self._filled = 0
@@ -83,34 +99,41 @@ class _SlotWriter:
 
     def flush(self) -> None:
         if self._slot is not None:
-            self._say(Chunk(self._span, self._slot, self._start, self._filled, self._total))
+            self._say(Chunk(self._key, self._slot, self._start, self._filled, self._total))
             self._slot = None
 
 
 class Assembly:
-    """The coordinator's side: chunks of the spans that one replica works on, until each is whole.
+    """The receiver's side: chunks of the results or batches that one process sends, until each is whole.
 
-    A span is delivered whole or not at all: what a replica leaves behind when it dies is dropped with this object.
+    They are delivered whole or not at all: what a process leaves behind when it dies is dropped with this object.
     """
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._buffers: dict[int, memoryview] = {}
+        self._buffers: dict[tuple[int, ...], memoryview] = {}
 
     def add(self, chunk: Chunk) -> None:
         """Copy a chunk out of its slot, which is free again when this returns."""
-        buffer = self._buffers.get(chunk.span)
+        buffer = self._buffers.get(chunk.key)
         if buffer is None:
-            buffer = self._buffers[chunk.span] = memoryview(np.empty(chunk.total, np.uint8).data)
+            buffer = self._buffers[chunk.key] = memoryview(np.empty(chunk.total, np.uint8).data)
         buffer[chunk.offset : chunk.offset + chunk.nbytes] = self._slots.view(chunk.slot, chunk.nbytes)
 
+    def drop(self, key: tuple[int, ...]) -> None:
+        """Forget what was sent under `key`."""
+        self._buffers.pop(key, None)
+
     def finish(self, span: Span, done: SpanDone) -> Result:
-        raw = self._buffers.pop(span.index, memoryview(b""))
-        columns = {entry.name: _restore(entry, raw) for entry in done.layout}
-        return Result(span, columns, done.failures)
+        return Result(span, self.columns((span.index,), done.layout), done.failures)
+
+    def columns(self, key: tuple[int, ...], layout: Sequence[ColumnLayout]) -> dict[str, Column]:
+        """The columns that were sent under `key`, all of whose chunks are here."""
+        raw = self._buffers.pop(key, memoryview(b""))
+        return {entry.name: restore(entry, raw) for entry in layout}
 
 
-def _restore(entry: ColumnLayout, raw: memoryview) -> Column:
+def restore(entry: ColumnLayout, raw: memoryview) -> Column:
     piece = raw[entry.offset : entry.offset + entry.nbytes]
     if entry.dtype is not None:
         return np.frombuffer(piece, entry.dtype).reshape(entry.shape)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import time
 
-from penstock.core.batching import Batch, cut
+from penstock.core.batching import Batch
 from penstock.core.columns import describe
 from penstock.core.events import Prepared
 from penstock.core.protocols import Replica
-from penstock.core.records import Columns, Job, RowFailure, Span
+from penstock.core.records import Columns, Span
+from penstock.core.reordering import answers
 from penstock.errors import ModelError
-from penstock.pool.pipeline import check_rows, predict_surviving, read_inputs
+from penstock.pool.surviving import check_rows, predict_surviving
 
 
-def warm_up(replica: Replica, job: Job, sample: Span) -> Prepared:
-    """Run the first batch twice: once to compile, once to time.
+def warm_up(replica: Replica, batch: Batch, sample: Span) -> Prepared:
+    """Run the first batch, of the span `sample`, twice: once to compile, once to time.
 
     Raises:
         ModelError: The model gives something that is not one row for each row.
     """
-    failures: dict[int, RowFailure] = {}
-    batch = next(cut(read_inputs(job, sample, [], failures), job.batch_size))
     _timed(replica, batch, sample)
     seconds, outputs = _timed(replica, batch, sample)
-    check_rows(outputs, job.batch_size)
-    return Prepared(tuple(describe(name, output) for name, output in outputs.items()), seconds)
+    check_rows(outputs, len(next(iter(batch.arrays.values()))))
+    given = {name: answers(replica.signature, name, output[: batch.rows], batch) for name, output in outputs.items()}
+    return Prepared(tuple(describe(name, column) for name, column in given.items()), seconds)
 
 
 def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns]:

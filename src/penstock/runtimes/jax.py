@@ -83,12 +83,17 @@ class JaxReplica:
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
+        scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         cast = {
             name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
-            for name, tensor in tensors.items()
+            for name, tensor in scaled.items()
         }
         outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
         return self.call.name_outputs(outputs)
+
+
+def _to_float32(tensor: Any) -> Any:
+    return tensor.astype("float32")
 
 
 def _to_numpy(array: Any) -> Any:

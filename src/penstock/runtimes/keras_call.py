@@ -6,13 +6,14 @@ import hashlib
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
 from penstock.core.records import ModelFile, Signature, TensorSpec
+from penstock.core.scaling import Scaling, scaled_inputs
 from penstock.errors import ModelError, one_line
 
 
@@ -60,7 +61,7 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
 
 def call_keras_model(file: ModelFile) -> KerasCall:
     """Load a model and make it callable. What a function built is told apart by its weights."""
-    call = KerasCall(load_keras_model(file))
+    call = KerasCall(load_keras_model(file), scaling=file.scaling)
     if file.kind == "builder":
         call.signature = replace(call.signature, weights=digest_of_weights(call.model))
     return call
@@ -84,8 +85,9 @@ class KerasCall:
     a dict, or as a list where the caller gave a list.
     """
 
-    def __init__(self, model: Any, *, as_list: bool = False) -> None:
+    def __init__(self, model: Any, *, as_list: bool = False, scaling: Scaling | None = None) -> None:
         self.model = model
+        self._scaling = scaling
         self._as_list = as_list
         self._input_structure = _structure(model, "input")
         self.output_structure: Any = _structure(model, "output")
@@ -93,6 +95,12 @@ class KerasCall:
         parameters = inspect.signature(model.call).parameters.values()
         takes_training = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
         self.options: dict[str, bool] = {"training": False} if takes_training else {}
+
+    def scale(self, name: str, tensor: Any, to_float32: Callable[[Any], Any]) -> Any:
+        """An input as it was asked to be scaled. Called while the step is traced; the model's dtype comes after it."""
+        if self._scaling is None or name not in scaled_inputs(self._scaling, self.signature):
+            return tensor
+        return self._scaling.apply(to_float32(tensor))
 
     def pack(self, tensors: Mapping[str, Any]) -> Any:
         """Tensors by name in the structure that the model is called with."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.records import Device
+from penstock.core.scaling import Scaling
 from penstock.errors import ModelError
 from penstock.runtimes import jax as jax_runtime
 from penstock.runtimes import tensorflow as tensorflow_runtime
@@ -20,7 +21,7 @@ _KEPT_ON_THE_MODEL = "_penstock_live"
 class LiveModel:
     """A live model on every device of its framework, compiled once and kept as long as the model lives."""
 
-    def __init__(self, model: Any, as_list: bool) -> None:
+    def __init__(self, model: Any, as_list: bool, scaling: Scaling | None) -> None:
         import keras
 
         self.backend: str = keras.backend.backend()
@@ -29,13 +30,13 @@ class LiveModel:
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
-        self.replicas: list[Any] = [wrap(KerasCall(model, as_list=as_list), places[0][1])]
+        self.replicas: list[Any] = [wrap(KerasCall(model, as_list=as_list, scaling=scaling), places[0][1])]
         for _, place in places[1:]:
             copy = self._copy(model, place)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
-            call = KerasCall(copy, as_list=as_list)
+            call = KerasCall(copy, as_list=as_list, scaling=scaling)
             call.signature = self.replicas[0].signature  # a copy may name its inputs anew
             self.replicas.append(wrap(call, place))
 
@@ -78,7 +79,7 @@ def is_live_keras_model(model: Any) -> bool:
     return keras is not None and isinstance(model, keras.Model)
 
 
-def wrap_live(model: Any, *, as_list: bool) -> LiveModel:
+def wrap_live(model: Any, *, as_list: bool, scaling: Scaling | None = None) -> LiveModel:
     """The replicas of a live model; made at the first call and kept.
 
     Raises:
@@ -103,12 +104,13 @@ def wrap_live(model: Any, *, as_list: bool) -> LiveModel:
     # On the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
     if not hasattr(model, _KEPT_ON_THE_MODEL):
         object.__setattr__(model, _KEPT_ON_THE_MODEL, {})
-    kept: dict[bool, LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
-    if as_list not in kept:
-        kept[as_list] = LiveModel(model, as_list)
+    kept: dict[tuple[bool, Scaling | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
+    key = (as_list, scaling)
+    if key not in kept:
+        kept[key] = LiveModel(model, as_list, scaling)
     else:
-        kept[as_list].refresh()
-    return kept[as_list]
+        kept[key].refresh()
+    return kept[key]
 
 
 def _places(backend: str) -> list[tuple[Device, Any]]:

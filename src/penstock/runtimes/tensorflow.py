@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import STRING, Columns, Device, ModelFile, Signature, TensorSpec
+from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
@@ -62,11 +63,18 @@ def wrap(call: KerasCall, place: str) -> TensorFlowReplica:
     has_own_step = type(model).predict_step is not keras.Model.predict_step
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
-        packed = call.pack(_cast(tensors, call.signature))
+        scaled = {name: call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
+        packed = call.pack(_cast(scaled, call.signature))
         outputs = model.predict_step((packed,)) if has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
     return TensorFlowReplica(call.signature, step, place, call)
+
+
+def _to_float32(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float32)
 
 
 def _cast(tensors: dict[str, Any], signature: Signature) -> dict[str, Any]:
@@ -181,11 +189,19 @@ def _load_saved_model(file: ModelFile) -> tuple[Signature, Step]:
         )
     function = loaded.signatures[chosen]
     signature = _describe(function, str(chosen), tuple(names), loaded)
+    scaling = file.scaling
+    scaled_names = scaled_inputs(scaling, signature) if scaling is not None else ()
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
         # The loaded object owns the variables: this closure keeps it alive.
         assert loaded is not None
-        return dict(function(**_cast(tensors, signature)))
+        scaled = {
+            name: file.scaling.apply(_to_float32(tensor))
+            if file.scaling is not None and name in scaled_names
+            else tensor
+            for name, tensor in tensors.items()
+        }
+        return dict(function(**_cast(scaled, signature)))
 
     return signature, step
 

@@ -73,6 +73,7 @@ class TorchReplica:
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
         tensor = self._torch.from_numpy(array).to(self._target)
+        tensor = self.call.scale(name, tensor, lambda each: each.float())
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}.get(name)
         return tensor if wanted is None else tensor.to(getattr(self._torch, wanted))
 

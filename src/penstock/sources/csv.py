@@ -13,9 +13,11 @@ import pyarrow.csv as pacsv
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
+from penstock.sources.files import open_binary
 from penstock.sources.lines import Excerpt, LineFiles, parse_surviving
 
 _SAMPLE_BYTES = 1 << 20
+_HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
 _MOSTLY = 0.9
 
@@ -30,6 +32,10 @@ class CsvFiles:
         self._lines = LineFiles(paths, self._delimiter)
         self._types: dict[str, pa.DataType] | None = None
         self._schema: dict[str, TensorSpec] = {}
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return self._lines.paths
 
     def fragments(self) -> Sequence[Fragment]:
         return self._lines.fragments()
@@ -94,7 +100,8 @@ class CsvFiles:
                 )
 
     def _header(self, path: str) -> list[str]:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        raw = open_binary(path, _HEADER_BYTES)
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline="") as file:
             return next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
 
     def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:

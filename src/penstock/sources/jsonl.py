@@ -33,6 +33,10 @@ class JsonLines:
         self._types: pa.Schema | None = None
         self._schema: dict[str, TensorSpec] = {}
 
+    @property
+    def paths(self) -> Sequence[str]:
+        return self._lines.paths
+
     def fragments(self) -> Sequence[Fragment]:
         return self._lines.fragments()
 

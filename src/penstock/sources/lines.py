@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.core.records import Array, Fragment, RowFailure, Span
 from penstock.errors import InputError
-from penstock.sources.files import fail_empty, fragment
+from penstock.sources.files import fail_empty, fail_unreadable, fragments, open_binary, read_bytes
 
 _SCAN_BYTES = 16 << 20
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
@@ -36,11 +36,11 @@ class LineFiles:
     """Files of lines. With a `delimiter`, a quoted field may hold line breaks, and a header comes first."""
 
     def __init__(self, paths: Sequence[str], delimiter: str | None = None) -> None:
-        self.paths = list(paths)
+        self.paths = paths
         self._delimiter = ord(delimiter) if delimiter else None
 
     def fragments(self) -> Sequence[Fragment]:
-        return [fragment(path) for path in self.paths]
+        return fragments(self.paths)
 
     def spans(self, rows_per_span: int) -> Iterator[Span]:
         """Every record in order. A span stays inside one file: a locator is (file, first byte, end)."""
@@ -56,11 +56,9 @@ class LineFiles:
         number, first, end = span.locator
         path = self.paths[number]
         try:
-            with open(path, "rb") as file:
-                file.seek(first)
-                return Excerpt(path, first, span.rows, file.read(end - first))
+            return Excerpt(path, first, span.rows, read_bytes(path, first, end - first))
         except OSError as error:
-            raise InputError("the file cannot be read", received=f"{path}: {error.strerror}") from error
+            raise fail_unreadable(path, error) from error
 
     def records(self, excerpt: Excerpt) -> list[bytes]:
         """The records of an excerpt, told apart as they were when they were counted.
@@ -93,7 +91,7 @@ class LineFiles:
 
     def head(self, path: str, size: int) -> bytes:
         """The first records of a file, whole ones, about `size` bytes."""
-        with open(path, "rb") as file:
+        with open_binary(path) as file:
             raw = file.read(size)
             if len(raw) < size:
                 return raw
@@ -126,7 +124,7 @@ class LineFiles:
         offset = record_start = 0
         is_open = after_closing = False
         before = _NEWLINE
-        with open(path, "rb") as file:
+        with open_binary(path) as file:
             while raw := file.read(_SCAN_BYTES):
                 ends, is_open, after_closing = self._record_ends(raw, before, is_open, after_closing)
                 absolute = ends + offset + 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +13,7 @@ import pyarrow as pa
 from penstock.core.columns import describe, whole
 from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSpec
 from penstock.errors import InputError
-
-_ALIGNMENT = 64
+from penstock.sources.shared_columns import Layout, anonymous_file, buffers, map_columns, write_columns
 
 
 class InMemory:
@@ -47,7 +44,7 @@ class InMemory:
         size = 0
         for name, column in self._columns.items():
             digest.update(f"{name} {describe(name, column)}".encode())
-            for buffer in _buffers(column):
+            for buffer in buffers(column):
                 digest.update(buffer)
                 size += len(buffer)
         return [Fragment(f"memory:{digest.hexdigest()}", size, 0)]
@@ -73,31 +70,16 @@ class InMemory:
 class SharedMemory:
     """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
 
-    def __init__(
-        self, descriptor: int, layout: Mapping[str, tuple[int, int, str, tuple[int, ...]]], *, is_positional: bool
-    ) -> None:
+    def __init__(self, descriptor: int, layout: Layout, *, is_positional: bool) -> None:
         self.descriptor = descriptor
         self.is_positional = is_positional
-        self._layout = dict(layout)
+        self._layout = layout
         self._opened: InMemory | None = None
 
     @classmethod
     def holding(cls, columns: Mapping[str, Column], *, is_positional: bool = False) -> SharedMemory:
-        descriptor = _anonymous_file()
-        layout: dict[str, tuple[int, int, str, tuple[int, ...]]] = {}
-        position = 0
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            for name, column in columns.items():
-                file.seek(position)
-                if isinstance(column, np.ndarray) and column.dtype.kind not in "OSU":
-                    contiguous = np.ascontiguousarray(column)
-                    file.write(contiguous.reshape(-1).view(np.uint8).data)
-                    entry = (contiguous.dtype.str, contiguous.shape)
-                else:
-                    file.write(_to_ipc(name, column))
-                    entry = ("", ())
-                layout[name] = (position, file.tell() - position, *entry)
-                position = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+        descriptor = anonymous_file()
+        layout = write_columns(descriptor, {name: [column] for name, column in columns.items()})
         return cls(descriptor, layout, is_positional=is_positional)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,41 +106,8 @@ class SharedMemory:
 
     def _open(self) -> InMemory:
         if self._opened is None:
-            size = os.fstat(self.descriptor).st_size
-            mapped = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ) if size else b""
-            columns: dict[str, Column] = {}
-            for name, (offset, nbytes, dtype, shape) in self._layout.items():
-                raw = memoryview(mapped)[offset : offset + nbytes]
-                columns[name] = np.frombuffer(raw, dtype).reshape(shape) if dtype else _from_ipc(raw)
-            self._opened = InMemory(columns)
+            self._opened = InMemory(map_columns(self.descriptor, self._layout))
         return self._opened
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("penstock-input", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _to_ipc(name: str, column: Column) -> memoryview:
-    array = column if isinstance(column, pa.Array) else pa.array(column.tolist())
-    stream = pa.BufferOutputStream()
-    batch = pa.record_batch([array], names=[name])
-    with pa.ipc.new_stream(stream, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(stream.getvalue()).cast("B")
-
-
-def _from_ipc(raw: memoryview) -> pa.Array:
-    return whole(pa.ipc.open_stream(pa.py_buffer(raw)).read_all().column(0))
-
-
-def _buffers(column: Column) -> Iterator[Any]:
-    if not isinstance(column, np.ndarray) or column.dtype.kind == "O":
-        yield memoryview(_to_ipc("column", column))
-    elif column.size:
-        yield memoryview(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
 
 
 def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:

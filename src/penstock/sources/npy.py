@@ -1,8 +1,7 @@
-"""`.npy` and `.npz` files. Arrays are mapped, not loaded: a span is a view of the page cache."""
+"""`.npy` and `.npz` files. Arrays are mapped, not loaded: a span is a view of the page cache, or a range of a URL."""
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 import zlib
@@ -15,12 +14,13 @@ import numpy as np
 from penstock.core.columns import describe
 from penstock.core.records import Array, Block, Column, Columns, Fragment, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.files import fail_empty, fragment
+from penstock.sources.files import fail_empty, fragments, is_url, open_binary, read_bytes, size_of
 from penstock.sources.pieces import origin_of_run, spans_of_files
 from penstock.sources.streams import OpenStreams
 
 NPY_COLUMN = "data"
 _STREAM_BYTES = 4 << 20
+_HEADER_BYTES = 64 << 10
 _BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
@@ -30,12 +30,13 @@ class ArrayFiles:
     suffixes = (".npy", ".npz")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = list(paths)
+        self.paths = paths
         self._schema: dict[str, TensorSpec] | None = None
         self._rows: list[int] = []
+        self._remote: dict[str, dict[str, _Member]] = {}
 
     def fragments(self) -> Sequence[Fragment]:
-        return [fragment(path) for path in self.paths]
+        return fragments(self.paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
@@ -60,11 +61,9 @@ class ArrayFiles:
                 row += taken
 
     def _read_run(self, path: str, start: int, rows: int, columns: Sequence[str]) -> Iterator[Mapping[str, Column]]:
-        arrays = _open(path)
-        mapped = {name: arrays[name].mapped for name in columns}
-        views = {name: array[start : start + rows] for name, array in mapped.items() if array is not None}
-        if len(views) == len(columns):
-            yield views
+        arrays = self._remote.get(path) or _open(path)
+        if all(arrays[name].is_stored for name in columns):
+            yield {name: arrays[name].rows(start, rows) for name in columns}
             return
         with self._streams.at((path, tuple(columns)), start, lambda: _Inflated(path, columns)) as place:
             yield from place.read(rows)
@@ -81,6 +80,8 @@ class ArrayFiles:
         rows: list[int] = []
         for path in self.paths:
             members = _open(path)
+            if is_url(path):
+                self._remote[path] = members  # so that no loader has to ask for the header again
             lengths = {name: member.shape[0] for name, member in members.items()}
             if len(set(lengths.values())) > 1:
                 raise InputError(
@@ -101,7 +102,7 @@ class ArrayFiles:
 
 
 class _Member:
-    """One array of a file: its shape and dtype, and its mapping where the bytes lie in the file as they are."""
+    """One array of a file: its shape and dtype, and where its bytes lie, if they lie in the file as they are."""
 
     def __init__(self, path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], offset: int | None) -> None:
         self.shape = shape
@@ -113,18 +114,30 @@ class _Member:
         return describe(name, np.empty((0, *self.shape[1:]), self.dtype))
 
     @property
-    def mapped(self) -> Array | None:
-        if self._offset is None:
-            return None
+    def is_stored(self) -> bool:
+        return self._offset is not None
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def rows(self, start: int, rows: int) -> Array:
+        """A run of rows: a view of the file, or fetched from a URL in one range."""
+        assert self._offset is not None
         if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        return np.memmap(self._path, self.dtype, "r", self._offset, self.shape)
+            return np.empty(self.shape, self.dtype)[start : start + rows]
+        if not is_url(self._path):
+            return np.memmap(self._path, self.dtype, "r", self._offset, self.shape)[start : start + rows]
+        raw = read_bytes(self._path, self._offset + start * self.row_bytes, rows * self.row_bytes)
+        if len(raw) != rows * self.row_bytes:
+            raise _damaged(self._path, f"{len(raw)} bytes in the place of {rows * self.row_bytes}")
+        return np.frombuffer(raw, self.dtype).reshape(rows, *self.shape[1:])
 
 
 def _open(path: str) -> dict[str, _Member]:
     """The arrays of a file, by column name."""
     try:
-        with open(path, "rb") as file:
+        with open_binary(path, _HEADER_BYTES) as file:
             if file.read(4) == b"PK\x03\x04":
                 return _open_npz(path)
             file.seek(0)
@@ -137,7 +150,7 @@ def _open(path: str) -> dict[str, _Member]:
 
 def _open_npz(path: str) -> dict[str, _Member]:
     members: dict[str, _Member] = {}
-    with zipfile.ZipFile(path) as archive, open(path, "rb") as raw:
+    with open_binary(path, _HEADER_BYTES) as raw, zipfile.ZipFile(raw) as archive:
         for info in archive.infolist():
             with archive.open(info) as file:
                 shape, dtype = _header(file, path)
@@ -168,7 +181,7 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
 
 def _check_length(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
     expected = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    actual = os.path.getsize(path)
+    actual = size_of(path)
     if actual < expected:
         raise _damaged(path, f"it should have {expected} bytes and has {actual}")
 
@@ -181,15 +194,15 @@ class _Inflated:
     """The arrays of a compressed `.npz`, inflated from front to back."""
 
     def __init__(self, path: str, columns: Sequence[str]) -> None:
-        self._archive = zipfile.ZipFile(path)
         self._path = path
         self._files: dict[str, IO[bytes]] = {}
         self._members = _open(path)
         for name in columns:
-            file = self._archive.open(name + ".npy")
-            _header(file, path)
-            self._files[name] = file
-        self._step = max(1, _STREAM_BYTES // max(1, sum(self._row_bytes(name) for name in columns)))
+            # An archive for each column: of a URL, what was fetched for one would be dropped for the next.
+            archive = zipfile.ZipFile(open_binary(path, _STREAM_BYTES) if is_url(path) else path)
+            self._files[name] = archive.open(name + ".npy")
+            _header(self._files[name], path)
+        self._step = max(1, _STREAM_BYTES // max(1, sum(self._members[name].row_bytes for name in columns)))
 
     def read(self, rows: int) -> Iterator[Columns]:
         while rows:
@@ -200,18 +213,14 @@ class _Inflated:
     def skip(self, rows: int) -> None:
         try:
             for name, file in self._files.items():
-                file.seek(rows * self._row_bytes(name), 1)
+                file.seek(rows * self._members[name].row_bytes, 1)
         except _BROKEN as error:
             raise _damaged(self._path, str(error)) from error
 
     def _read_rows(self, name: str, rows: int) -> Array:
         member = self._members[name]
         try:
-            raw = self._files[name].read(rows * self._row_bytes(name))
+            raw = self._files[name].read(rows * member.row_bytes)
             return np.frombuffer(raw, member.dtype).reshape(rows, *member.shape[1:])
         except _BROKEN as error:
             raise _damaged(self._path, str(error)) from error
-
-    def _row_bytes(self, name: str) -> int:
-        member = self._members[name]
-        return int(np.prod(member.shape[1:], dtype=np.int64)) * member.dtype.itemsize

@@ -16,7 +16,7 @@ class PartRecord:
     """A committed part.
 
     `first_span` to `stop_span` are the spans it holds; `cut` counts how often its planned part was cut short by an
-    interrupt; `files` maps names in the output folder to sizes; `failures_bytes` is the length of the failures file
+    interrupt; `files` maps names in the output folder to sizes; `failures_bytes` is the length of all recorded failures
     once this part was in.
     """
 
@@ -44,7 +44,7 @@ class Journal:
 
     def append(self, record: PartRecord) -> None:
         """Make a part exist: when this returns, the record is on the disk."""
-        self._file.write(_encode(record))
+        self._file.write(encode_record(record))
         self._file.flush()
         os.fsync(self._file.fileno())
         self.records.append(record)
@@ -52,7 +52,7 @@ class Journal:
     def cut_to(self, count: int) -> None:
         """Forget all but the first `count` records: the parts after them turned out to be gone."""
         self.records = self.records[:count]
-        self._file.truncate(sum(len(_encode(record)) for record in self.records))
+        self._file.truncate(sum(len(encode_record(record)) for record in self.records))
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Journal:
     def _recover(self) -> None:
         self._file.seek(0)
         good = 0
-        for record, end in _decode(self._file.read()):
+        for record, end in decode_records(self._file.read()):
             self.records.append(record)
             good = end
         if good < os.path.getsize(self._path):
@@ -74,17 +74,18 @@ def read_records(path: str) -> list[PartRecord]:
     """The whole records of a journal, without touching it."""
     try:
         with open(path, "rb") as file:
-            return [record for record, _ in _decode(file.read())]
+            return [record for record, _ in decode_records(file.read())]
     except FileNotFoundError:
         return []
 
 
-def _encode(record: PartRecord) -> bytes:
+def encode_record(record: PartRecord) -> bytes:
+    """A record as a line that begins with the checksum of the rest."""
     body = json.dumps(asdict(record), sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def _decode(raw: bytes) -> Iterator[tuple[PartRecord, int]]:
+def decode_records(raw: bytes) -> Iterator[tuple[PartRecord, int]]:
     """Every record up to the first that is torn or altered, with the place where it ends."""
     position = 0
     while (end := raw.find(b"\n", position)) >= 0:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.records import Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
-from penstock.storage.disk import internal, write_whole
+from penstock.storage.disk import INTERNAL
+from penstock.storage.places import Place
 
 MANIFEST_VERSION = 1
+MANIFEST = f"{INTERNAL}/manifest.json"
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Manifest:
     def rows(self) -> int:
         return self.spans[-1].stop if self.spans else 0
 
-    def save(self, output: str) -> None:
-        """Put the manifest on the disk, whole."""
+    def save(self, place: Place) -> None:
+        """Put the manifest into its place, whole."""
         document = {
             "penstock_manifest": MANIFEST_VERSION,
             "request": self.request,
@@ -68,21 +69,21 @@ class Manifest:
             "weights": self.weights,
             "max_failures": self.max_failures,
         }
-        write_whole(internal(output, "manifest.json"), json.dumps(document).encode())
+        place.write(MANIFEST, json.dumps(document).encode())
 
 
-def load_manifest(output: str) -> Manifest | None:
-    """The manifest of a folder; None where there is none.
+def load_manifest(place: Place) -> Manifest | None:
+    """The manifest of a place; None where there is none.
 
     Raises:
         OutputError: The manifest is damaged, or of a version that this penstock does not know.
     """
-    path = internal(output, "manifest.json")
+    path = place.address(MANIFEST)
     try:
-        with open(path, "rb") as file:
-            document = json.loads(file.read())
-    except FileNotFoundError:
-        return None
+        content = place.read(MANIFEST)
+        if content is None:
+            return None
+        document = json.loads(content)
     except (ValueError, OSError) as error:
         raise OutputError("the manifest cannot be read", received=f"{path}: {error}") from error
     version = document.get("penstock_manifest") if isinstance(document, dict) else None
@@ -132,13 +133,10 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def is_fresh(output: str) -> bool:
-    """Whether a job may start in this folder: it is absent, empty, or holds only what a job left before it began."""
-    if not os.path.exists(output):
-        return True
-    if not os.path.isdir(output):
-        raise OutputError("the output is not a folder", received=output)
-    return set(os.listdir(output)) <= {"_penstock"} and load_manifest(output) is None
+def is_fresh(place: Place) -> bool:
+    """Whether a job may start in this place: it is absent, empty, or holds only what a job left before it began."""
+    children = place.children()
+    return children is None or (set(children) <= {INTERNAL} and load_manifest(place) is None)
 
 
 def describe_difference(old: Manifest, request: dict[str, Any], fragments: Sequence[Fragment]) -> str:

@@ -24,6 +24,7 @@ from penstock.storage.committer import Committer, part_files, remove_job
 from penstock.storage.disk import internal
 from penstock.storage.journal import PartRecord, read_records
 from penstock.storage.manifest import Manifest
+from penstock.storage.places import place_of
 
 ROWS = 5
 FAILED = {3, 11, 12, 15, 16, 17, 18, 19, 34}  # span 3, which is a part of its own, fails as a whole
@@ -65,7 +66,7 @@ def new_folder(path: Path) -> str:
 @contextmanager
 def opened(output: str, sink: str, manifest: Manifest | None = None) -> Iterator[Committer]:
     manifest = Manifest(**{**vars(manifest or manifest_of()), "request": {"format": sink}})
-    committer = Committer(output, manifest, SINKS[sink], lambda record: None)
+    committer = Committer(place_of(output), manifest, SINKS[sink], lambda record: None)
     try:
         yield committer
     finally:
@@ -125,7 +126,8 @@ def assert_consistent(output: str) -> None:
     spans = [span for record in records for span in range(record.first_span, record.stop_span)]
     assert spans == list(range(len(spans)))
     known = {name: size for record in records for name, size in record.files.items()}
-    assert sorted(name for sink in SINKS for name in part_files(output, manifest_of(sink=sink))) == sorted(known)
+    place = place_of(output)
+    assert sorted(name for sink in SINKS for name in part_files(place, manifest_of(sink=sink))) == sorted(known)
     assert all(os.path.getsize(os.path.join(output, name)) == size for name, size in known.items())
     assert sum(record.failed for record in records) == len(failures_in(output))
     assert not os.path.exists(internal(output, "staging"))
@@ -356,7 +358,7 @@ def test_foreign_files_are_left_alone(output: str, sink: str) -> None:
     run(output, sink)
     with opened(output, sink):
         pass
-    remove_job(output, manifest_of(sink=sink))
+    remove_job(place_of(output), manifest_of(sink=sink))
     assert all(Path(output, name).read_bytes() == b"mine" for name in foreign)
 
 
@@ -380,7 +382,7 @@ def test_column_whose_name_leads_out_of_the_folder_removes_nothing_there(
     manifest = manifest_of(names=(form.format(absolute=elsewhere), "image"))
     with opened(output, "parquet", manifest):
         pass
-    remove_job(output, manifest)
+    remove_job(place_of(output), manifest)
     assert (elsewhere / "part-00000000.parquet").read_bytes() == b"another job"
 
 
@@ -422,7 +424,7 @@ def test_failure_in_a_file_whose_name_is_not_text_is_recorded(output: str) -> No
 
 def test_every_commit_is_told_once_with_its_record(output: str) -> None:
     told: list[PartRecord] = []
-    committer = Committer(output, manifest_of(sink="jsonl"), SINKS["jsonl"], told.append)
+    committer = Committer(place_of(output), manifest_of(sink="jsonl"), SINKS["jsonl"], told.append)
     for span in committer.pending:
         committer.accept(result_of(span))
     committer.close()
@@ -460,8 +462,8 @@ def test_part_is_on_the_disk_before_its_record_is_written(output: str, monkeypat
 
 def test_removing_a_job_leaves_an_empty_folder(output: str, sink: str) -> None:
     run(output, sink)
-    manifest_of(sink=sink).save(output)
-    remove_job(output, manifest_of(sink=sink))
+    manifest_of(sink=sink).save(place_of(output))
+    remove_job(place_of(output), manifest_of(sink=sink))
     assert [str(path.relative_to(output)) for path in Path(output).rglob("*")] == ["_penstock"]
 
 
@@ -470,7 +472,7 @@ def test_removing_a_job_can_be_repeated_after_a_crash_at_any_step(tmp_path: Path
     for calls in range(100):
         output = new_folder(tmp_path / str(calls))
         run(output, "parquet")
-        manifest_of().save(output)
+        manifest_of().save(place_of(output))
         left = calls
         real = os.remove
 
@@ -483,11 +485,11 @@ def test_removing_a_job_can_be_repeated_after_a_crash_at_any_step(tmp_path: Path
 
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
             patch.setattr(os, "remove", remove)
-            remove_job(output, manifest_of())
+            remove_job(place_of(output), manifest_of())
             break
         with opened(output, "parquet") as committer:
             rows = rows_in(output, "parquet")
             assert len(rows) == sum(record.rows for record in committer.records)
-        remove_job(output, manifest_of())
+        remove_job(place_of(output), manifest_of())
         assert part_names(output, ".parquet") == []
     assert calls > 5

@@ -13,6 +13,7 @@ from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recip
 from penstock.errors import OutputError
 from penstock.storage.disk import internal
 from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+from penstock.storage.places import place_of
 
 MANIFEST = Manifest(
     request={"model": "m.keras", "format": "parquet", "keep": ["id"], "batch_size": None, "max_failures": 0.1},
@@ -43,15 +44,15 @@ def output(tmp_path: Path) -> str:
 
 
 def test_manifest_is_read_back_as_it_was(output: str) -> None:
-    MANIFEST.save(output)
-    assert load_manifest(output) == MANIFEST
+    MANIFEST.save(place_of(output))
+    assert load_manifest(place_of(output)) == MANIFEST
 
 
 def test_paths_that_are_not_text_survive(output: str) -> None:
     path = os.fsdecode(b"/data/\xff.npy")
     odd = replace(MANIFEST, fragments=(Fragment(path, 1, 2),))
-    odd.save(output)
-    loaded = load_manifest(output)
+    odd.save(place_of(output))
+    loaded = load_manifest(place_of(output))
     assert loaded is not None
     assert os.fsencode(loaded.fragments[0].path) == b"/data/\xff.npy"
 
@@ -62,15 +63,15 @@ def test_manifest_counts_its_rows(output: str) -> None:
 
 
 def test_saving_replaces_the_old_manifest_and_leaves_nothing_beside_it(output: str) -> None:
-    MANIFEST.save(output)
+    MANIFEST.save(place_of(output))
     changed = replace(MANIFEST, fingerprint="0" * 64)
-    changed.save(output)
-    assert load_manifest(output) == changed
+    changed.save(place_of(output))
+    assert load_manifest(place_of(output)) == changed
     assert os.listdir(internal(output)) == ["manifest.json"]
 
 
 def test_crash_while_saving_leaves_the_old_manifest(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MANIFEST.save(output)
+    MANIFEST.save(place_of(output))
 
     def crash(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -79,13 +80,13 @@ def test_crash_while_saving_leaves_the_old_manifest(output: str, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(os, function, crash)
             with pytest.raises(KeyboardInterrupt):
-                replace(MANIFEST, fingerprint="0" * 64).save(output)
-        assert load_manifest(output) == MANIFEST
+                replace(MANIFEST, fingerprint="0" * 64).save(place_of(output))
+        assert load_manifest(place_of(output)) == MANIFEST
 
 
 def test_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
-    assert load_manifest(str(tmp_path)) is None
-    assert load_manifest(str(tmp_path / "absent")) is None
+    assert load_manifest(place_of(str(tmp_path))) is None
+    assert load_manifest(place_of(str(tmp_path / "absent"))) is None
 
 
 @pytest.mark.parametrize(
@@ -95,54 +96,54 @@ def test_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
 def test_damaged_manifest_is_an_output_error_that_names_the_file(output: str, content: bytes) -> None:
     Path(internal(output, "manifest.json")).write_bytes(content)
     with pytest.raises(OutputError) as caught:
-        load_manifest(output)
+        load_manifest(place_of(output))
     assert internal(output, "manifest.json") in (caught.value.received or "")
 
 
 @pytest.mark.parametrize("key", ["fingerprint", "spans", "recipe", "schema", "bindings", "parts"])
 def test_manifest_that_lacks_a_part_is_an_output_error(output: str, key: str) -> None:
-    MANIFEST.save(output)
+    MANIFEST.save(place_of(output))
     path = Path(internal(output, "manifest.json"))
     document = json.loads(path.read_bytes())
     del document[key]
     path.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(OutputError):
-        load_manifest(output)
+        load_manifest(place_of(output))
 
 
 def test_version_of_another_penstock_is_told(output: str) -> None:
     Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 2}', encoding="utf-8")
     with pytest.raises(OutputError) as caught:
-        load_manifest(output)
+        load_manifest(place_of(output))
     assert "version 2" in (caught.value.received or "")
     assert caught.value.allowed == "version 1"
 
 
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:
-    assert is_fresh(str(tmp_path / "absent"))
-    assert is_fresh(str(tmp_path))
+    assert is_fresh(place_of(str(tmp_path / "absent")))
+    assert is_fresh(place_of(str(tmp_path)))
 
 
 def test_folder_that_a_job_left_before_it_began_is_fresh(output: str) -> None:
     Path(internal(output, "lock")).touch()
-    assert is_fresh(output)
+    assert is_fresh(place_of(output))
 
 
 def test_folder_with_anything_else_is_not_fresh(output: str) -> None:
     Path(output, "notes.txt").touch()
-    assert not is_fresh(output)
+    assert not is_fresh(place_of(output))
 
 
 def test_folder_with_a_job_is_not_fresh(output: str) -> None:
-    MANIFEST.save(output)
-    assert not is_fresh(output)
+    MANIFEST.save(place_of(output))
+    assert not is_fresh(place_of(output))
 
 
 def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(OutputError, match="the output is not a folder"):
-        is_fresh(str(path))
+        is_fresh(place_of(str(path)))
 
 
 def test_differences_are_told_in_words() -> None:

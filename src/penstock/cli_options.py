@@ -1,0 +1,194 @@
+"""The options of the commands, and what they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from penstock.errors import UsageError
+from penstock.options import (
+    COLORS,
+    FORMATS,
+    PRESETS,
+    RESIZES,
+    RUNTIMES,
+    DeviceRequest,
+    PredictOptions,
+    ReadOptions,
+    parse_features,
+    parse_inputs,
+    parse_numbers,
+    parse_renames,
+    parse_size,
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def job_options(command: Command) -> Command:
+    """The options of a prediction job."""
+    for option in reversed(
+        [
+            click.option(
+                "--input",
+                "inputs",
+                multiple=True,
+                metavar="NAME=COLUMN[,…]",
+                help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.",
+            ),
+            click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
+            click.option(
+                "--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."
+            ),
+            click.option(
+                "--signature",
+                metavar="NAME",
+                help="Which signature of a SavedModel; default: serving_default, or the only one.",
+            ),
+            click.option(
+                "--runtime",
+                type=click.Choice(RUNTIMES),
+                help="Default: the first installed of these; SavedModels need tensorflow.",
+            ),
+            click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB, between 32 and 8,192 rows."),
+            click.option(
+                "--devices",
+                default="all",
+                metavar="WHICH",
+                show_default=True,
+                help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
+            ),
+            click.option(
+                "--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."
+            ),
+            click.option(
+                "--format",
+                "format_",
+                type=click.Choice(FORMATS),
+                default="parquet",
+                show_default=True,
+                help="What to write.",
+            ),
+            click.option(
+                "--part-rows",
+                type=int,
+                metavar="N",
+                help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.",
+            ),
+            click.option(
+                "--max-failures",
+                type=float,
+                default=0.1,
+                show_default=True,
+                metavar="SHARE",
+                help="Stop when more than this share of rows failed, once 100 were seen.",
+            ),
+            click.option(
+                "--preprocess",
+                metavar="MODULE:FUNCTION",
+                help="A function from a block of columns (a dict of arrays) to another, run in the loaders.",
+            ),
+            click.option("--preprocess-row", metavar="MODULE:FUNCTION", help="The same, row by row."),
+            click.option("--preset", type=click.Choice(PRESETS), help="A usual scaling of images, on the device."),
+            click.option(
+                "--scale", metavar="X[,…]", help="Multiply inputs on the device: one number, or one a channel."
+            ),
+            click.option("--offset", metavar="X,…", help="Add this after --scale."),
+            click.option("--image-size", metavar="HxW", help="Resize images. Default: what the model takes."),
+            click.option(
+                "--resize",
+                type=click.Choice(RESIZES),
+                default="stretch",
+                show_default=True,
+                help="How images reach that size.",
+            ),
+            click.option("--color", type=click.Choice(COLORS), help="Default: by the model's channels."),
+            click.option(
+                "--image",
+                "images",
+                multiple=True,
+                metavar="COLUMN",
+                help="A column of encoded images, or of their paths. Default: found where the model takes images.",
+            ),
+            click.option(
+                "--feature",
+                "features",
+                multiple=True,
+                metavar="NAME=DTYPE[SHAPE]",
+                help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
+            ),
+            click.option(
+                "--buckets",
+                metavar="N,N,…",
+                help="What lists of different lengths are padded to. Default: by the data.",
+            ),
+            click.option(
+                "--loaders",
+                default="auto",
+                metavar="N|auto",
+                show_default=True,
+                help="Processes that decode and preprocess (or threads of each replica, where that is enough).",
+            ),
+            click.option(
+                "--row-timeout",
+                type=float,
+                default=120.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long one row, or one call of --preprocess, may take; then it is a failed row.",
+            ),
+            click.option("--limit", type=int, metavar="N", help="Take at most N rows."),
+            click.option("--skip", type=int, default=0, metavar="N", help="Leave out the first N rows."),
+            click.option("--sample", type=int, metavar="N", help="Try the job on N rows from all over the input."),
+            click.option("--sample-by", metavar="COLUMN", help="Every value of COLUMN keeps its share in the sample."),
+            click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides the sample."),
+            click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def output_options(command: Command) -> Command:
+    """How a command talks."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, all else on stderr."),
+        click.option("--verbose", is_flag=True, help="Let the frameworks write all they want to the log."),
+        click.option("--quiet", is_flag=True, help="Show errors only."),
+    ):
+        command = option(command)
+    return command
+
+
+def make_options(values: dict[str, Any]) -> PredictOptions:
+    scale, offset, buckets, size = (values[name] for name in ("scale", "offset", "buckets", "image_size"))
+    plain = ("signature", "runtime", "batch_size", "part_rows", "max_failures", "trust_model", "preprocess")
+    rows = ("preprocess_row", "preset", "row_timeout", "limit", "skip", "sample", "sample_by", "seed")
+    return PredictOptions(
+        inputs=parse_inputs(values["inputs"]),
+        keep=tuple(values["keep"]),
+        rename=parse_renames(values["rename"]),
+        devices=DeviceRequest.parse(values["devices"]),
+        threads=_count("threads", values["threads"]),
+        loaders=_count("loaders", values["loaders"]),
+        format=values["format_"],
+        scale=parse_numbers(scale, "--scale") if scale is not None else None,
+        offset=parse_numbers(offset, "--offset") if offset is not None else None,
+        buckets=tuple(int(n) for n in parse_numbers(buckets, "--buckets")) if buckets is not None else None,
+        reading=ReadOptions(
+            image_size=parse_size(size) if size is not None else None,
+            resize=values["resize"],
+            color=values["color"],
+            images=tuple(values["images"]),
+            features=parse_features(values["features"]),
+        ),
+        **{name: values[name] for name in (*plain, *rows)},
+    )
+
+
+def _count(name: str, text: str) -> int | None:
+    if text != "auto" and not text.isdigit():
+        raise UsageError(f"--{name} is not understood", received=f"{name}={text!r}", allowed="auto, 1, 2, 3, …")
+    return None if text == "auto" else int(text)

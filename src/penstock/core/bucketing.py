@@ -1,0 +1,159 @@
+"""Rows of different sizes: sorted by size inside their span, cut into batches, padded to one of a few sizes.
+
+Sorting first means that a span needs no more batches than it would without: the padding is what a batch's rows differ
+by, and what its largest row lacks to the next boundary. Every boundary is one compiled shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.batching import Batch, Room, joined, note
+from penstock.core.feeds import Feed, Piece
+from penstock.core.records import Array, Column, RowFailure
+from penstock.core.watching import Watch
+
+Boundaries = Sequence[int]
+MOST_BOUNDARIES = 8
+LEAST_STEP = 8
+MOST_PADDING = 0.1
+"""Boundaries are added until rounding up to them wastes less than this share of the values."""
+
+
+def choose_boundaries(lengths: Array, most: int = MOST_BOUNDARIES, cap: float = MOST_PADDING) -> tuple[int, ...]:
+    """Few lengths to pad to, chosen so that little is wasted on rows of these lengths.
+
+    Where all rows have one length there is nothing to pad.
+
+    >>> choose_boundaries(np.array([17, 17, 17]))
+    (17,)
+    >>> choose_boundaries(np.array([3, 5, 60, 64]))
+    (8, 64)
+    """
+    lengths = np.maximum(np.asarray(lengths, np.int64), 1)
+    if len(np.unique(lengths)) <= 1:
+        return (int(lengths[0]),) if len(lengths) else (1,)
+    step = LEAST_STEP if lengths.max() >= LEAST_STEP else 1
+    rounded = -(-lengths // step) * step
+    candidates = np.unique(np.quantile(rounded, np.linspace(0, 1, 65), method="higher")).astype(np.int64).tolist()
+    chosen = [candidates.pop()]
+    while candidates and len(chosen) < most and _waste(lengths, chosen) > cap:
+        best = min(candidates, key=lambda candidate: _waste(lengths, [*chosen, candidate]))
+        candidates.remove(best)
+        chosen.append(best)
+    return tuple(sorted(chosen))
+
+
+def _waste(lengths: Array, boundaries: Sequence[int]) -> float:
+    ends = np.sort(np.asarray(boundaries))
+    return 1.0 - float(lengths.sum()) / float(ends[np.searchsorted(ends, lengths)].sum())
+
+
+def boundary(length: int, boundaries: Boundaries) -> int:
+    """The boundary that a length is padded to. Beyond the last one, it doubles until it is long enough.
+
+    >>> boundary(9, (8, 16)), boundary(40, (8, 16))
+    (16, 64)
+    """
+    for end in boundaries:
+        if length <= end:
+            return end
+    last = boundaries[-1]
+    return int(last * 2 ** math.ceil(math.log2(length / last)))
+
+
+def cut_by_size(
+    pieces: Sequence[Piece], batch_size: int, buckets: Mapping[str, Sequence[Boundaries]], room: Room, watch: Watch
+) -> Iterator[Batch]:
+    """Batches of the rows of a whole span, largest rows first.
+
+    Args:
+        pieces: All pieces of the span.
+        batch_size: Rows of every batch.
+        buckets: Input name to the boundaries of each dimension that varies.
+        room: Where batches are written.
+        watch: Told of every row that is decoded.
+    """
+    rows = _Rows(pieces, buckets)
+    for index, start in enumerate(range(0, len(rows.order), batch_size)):
+        # In the order of the input again: rows of one piece lie beside each other and are written in one go.
+        positions = np.sort(rows.order[start : start + batch_size])
+        yield rows.batch(index, positions, batch_size, room, watch)
+
+
+class _Rows:
+    """All rows of a span, their sizes, and where they lie."""
+
+    def __init__(self, pieces: Sequence[Piece], buckets: Mapping[str, Sequence[Boundaries]]) -> None:
+        self._pieces = pieces
+        self._buckets = buckets
+        self._starts = np.cumsum([0, *(piece.rows for piece in pieces)])
+        names = pieces[0].feeds if pieces else {}
+        self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in names}
+        cost = np.zeros(int(self._starts[-1]), np.int64)
+        for name in buckets:
+            cost += self._sizes[name].prod(axis=1)
+        self.order = np.argsort(-cost, kind="stable")
+
+    def batch(self, index: int, positions: Array, batch_size: int, room: Room, watch: Watch) -> Batch:
+        first = self._pieces[0].feeds
+        shapes = {name: self._shape(name, feed, positions) for name, feed in first.items()}
+        arrays = room({name: ((batch_size, *shapes[name]), feed.dtype) for name, feed in first.items()})
+        failures: dict[int, RowFailure] = {}
+        kept: list[Mapping[str, Column]] = []
+        for piece, inside, place in self._by_piece(positions):
+            for name, feed in piece.feeds.items():
+                out = arrays[name][place : place + len(inside)]
+                bad = feed.write(inside, out, piece.start, watch)
+                note(bad, name, piece.start + inside, failures)
+            wanted = {piece.start + row for row in inside.tolist()}
+            failures |= {row: failure for row, failure in piece.failures.items() if row in wanted}
+            if piece.kept:
+                kept.append({name: _take(column, inside) for name, column in piece.kept.items()})
+        for array in arrays.values():
+            array[len(positions) :] = array[len(positions) - 1]
+        values, padded = self._padding(positions, shapes, batch_size)
+        sized = next(iter(self._buckets))
+        return Batch(
+            index,
+            positions,
+            len(positions),
+            arrays,
+            joined(kept),
+            tuple(failures.values()),
+            lengths=self._sizes[sized][positions, 0],
+            padded_length=shapes[sized][0],
+            values=values,
+            padded=padded,
+        )
+
+    def _shape(self, name: str, feed: Feed, positions: Array) -> tuple[int, ...]:
+        largest = iter(self._sizes[name][positions].max(axis=0).tolist())
+        boundaries = iter(self._buckets.get(name, ()))
+        return tuple(boundary(next(largest), next(boundaries)) if n is None else n for n in feed.shape)
+
+    def _by_piece(self, positions: Array) -> Iterator[tuple[Piece, Array, int]]:
+        """Each piece that has some of these rows, their places in it, and where the first of them goes in the batch."""
+        cuts = np.searchsorted(positions, self._starts)
+        for number, piece in enumerate(self._pieces):
+            if cuts[number] < cuts[number + 1]:
+                inside = positions[cuts[number] : cuts[number + 1]] - self._starts[number]
+                yield piece, inside, int(cuts[number])
+
+    def _padding(self, positions: Array, shapes: Mapping[str, tuple[int, ...]], batch_size: int) -> tuple[int, int]:
+        """All values of the inputs that vary, and those of them that are padding."""
+        values = real = 0
+        for name in self._buckets:
+            values += batch_size * math.prod(shapes[name])
+            varying = self._pieces[0].feeds[name].shape
+            fixed = math.prod(length for length in varying if length is not None)
+            real += int(self._sizes[name][positions].prod(axis=1).sum()) * fixed
+        return values, values - real
+
+
+def _take(column: Column, positions: Array) -> Column:
+    return column[positions] if isinstance(column, np.ndarray) else column.take(pa.array(positions))

@@ -1,0 +1,278 @@
+"""The user's own function between the source and the model: a block of columns in, a block of columns out.
+
+It runs in a loader. A row on which it raises, or for which it gives the wrong shape, is found by halving the block, and
+fails alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import describe, to_array
+from penstock.core.deferred import Deferred
+from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
+from penstock.core.watching import Watch
+from penstock.errors import UsageError, one_line
+
+ONLY = "x0"
+"""The name of the column, where the function returns an array instead of a dict."""
+
+MOST_ROWS = 1024
+
+
+class WrongAnswer(ValueError):
+    """The function returned something that is not a block of the expected columns."""
+
+
+class Undecodable(ValueError):
+    """A row that the function never saw, because it does not decode."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """A function, and what it is known to give.
+
+    Args:
+        location: `module:function`, or the name of a function that travels by value.
+        payload: That function, pickled.
+        is_by_row: It takes one row, a dict of single values, instead of a block.
+        takes: The columns of the source.
+        gives: Its own columns, learnt from the first rows; every later row must agree.
+    """
+
+    location: str
+    payload: bytes | None = None
+    is_by_row: bool = False
+    takes: Mapping[str, TensorSpec] = field(default_factory=dict)
+    gives: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: str | Callable[..., Any], *, is_by_row: bool) -> Preprocess:
+        if not callable(function):
+            return cls(function, None, is_by_row)
+        return cls(f"{function.__module__}:{function.__qualname__}", cloudpickle.dumps(function), is_by_row)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function itself; imported where it runs."""
+        if self.payload is not None:
+            return cloudpickle.loads(self.payload)  # type: ignore[no-any-return]
+        module, _, name = self.location.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (Exception, SystemExit) as error:
+            raise UsageError(
+                "the preprocessing function cannot be imported",
+                received=f"{self.location}: {one_line(error)}",
+                allowed="module:function, importable from this folder",
+            ) from error
+        if not callable(found):
+            raise UsageError("this is not a function", received=f"--preprocess {self.location}")
+        return found  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "function"}
+
+    def learn(self, block: Block, watch: Watch) -> Preprocess:
+        """The same function, with the columns that it gives for the first rows.
+
+        Raises:
+            UsageError: It fails on every one of them.
+        """
+        first: RowFailure | None = None
+        for position in range(block.rows):
+            for tried in self.apply(rows_of(block, position, position + 1), watch):
+                if not tried.failures:
+                    return replace(self, gives={name: describe(name, c) for name, c in _plain(tried.columns).items()})
+                first = first or tried.failures[0]
+        raise UsageError(
+            "the preprocessing function fails on every one of the first rows",
+            received=f"{self.location}: {first.reason}" if first else self.location,
+            allowed="a dict of arrays with rows first, one entry for each row" if not self.is_by_row else "a dict",
+        )
+
+    def apply(self, block: Block, watch: Watch) -> Iterator[Block]:
+        """What the function makes of a block, in order; rows that fail keep their place with zeros."""
+        step = 1 if watch.is_careful else MOST_ROWS
+        pieces = [(at, min(at + step, block.rows)) for at in range(0, block.rows, step)][::-1]
+        failed_before = {failure.row: failure for failure in block.failures} | dict(watch.poisoned)
+        while pieces:
+            start, stop = pieces.pop()
+            first = block.start + start
+            before = [failed_before[row] for row in range(first, first + stop - start) if row in failed_before]
+            if before and stop - start > 1:
+                middle = (start + stop) // 2
+                pieces += [(middle, stop), (start, middle)]
+                continue
+            if before:
+                yield self._nothing(first, before[0])
+                continue
+            try:
+                yield self._call(rows_of(block, start, stop), watch)
+            except Exception as error:
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    pieces += [(middle, stop), (start, middle)]
+                    continue
+                yield self._nothing(first, _failure(first, error))
+
+    def _call(self, block: Block, watch: Watch) -> Block:
+        watch.begin(block.start, block.rows)
+        columns = {name: _for_the_user(column, self.takes[name]) for name, column in block.columns.items()}
+        try:
+            if self.is_by_row:
+                answers = []
+                for position in range(block.rows):
+                    watch.begin(block.start + position, 1)
+                    answers.append(_as_dict(self.function({name: c[position] for name, c in columns.items()})))
+                given = _stacked(answers)
+            else:
+                given = _as_dict(self.function(columns))
+        finally:
+            watch.end()
+        made = {str(name): _as_column(value) for name, value in given.items()}
+        self._check(made, block.rows)
+        return Block(block.start, block.rows, made)
+
+    def _check(self, made: Mapping[str, Column], rows: int) -> None:
+        for name, column in made.items():
+            if len(column) != rows:
+                raise WrongAnswer(f"column {name!r} has {len(column)} rows, not {rows}")
+        if not self.gives:
+            return
+        if made.keys() != self.gives.keys():
+            raise WrongAnswer(f"it gives the columns {', '.join(made)}, not {', '.join(self.gives)}")
+        for name, column in made.items():
+            spec, expected = describe(name, column), self.gives[name]
+            if not _agrees(spec, expected):
+                raise WrongAnswer(f"column {name!r} is {spec}, not {expected} as for the first rows")
+
+    def _nothing(self, row: int, failure: RowFailure) -> Block:
+        return Block(row, 1, {name: _zeros(spec) for name, spec in self.gives.items()}, (failure,))
+
+
+def _agrees(spec: TensorSpec, expected: TensorSpec) -> bool:
+    if (spec.dtype == STRING) != (expected.dtype == STRING) or spec.varies != expected.varies:
+        return False
+    if spec.shape is None or expected.shape is None or expected.varies:
+        return True
+    return spec.shape == expected.shape
+
+
+def _zeros(spec: TensorSpec) -> Column:
+    if spec.varies:
+        return pa.array(
+            [[]], pa.list_(pa.from_numpy_dtype(np.dtype(spec.dtype)) if spec.dtype != STRING else pa.binary())
+        )
+    shape = (1, *(length or 0 for length in spec.shape or ()))
+    return np.full(shape, b"", object) if spec.dtype == STRING else np.zeros(shape, spec.dtype)
+
+
+def rows_of(block: Block, start: int, stop: int) -> Block:
+    """A piece of a block, without its failures."""
+    return Block(
+        block.start + start, stop - start, {name: column[start:stop] for name, column in block.columns.items()}
+    )
+
+
+def _plain(columns: Mapping[str, SourceColumn]) -> dict[str, Column]:
+    return {name: column for name, column in columns.items() if not isinstance(column, Deferred)}
+
+
+def _failure(row: int, error: Exception) -> RowFailure:
+    if isinstance(error, Undecodable):
+        return RowFailure(row, "", "load", error.kind, str(error))
+    return RowFailure(row, "", "preprocess", type(error).__name__, one_line(error))
+
+
+def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
+    """A column as people know it: numbers as arrays, text as str, images and audio decoded."""
+    if isinstance(column, Deferred):
+        return _decoded(column, takes)
+    if isinstance(column, np.ndarray):
+        return column
+    spec = describe("", column)
+    is_regular = spec.shape is not None and None not in spec.shape and not spec.varies
+    if spec.dtype != STRING and is_regular and not column.null_count:
+        try:
+            return to_array(column, spec.dtype, spec.shape or ())[0]
+        except (ValueError, TypeError):
+            pass  # dates and the like: as Python objects, below
+    return _objects(column.to_pylist())
+
+
+def _decoded(column: Deferred, takes: TensorSpec) -> Array:
+    """Decoded rows: of one shape, or each in its own. Raises for the first that does not decode."""
+    rows: list[Array] = []
+    for position, size in enumerate(np.maximum(column.sizes(), 1).tolist()):
+        # Sizes are those of the first dimensions; what is open behind them is the number of channels.
+        natural = (*size, *([3] * len(takes.shape or ())))
+        shape = tuple(
+            own if length is None else length for length, own in zip(takes.shape or (), natural, strict=False)
+        )
+        out = np.empty((1, *shape), takes.dtype)
+        bad = column[position : position + 1].fill(out, lambda _: None)
+        if bad:
+            raise Undecodable(bad.errors.get(0, "BadValue"), bad[0])
+        rows.append(out[0])
+    if len({row.shape for row in rows}) == 1:
+        return np.stack(rows)
+    return _objects(rows)
+
+
+def _objects(items: Sequence[Any]) -> Array:
+    array = np.empty(len(items), object)
+    for position, item in enumerate(items):
+        array[position] = item
+    return array
+
+
+def _as_dict(given: Any) -> Mapping[Any, Any]:
+    if isinstance(given, Mapping):
+        if not given:
+            raise WrongAnswer("it returned an empty dict")
+        return given
+    if given is None:
+        raise WrongAnswer("it returned None")
+    return {ONLY: given}
+
+
+def _stacked(rows: Sequence[Mapping[Any, Any]]) -> Mapping[Any, Any]:
+    names = rows[0].keys()
+    for row in rows:
+        if row.keys() != names:
+            raise WrongAnswer(f"it gives the columns {', '.join(map(str, row))}, not {', '.join(map(str, names))}")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _as_column(value: Any) -> Column:
+    if isinstance(value, pa.ChunkedArray):
+        return value.combine_chunks()
+    if isinstance(value, pa.Array):
+        return value
+    if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
+        value = value.numpy()  # a tensor of any framework
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        return _lists(value)
+    if array.ndim == 0:
+        raise WrongAnswer("it returned a single value, not one for each row")
+    is_text = array.dtype.kind == "O" and all(isinstance(item, (str, bytes)) for item in array.ravel().tolist())
+    return array if is_text or array.dtype.kind != "O" else _lists(value)
+
+
+def _lists(rows: Any) -> pa.Array:
+    return pa.array([np.asarray(row).tolist() for row in rows])

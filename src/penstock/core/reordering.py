@@ -1,0 +1,57 @@
+"""The batches of a span put together again: in the order of the input, without the rows that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.batching import Batch
+from penstock.core.columns import join, take_rows, to_arrow
+from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Signature, Span
+
+Answered = tuple[range | Array, Mapping[str, Column], Mapping[str, Column]]
+"""Where the rows of a batch lie in their span, what the model gave for them, and their kept columns."""
+
+
+def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFailure]) -> Result:
+    """The result of a whole span.
+
+    `failures` are numbered as the job counts rows; the result has them as the whole input does.
+    """
+    columns: dict[str, Column] = {}
+    if batches:
+        columns = {name: join([outputs[name] for _, outputs, _ in batches]) for name in batches[0][1]}
+        columns |= {KEPT + name: join([kept[name] for _, _, kept in batches]) for name in batches[0][2]}
+    if not all(isinstance(positions, range) for positions, _, _ in batches):
+        order = np.argsort(np.concatenate([np.asarray(positions) for positions, _, _ in batches]))
+        columns = {name: _take(column, order) for name, column in columns.items()}
+    if failures:
+        alive = np.ones(span.rows, dtype=bool)
+        alive[[failure.row - span.start for failure in failures]] = False
+        columns = {name: take_rows(column, alive) for name, column in columns.items()}
+    numbered = tuple(replace(failure, row=span.number(failure.row)) for failure in failures)
+    return Result(span, columns, numbered)
+
+
+def answers(signature: Signature, name: str, output: Array, batch: Batch) -> Column:
+    """The rows of an output. Where it follows the length of a padded input, its rows are cut to their own length."""
+    spec = next((spec for spec in signature.outputs if spec.name == name), None)
+    follows = spec is None or (spec.shape is not None and len(spec.shape) > 0 and spec.shape[0] is None)
+    if batch.lengths is None or not follows or output.ndim < 2 or output.shape[1] != batch.padded_length:
+        return output
+    return _as_lists(output, batch.lengths)
+
+
+def _as_lists(output: Array, lengths: Array) -> Column:
+    """An output with one answer for each value of a padded row, without the padding."""
+    rows = [row[:length] for row, length in zip(output, lengths.tolist(), strict=True)]
+    flat = to_arrow(np.concatenate(rows)) if rows else to_arrow(output.reshape(-1, *output.shape[2:])[:0])
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return pa.LargeListArray.from_arrays(to_arrow(offsets), flat.storage if hasattr(flat, "storage") else flat)
+
+
+def _take(column: Column, order: Array) -> Column:
+    return column[order] if isinstance(column, np.ndarray) else column.take(pa.array(order))

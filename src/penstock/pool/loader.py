@@ -1,0 +1,127 @@
+"""The main of a loader process: `python -m penstock.pool.loader CHANNEL SLOTS BOARD`.
+
+It reads, decodes and preprocesses spans, straight into slots that the coordinator grants, until its line is closed.
+What the user's function prints goes to the log.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.events import Begin, Failed, Grant, Learn, Learnt, LoadSpan, SpanLoaded
+from penstock.core.records import Job, RowFailure
+from penstock.core.watching import Watch
+from penstock.errors import PenstockError
+from penstock.pool.batch_transfer import SlotRoom
+from penstock.pool.board import Board
+from penstock.pool.channel import Channel
+from penstock.pool.loading import load_batches
+from penstock.pool.slots import FreeSlots, Slots
+from penstock.pool.transfer import Writable
+
+
+class BoardWatch(Watch):
+    """Writes what is under way where the coordinator sees it."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def begin(self, first_row: int, rows: int) -> None:
+        self._board.write(first_row, rows)
+
+    def end(self) -> None:
+        self._board.clear()
+
+    def take(self, order: LoadSpan) -> None:
+        self.is_careful = order.is_careful
+        self.poisoned: dict[int, RowFailure] = {failure.row: failure for failure in order.poisoned}
+
+
+class LoaderProcess:
+    """One loader's side of the conversation."""
+
+    def __init__(self, channel: Channel, slots_descriptor: int, board: Board) -> None:
+        self._channel = channel
+        self._slots_descriptor = slots_descriptor
+        self._watch = BoardWatch(board)
+        self._granted = FreeSlots()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._job: Job | None = None
+        self._room: SlotRoom | None = None
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True, name="listener").start()
+        while True:
+            message = self._inbox.get()
+            try:
+                self._handle(message)
+            except BaseException as error:
+                self._fail(error)
+
+    def _listen(self) -> None:
+        """Runs beside everything else, so that slots are granted and a lost coordinator is noticed at any time."""
+        while True:
+            try:
+                message = self._channel.receive()
+            except (EOFError, OSError):
+                os._exit(0)
+            except Exception as error:
+                self._fail(error)
+                continue
+            if isinstance(message, Grant):
+                self._granted.give_back(message.slot)
+            else:
+                self._inbox.put(message)
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Begin(job=job, slot_bytes=slot_bytes, slot_count=count):
+                slots = Slots(self._slots_descriptor, count, slot_bytes)
+                self._job = job
+                self._room = SlotRoom(Writable(slots, self._granted, self._channel.send), self._watch)
+            case Learn(source=source, preprocess=preprocess, sample=sample):
+                block = next(iter(source.read(sample, tuple(preprocess.takes))))
+                self._channel.send(Learnt(preprocess.learn(block, self._watch)))
+            case LoadSpan():
+                self._load(message)
+
+    def _load(self, order: LoadSpan) -> None:
+        assert self._job is not None
+        assert self._room is not None
+        self._watch.take(order)
+        started, waited_before = time.perf_counter(), self._room.waited_s
+        count = 0
+        for batch in load_batches(self._job, order.span, self._room, self._watch):
+            self._watch.end()
+            self._channel.send(self._room.seal(order.span.index, batch))
+            count += 1
+        waited = self._room.waited_s - waited_before
+        read = time.perf_counter() - started - waited
+        self._channel.send(SpanLoaded(order.span.index, count, read, waited))
+
+    def _fail(self, error: BaseException) -> None:
+        details = "".join(traceback.format_exception(error))
+        sys.stderr.write(details)
+        sys.stderr.flush()
+        known = error if isinstance(error, PenstockError) else None
+        self._channel.send(Failed(known, type(error).__name__, details))
+
+
+def main() -> None:
+    channel_descriptor, slots_descriptor, board_descriptor = map(int, sys.argv[1:4])
+    sys.path += [entry for entry in sys.argv[4:] if entry not in sys.path]
+    # A loader is one core's worth of work: libraries that would start a thread for each core are told so.
+    pa.set_cpu_count(1)
+    LoaderProcess(Channel.inherited(channel_descriptor), slots_descriptor, Board(board_descriptor)).serve()
+
+
+if __name__ == "__main__":
+    main()

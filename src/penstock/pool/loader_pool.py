@@ -1,0 +1,289 @@
+"""The loader processes of a run: one owner of all slots, spans handed out by pull, deaths and hangs survived.
+
+Who has a slot is known here and nowhere else: it is free, granted to a loader, or on its way to a replica. When a
+process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process is
+killed itself.
+
+A loader that dies or hangs is replaced, and its span is loaded again carefully: row by row, each announced on the
+loader's board. A row that kills a loader twice, or hangs once more, is a row failure, and the rest of its span goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
+from penstock.core.preprocessing import Preprocess
+from penstock.core.records import Job, RowFailure, Span
+from penstock.errors import PenstockError, WorkersDied
+from penstock.pool.board import Board
+from penstock.pool.channel import Channel
+from penstock.pool.supervisor import Launch, describe_end, spawn
+
+_SPANS_AHEAD = 2
+_SLOTS_AHEAD = 2
+_DEATHS_OF_A_ROW = 2
+_DEATHS_IN_A_ROW = 4
+
+Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
+
+
+@dataclass
+class _Loader:
+    """The coordinator's hold on one loader process."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    board: Board
+    spans: list[Span] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
+    is_retiring: bool = False
+    hung_s: float | None = None
+
+    def send(self, message: object) -> None:
+        try:
+            self.channel.send(message)
+        except OSError:
+            pass  # it is gone: the end of its line is read next
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+        self.board.close()
+
+
+@dataclass
+class _Trouble:
+    """What is known about a span in which loaders died."""
+
+    deaths_at: Counter[int] = field(default_factory=Counter)
+    deaths: int = 0
+
+
+class LoaderPool:
+    """Loader processes, and the slots through which they hand batches to replicas.
+
+    Args:
+        launch: What processes are started with.
+        deliver: Takes every message that is for the replica of a span.
+        timeout_s: How long one row, or one call of the user's function, may take.
+    """
+
+    def __init__(self, launch: Launch, deliver: Deliver, timeout_s: float) -> None:
+        self._launch = launch
+        self._deliver = deliver
+        self._timeout_s = timeout_s
+        self._job: Job | None = None
+        self._slot_bytes = self._slot_count = 0
+        self._free: list[int] = []
+        self._loaders: dict[int, _Loader] = {}
+        self._next_number = 0
+        self._waiting: deque[Span] = deque()
+        self._trouble: dict[int, _Trouble] = {}
+        self._poisoned: dict[int, RowFailure] = {}
+        self._deaths_in_a_row = 0
+        self._learnt: Preprocess | None = None
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+
+    @property
+    def connections(self) -> dict[Any, int]:
+        """The lines to wait on, and whose they are."""
+        return {loader.channel.connection: number for number, loader in self._loaders.items()}
+
+    @property
+    def count(self) -> int:
+        return sum(not loader.is_retiring for loader in self._loaders.values())
+
+    def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
+        """Ask the first loader what the user's function gives. `learnt` has the answer when it has come."""
+        self._start()
+        next(iter(self._loaders.values())).send(Learn(source, preprocess, sample))
+
+    @property
+    def learnt(self) -> Preprocess | None:
+        return self._learnt
+
+    def begin(self, job: Job, count: int, slot_bytes: int, slot_count: int) -> None:
+        """Take the job, and start so many loaders."""
+        self._job, self._slot_bytes, self._slot_count = job, slot_bytes, slot_count
+        os.ftruncate(self._launch.batch_slots, slot_bytes * slot_count)
+        self._free = list(range(slot_count))
+        for loader in self._loaders.values():
+            loader.send(Begin(job, slot_bytes, slot_count))
+        self.resize(count)
+
+    def resize(self, count: int) -> None:
+        """Have so many loaders: start new ones, or let the last ones finish what they have and go."""
+        while self.count < count:
+            self._start()
+        active = [loader for loader in self._loaders.values() if not loader.is_retiring]
+        for loader in active[count:]:
+            loader.is_retiring = True
+            self._retire_if_idle(loader)
+        self._dispatch()
+
+    def submit(self, span: Span) -> None:
+        """Load a span, in its turn."""
+        if span not in self._waiting:
+            self._waiting.append(span)
+        self._dispatch()
+
+    def withdraw(self) -> list[Span]:
+        """Take back the spans that no loader has begun."""
+        unbegun = list(self._waiting)
+        self._waiting.clear()
+        return unbegun
+
+    def release(self, slot: int) -> None:
+        """A replica no longer reads this slot, or is gone."""
+        self._free.append(slot)
+        self._dispatch()
+
+    def handle(self, number: int) -> None:
+        """Deal with the next message of a loader."""
+        loader = self._loaders[number]
+        try:
+            message = loader.channel.receive()
+        except (EOFError, OSError):
+            self._lose(loader)
+            return
+        match message:
+            case Chunk(slot=slot) | Filled(slot=int(slot)):
+                loader.slots.discard(slot)
+                self._deliver(message)
+            case Filled():
+                self._deliver(message)
+            case SpanLoaded(span=index):
+                loader.spans = [span for span in loader.spans if span.index != index]
+                self._deaths_in_a_row = 0
+                self._trouble.pop(index, None)
+                self.busy_s += message.read_s
+                self.wait_s += message.waited_s
+                self._deliver(message)
+                self._retire_if_idle(loader)
+            case Learnt(preprocess=preprocess):
+                self._learnt = preprocess
+            case Failed():
+                raise message.error or PenstockError(
+                    f"a loader failed with {message.kind}",
+                    received=message.details.strip().splitlines()[-1][:300],
+                    hint="this is a bug of penstock: please report it with the stack trace from --verbose",
+                )
+        self._dispatch()
+
+    def check_time(self) -> None:
+        """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""
+        now = time.monotonic()
+        for loader in self._loaders.values():
+            notice = loader.board.read()
+            if notice is not None and now - notice.since > self._timeout_s and loader.hung_s is None:
+                loader.hung_s = now - notice.since
+                loader.process.kill()
+
+    def close(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
+
+    def _start(self) -> None:
+        number, self._next_number = self._next_number, self._next_number + 1
+        channel, theirs = Channel.pair()
+        board = Board.create()
+        launch = self._launch
+        descriptors = (theirs, launch.batch_slots, board.descriptor, *launch.descriptors)
+        arguments = (theirs, launch.batch_slots, board.descriptor, *sys.path)
+        try:
+            environment = launch.loader_environment()
+            process = spawn("penstock.pool.loader", arguments, environment, descriptors, launch.log)
+        finally:
+            os.close(theirs)
+        loader = self._loaders[number] = _Loader(number, process, channel, board)
+        if self._job is not None:
+            loader.send(Begin(self._job, self._slot_bytes, self._slot_count))
+
+    def _dispatch(self) -> None:
+        """Hand out spans to loaders that want one, and free slots to those that have work and too few."""
+        for loader in sorted(self._loaders.values(), key=lambda loader: len(loader.spans)):
+            while self._waiting and not loader.is_retiring and len(loader.spans) < _SPANS_AHEAD:
+                if loader.spans and self._has_idle_loader():
+                    break
+                span = self._waiting.popleft()
+                poisoned = tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
+                loader.spans.append(span)
+                loader.send(LoadSpan(span, span.index in self._trouble, poisoned))
+        hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
+        while hungry and self._free:
+            loader = min(hungry, key=lambda loader: len(loader.slots))
+            # The slot that was used last is the one whose memory is in the caches, and is the machine's already.
+            slot = self._free.pop()
+            loader.slots.add(slot)
+            loader.send(Grant(slot))
+            hungry = [each for each in hungry if len(each.slots) < _SLOTS_AHEAD]
+
+    def _has_idle_loader(self) -> bool:
+        return any(not loader.spans and not loader.is_retiring for loader in self._loaders.values())
+
+    def _retire_if_idle(self, loader: _Loader) -> None:
+        if loader.is_retiring and not loader.spans:
+            del self._loaders[loader.number]
+            self._free += loader.slots
+            loader.close()
+
+    def _lose(self, loader: _Loader) -> None:
+        """A loader is gone: its slots are free, its spans are loaded again, the one it was at with care."""
+        notice = loader.board.read()
+        how = describe_end(loader.process) if loader.hung_s is None else f"hung for {loader.hung_s:.0f} s"
+        loader.close()
+        del self._loaders[loader.number]
+        self._free += loader.slots
+        self._deaths_in_a_row += 1
+        if loader.spans:
+            self._suspect(loader, notice, how)
+        elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW or self._job is None:
+            raise self._died(how, "starting")
+        self._waiting.extendleft(reversed(loader.spans))
+        indices = [span.index for span in loader.spans]
+        self._launch.note(f"loader {loader.number} {how}; spans {indices} are loaded again")
+        if not loader.is_retiring:
+            self._start()
+        self._dispatch()
+
+    def _suspect(self, loader: _Loader, notice: Any, how: str) -> None:
+        span = loader.spans[0]
+        is_careful = span.index in self._trouble
+        trouble = self._trouble.setdefault(span.index, _Trouble())
+        trouble.deaths += 1
+        if is_careful and notice is not None and notice.rows == 1:
+            row = notice.first_row
+            trouble.deaths_at[row] += 1
+            if trouble.deaths_at[row] >= _DEATHS_OF_A_ROW or loader.hung_s is not None:
+                self._poisoned[row] = self._row_failure(loader, row, how)
+                trouble.deaths = 0
+                self._deaths_in_a_row = 0
+        if trouble.deaths >= _DEATHS_IN_A_ROW:
+            raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
+
+    def _row_failure(self, loader: _Loader, row: int, how: str) -> RowFailure:
+        assert self._job is not None
+        stage = "preprocess" if self._job.preprocess is not None else "load"
+        if loader.hung_s is not None:
+            reason = f"took longer than {self._timeout_s:g} s; raise --row-timeout if that is right"
+            return RowFailure(row, "", stage, "TimeoutError", reason)
+        return RowFailure(row, "", stage, "LoaderDied", f"the process that loaded this row {how}")
+
+    def _died(self, how: str, when: str) -> WorkersDied:
+        return WorkersDied(
+            f"a loader died while {when}",
+            received=f"it {how}; its last words: {self._launch.last_words() or 'none'}",
+            hint="--verbose shows what it says; --loaders 1 needs less memory",
+        )

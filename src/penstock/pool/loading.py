@@ -1,0 +1,101 @@
+"""What a loader does with a span, as a thread of a replica or as a process: read, decode, cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.core.batching import Batch, Room, cut, note, on_the_heap
+from penstock.core.bucketing import cut_by_size
+from penstock.core.columns import to_array
+from penstock.core.deferred import BadRows, Deferred
+from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
+from penstock.core.ragged import to_ragged
+from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
+from penstock.core.watching import UNWATCHED, Watch
+from penstock.errors import InputError
+
+
+def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = UNWATCHED) -> Iterator[Batch]:
+    """The batches of a span. A batch never crosses a span; the last one is padded."""
+    pieces = read_pieces(job, span, watch)
+    if job.buckets:
+        yield from cut_by_size(list(pieces), job.batch_size, job.buckets, room, watch)
+    else:
+        yield from cut(pieces, job.batch_size, room, watch)
+    watch.end()
+
+
+def read_pieces(job: Job, span: Span, watch: Watch = UNWATCHED) -> Iterator[Piece]:
+    """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
+    rows = 0
+    watch.begin(span.start, span.rows)
+    for block in job.source.read(span, job.columns):
+        yield from _pieces_of(job, block, watch)
+        rows += block.rows
+        watch.begin(span.start + rows, span.rows - rows)
+    if rows != span.rows:
+        raise InputError(
+            "the input changed while it was read",
+            received=f"{rows} rows",
+            allowed=f"{span.rows} rows from row {span.start}",
+        )
+
+
+def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[Piece]:
+    if job.preprocess is None:
+        yield _piece(job, block, block, watch)
+        return
+    for made in job.preprocess.apply(block, watch):
+        yield _piece(job, block, made, watch)
+
+
+def _piece(job: Job, read: Block, made: Block, watch: Watch) -> Piece:
+    """`made` is what feeds the model: what was read, or what the user's function made of some of its rows."""
+    failures = {failure.row: failure for failure in made.failures}
+    failures |= {row: failure for row, failure in watch.poisoned.items() if made.start <= row < made.start + made.rows}
+    feeds: dict[str, Feed] = {}
+    for binding in job.bindings:
+        if binding.mask_of is None:
+            feeds[binding.input] = _feed(binding, made, failures)
+    for binding in job.bindings:
+        if binding.mask_of is not None:
+            feeds[binding.input] = Mask(feeds[binding.mask_of].sizes()[:, 0], np.dtype(binding.dtype))
+    first = made.start - read.start
+    kept = {name: _kept(read, made, name, slice(first, first + made.rows)) for name in job.keep}
+    return Piece(made.start, made.rows, feeds, kept, failures)
+
+
+def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:
+    column: SourceColumn = read.columns[name][rows] if name in read.columns else made.columns[name]
+    return column.raw() if isinstance(column, Deferred) else column
+
+
+def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:
+    if len(binding.columns) > 1:
+        return Fixed(_stacked(binding, block, failures))
+    column = block.columns[binding.columns[0]]
+    if isinstance(column, Deferred) and binding.dtype != STRING:
+        return Encoded(column, np.dtype(binding.dtype), binding.shape)
+    values: Column = column.raw() if isinstance(column, Deferred) else column
+    bad = BadRows()
+    feed: Feed
+    if None in binding.shape:
+        feed, bad = to_ragged(values, binding.dtype, binding.shape)
+    else:
+        array, bad = to_array(values, binding.dtype, binding.shape)
+        feed = Fixed(array)
+    note(bad, binding.columns[0], range(block.start, block.start + block.rows), failures)
+    return feed
+
+
+def _stacked(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:
+    stacked = np.empty((block.rows, len(binding.columns)), dtype=binding.dtype)
+    for position, name in enumerate(binding.columns):
+        column = block.columns[name]
+        assert not isinstance(column, Deferred)  # only single numbers are stacked
+        values, bad = to_array(column, binding.dtype, ())
+        stacked[:, position] = values
+        note(bad, name, range(block.start, block.start + block.rows), failures)
+    return stacked.reshape(block.rows, *(length or 1 for length in binding.shape))

@@ -1,0 +1,84 @@
+"""Rows of different sizes: which sizes they are padded to, chosen from the job's own data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.core.bucketing import choose_boundaries
+from penstock.core.preprocessing import Preprocess
+from penstock.core.protocols import Source
+from penstock.core.records import Array, Binding, Job, Span
+from penstock.errors import InputError
+from penstock.pool.loading import read_pieces
+
+Buckets = dict[str, list[list[int]]]
+
+_SAMPLE_ROWS = 256
+_SAMPLE_SPANS = 8
+_SPANS_SEEN = 4096
+_WITHOUT_DATA = tuple(1 << power for power in range(4, 15))
+
+
+def choose_buckets(
+    source: Source, bindings: Sequence[Binding], preprocess: Preprocess | None, given: Sequence[int] | None
+) -> Buckets:
+    """Input name to the sizes of each of its dimensions that vary. Empty where nothing varies.
+
+    Raises:
+        InputError: Sizes were given, and nothing varies.
+    """
+    varying = [binding for binding in bindings if None in binding.shape]
+    if not varying:
+        if given is not None:
+            raise InputError(
+                "no input of the model has rows of different lengths",
+                received=f"--buckets {','.join(map(str, given))}",
+                hint="leave it out",
+            )
+        return {}
+    if given is not None:
+        return {binding.input: [list(given)] * binding.shape.count(None) for binding in varying}
+    if preprocess is not None:
+        # What the user's function gives is not known here: it runs in loaders only.
+        return {binding.input: [list(_WITHOUT_DATA)] * binding.shape.count(None) for binding in varying}
+    sizes = _sizes(source, bindings, [binding.input for binding in varying if binding.mask_of is None])
+    chosen = {name: [list(choose_boundaries(column)) for column in found.T] for name, found in sizes.items()}
+    return chosen | {binding.input: chosen[binding.mask_of] for binding in varying if binding.mask_of is not None}
+
+
+def sized(bindings: Iterable[Binding], buckets: Mapping[str, Sequence[Sequence[int]]]) -> tuple[Binding, ...]:
+    """Bindings as large as they can be: dimensions that vary have their largest planned size."""
+    return tuple(
+        replace(
+            binding,
+            shape=tuple(
+                next(sizes)[-1] if length is None else length
+                for sizes in [iter(buckets.get(binding.input, ()))]
+                for length in binding.shape
+            ),
+        )
+        for binding in bindings
+    )
+
+
+def _sizes(source: Source, bindings: Sequence[Binding], names: Sequence[str]) -> dict[str, Array]:
+    """The sizes of rows from all over the input, or from its beginning where it has no other yet."""
+    job = Job(source, tuple(bindings), (), 1)
+    found: dict[str, list[Array]] = {name: [] for name in names}
+    for span in _spans_to_look_at(source):
+        for piece in read_pieces(job, span):
+            for name in names:
+                found[name].append(piece.feeds[name].sizes())
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}
+
+
+def _spans_to_look_at(source: Source) -> list[Span]:
+    if not getattr(source, "is_resumable", True):
+        return list(itertools.islice(source.divide(_SAMPLE_ROWS), 1))
+    spans = list(itertools.islice(source.divide(_SAMPLE_ROWS), _SPANS_SEEN))
+    places = np.unique(np.linspace(0, len(spans) - 1, _SAMPLE_SPANS, dtype=int)).tolist()
+    return [spans[place] for place in places]

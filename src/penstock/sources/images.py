@@ -1,0 +1,251 @@
+"""Columns of encoded images: bytes at hand, or files to be read. Each is decoded straight into its batch."""
+
+from __future__ import annotations
+
+import abc
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.deferred import Announce, BadRows, Deferred
+from penstock.core.records import Array, TensorSpec
+from penstock.errors import DeviceError, InputError
+from penstock.options import ReadOptions
+from penstock.sources import files
+from penstock.sources.image_decoding import channels_of, decode_into, image_size
+from penstock.sources.image_headers import BadImage, is_jpeg
+
+T = TypeVar("T")
+Data = bytes | memoryview
+MOST_FILE_BYTES = 512 << 20
+"""A larger file is not read: no image of a size that is decoded needs as much."""
+
+_HEAD_BYTES = 64 << 10
+_AT_ONCE = 16
+_CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+
+
+def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
+    """An image column as the schema lists it; what the options leave open is for the model to say."""
+    height, width = reading.image_size or (None, None)
+    channels = _CHANNELS[reading.color] if reading.color else None
+    return TensorSpec(name, "uint8", (height, width, channels), encoding="image")
+
+
+class Images(Deferred):
+    """Encoded images, wherever they are. What cannot be decoded is zero-filled and named.
+
+    `resize` says how an image gets to the size of its place: `stretch`, `crop`, `pad`, or `keep`, which leaves it as
+    large as it is, at the top left of zeros.
+    """
+
+    resize: str
+
+    @abc.abstractmethod
+    def __getitem__(self, rows: slice) -> Self: ...
+
+    @abc.abstractmethod
+    def read(self, position: int) -> Data:
+        """An encoded image."""
+
+    def head(self, position: int) -> Data:
+        """As much of it as tells the size, at least."""
+        return self.read(position)
+
+    def is_far(self) -> bool:
+        """Whether reading means waiting for a network."""
+        return False
+
+    def fill(self, out: Array, announce: Announce) -> BadRows:
+        channels = channels_of(out)
+        bad = BadRows()
+        rows = out if out.ndim == 4 else out[:, :, :, np.newaxis]
+        is_straight = rows.dtype == np.uint8 and rows.strides[2:] == (channels, 1)
+        buffer = None if is_straight else np.empty(rows.shape[1:], np.uint8)
+        with self._reading(self.read) as read:
+            for position in range(len(self)):
+                announce(position)
+                try:
+                    decode_into(read(position), rows[position] if buffer is None else buffer, self.resize)
+                    if buffer is not None:
+                        rows[position] = buffer
+                except DeviceError:
+                    raise  # a package is missing: no row is to blame
+                except Exception as error:
+                    bad.blame(position, error)
+                    rows[position] = 0
+        return bad
+
+    def sizes(self) -> Array:
+        """int64 of (rows, 2): heights and widths with EXIF's orientation, from the headers alone; -1 where broken."""
+        found = np.full((len(self), 2), -1, np.int64)
+        with self._reading(self._size) as size:
+            for position in range(len(self)):
+                try:
+                    found[position] = size(position)
+                except DeviceError:
+                    raise
+                except Exception:
+                    pass  # why will be told when it is decoded
+        return found
+
+    def raw(self) -> pa.Array:
+        values: list[bytes | None] = []
+        with self._reading(self.read) as read:
+            for position in range(len(self)):
+                try:
+                    values.append(bytes(read(position)))
+                except (OSError, ValueError, InputError):
+                    values.append(None)
+        return pa.array(values, pa.large_binary())
+
+    def _size(self, position: int) -> tuple[int, int]:
+        head = self.head(position)
+        if len(head) < _HEAD_BYTES:
+            return image_size(head)
+        try:
+            if is_jpeg(head) or bytes(head[:4]) == b"GIF8" or bytes(head[:2]) == b"BM":
+                return image_size(head)
+        except Exception:
+            pass  # the header is longer than that, or broken: the whole file tells
+        return image_size(self.read(position))
+
+    @contextmanager
+    def _reading(self, read: Callable[[int], T]) -> Iterator[Callable[[int], T]]:
+        """`read` for one position after the other; where that means waiting, some are asked for ahead."""
+        if len(self) < 2 or not self.is_far():
+            yield read
+            return
+        pool = ThreadPoolExecutor(_AT_ONCE, "penstock-fetch")
+        positions = iter(range(len(self)))
+        waiting: deque[Future[T]] = deque()
+
+        def next_one(position: int) -> T:
+            while len(waiting) < _AT_ONCE and (following := next(positions, None)) is not None:
+                waiting.append(pool.submit(read, following))
+            return waiting.popleft().result()
+
+        try:
+            yield next_one
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class EncodedImages(Images):
+    """Images whose bytes are here: an Arrow array of binary values."""
+
+    def __init__(self, values: pa.Array, resize: str = "stretch") -> None:
+        self.values = values
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> EncodedImages:
+        return EncodedImages(self.values[rows], self.resize)
+
+    def read(self, position: int) -> Data:
+        buffer = self.values[position].as_buffer()
+        if buffer is None:
+            raise BadImage("there is no image: the value is null")
+        if not buffer.size:
+            raise BadImage("there is no image: the value is empty (0 bytes)")
+        return memoryview(buffer).cast("B")  # Arrow calls its bytes signed, which simplejpeg does not take
+
+    def raw(self) -> pa.Array:
+        return self.values
+
+
+class ImagePaths(Images):
+    """Images in files, each read when its turn comes; None stands for a row that names no file."""
+
+    def __init__(self, paths: Sequence[str | None], resize: str = "stretch") -> None:
+        self.paths = paths
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: slice) -> ImagePaths:
+        return ImagePaths(self.paths[rows], self.resize)
+
+    def read(self, position: int) -> Data:
+        return read_image(self._path(position))
+
+    def head(self, position: int) -> Data:
+        path = self._path(position)
+        if not files.is_url(path):
+            _check_file(path)
+        return files.read_bytes(path, 0, _HEAD_BYTES)
+
+    def is_far(self) -> bool:
+        return any(path is not None and files.is_url(path) for path in self.paths)
+
+    def _path(self, position: int) -> str:
+        path = self.paths[position]
+        if not path:
+            raise BadImage("there is no image: the path is " + ("null" if path is None else "empty"))
+        return path
+
+
+class MixedImages(Images):
+    """Bytes where they are given, else a file: how Hugging Face datasets keep images."""
+
+    def __init__(self, encoded: EncodedImages, named: ImagePaths) -> None:
+        self._encoded = encoded
+        self._named = named
+        self.resize = encoded.resize
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def __getitem__(self, rows: slice) -> MixedImages:
+        sliced = MixedImages(self._encoded[rows], self._named[rows])
+        sliced.resize = self.resize
+        return sliced
+
+    def read(self, position: int) -> Data:
+        return self._of(position).read(position)
+
+    def head(self, position: int) -> Data:
+        return self._of(position).head(position)
+
+    def is_far(self) -> bool:
+        return self._encoded.values.null_count > 0 and self._named.is_far()
+
+    def _of(self, position: int) -> Images:
+        has_bytes = self._encoded.values[position].is_valid or self._named.paths[position] is None
+        return self._encoded if has_bytes else self._named
+
+
+def read_image(path: str) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+        BadImage: It is no file, or is empty or much too large.
+        OSError, InputError: It is not there, or cannot be read.
+    """
+    if not files.is_url(path):
+        _check_file(path)
+    data = files.read_bytes(path)
+    if not data:
+        raise BadImage(f"the file is empty (0 bytes): {path}")
+    return data
+
+
+def _check_file(path: str) -> None:
+    """Before it is opened: opening a pipe waits for ever, and a device never ends."""
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise BadImage(f"this is a folder, not a file: {path}")
+    if not stat.S_ISREG(status.st_mode):
+        raise BadImage(f"this is a pipe or a device, not a file: {path}")
+    if status.st_size > MOST_FILE_BYTES:
+        raise BadImage(f"the file is too large for an image ({status.st_size:,} bytes): {path}")

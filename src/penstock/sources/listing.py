@@ -1,0 +1,289 @@
+"""Many files, held compactly: a million paths with their sizes and times in less than 100 bytes each."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+import stat
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.records import Array, Fragment
+from penstock.errors import InputError
+
+_STEP = 4096
+_COMPRESSIONS = frozenset({".gz", ".bz2", ".xz", ".zst"})
+_NUMBERED = re.compile(r"-\d+-of-\d+$")
+
+
+def suffix_of(path: str) -> str:
+    """What says the format, in lower case: also `.tfrecord.gz`, and `.tfrecord` of `x.tfrecord-00000-of-00010`.
+
+    >>> suffix_of("a/b.v2/rows.TFRecord.gz")
+    '.tfrecord.gz'
+    """
+    name = path.rpartition("/")[2].lower()
+    if "-of-" in name:
+        name = _NUMBERED.sub("", name)
+    stem, dot, last = name.rpartition(".")
+    if not stem:
+        return ""  # no dot at all, or a hidden file
+    if dot + last in _COMPRESSIONS and "." in stem:
+        return "." + stem.rpartition(".")[2] + dot + last
+    return dot + last
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files whose paths begin alike: with `prefix`, which ends in a slash or is empty. Names are bytes, as on disk."""
+
+    prefix: str
+    names: pa.LargeBinaryArray
+    sizes: Array
+    mtimes: Array
+    suffixes: Mapping[str, bytes]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, rows: slice) -> Group:
+        return Group(self.prefix, self.names[rows], self.sizes[rows], self.mtimes[rows], self.suffixes)
+
+    def path(self, position: int) -> str:
+        return self._join(self.names[position].as_py())
+
+    def examples(self) -> dict[str, str]:
+        """Every suffix, with the path of a file that has it."""
+        return {suffix: self._join(name) for suffix, name in self.suffixes.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self.names), _STEP):
+            yield from map(self._join, self.names.slice(start, _STEP).to_pylist())
+
+    def _join(self, name: bytes) -> str:
+        return self.prefix + os.fsdecode(name)
+
+
+class Paths(Sequence[str]):
+    """Absolute paths in input order, made when they are asked for.
+
+    Attributes:
+        sizes: int64, the bytes of every file.
+        mtimes: int64, when it was changed, in nanoseconds; of a URL, a number that changes with the object.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = [group for group in groups if len(group)]
+        self._starts = [0, *itertools.accumulate(len(group) for group in self._groups)]
+        nothing = np.empty(0, np.int64)
+        self.sizes: Array = _joined([group.sizes for group in self._groups] or [nothing])
+        self.mtimes: Array = _joined([group.mtimes for group in self._groups] or [nothing])
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Paths: ...
+
+    def __getitem__(self, index: int | slice) -> str | Paths:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("paths are sliced without a step")
+            return self._between(start, stop)
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._starts, position) - 1
+        return self._groups[number].path(position - self._starts[number])
+
+    def _between(self, start: int, stop: int) -> Paths:
+        cut = [
+            group[max(0, start - first) : max(0, stop - first)]
+            for group, first in zip(self._groups, self._starts, strict=False)
+        ]
+        return Paths(cut)
+
+    def __iter__(self) -> Iterator[str]:
+        for group in self._groups:
+            yield from group
+
+    def __repr__(self) -> str:
+        return f"Paths({len(self)} files)"
+
+    def examples(self) -> dict[str, str]:
+        """Every suffix among them, with the path of a file that has it: no need to look at a million."""
+        found: dict[str, str] = {}
+        for group in self._groups:
+            found = group.examples() | found
+        return found
+
+    def fragments(self) -> Sequence[Fragment]:
+        """As the fingerprint sees them: from what the listing told, without another look at any file."""
+        return _Fragments(self)
+
+
+class _Fragments(Sequence[Fragment]):
+    """The fragments of paths, made when they are asked for."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Fragment: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Fragment]: ...
+
+    def __getitem__(self, index: int | slice) -> Fragment | Sequence[Fragment]:
+        if isinstance(index, slice):
+            return _Fragments(self._paths[index])
+        paths = self._paths
+        return Fragment(paths[index], int(paths.sizes[index]), int(paths.mtimes[index]))
+
+    def __iter__(self) -> Iterator[Fragment]:
+        for path, size, mtime in zip(self._paths, self._paths.sizes, self._paths.mtimes, strict=True):
+            yield Fragment(path, int(size), int(mtime))
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+class Collector:
+    """Names with their sizes and times, collected one by one into flat buffers."""
+
+    def __init__(self) -> None:
+        self._names = bytearray()
+        self._ends = array("q", [0])
+        self._sizes = array("q")
+        self._mtimes = array("q")
+        self._suffixes: dict[str, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, name: bytes, size: int, mtime_ns: int, suffix: str) -> None:
+        self._suffixes.setdefault(suffix, name)
+        self._names += name
+        self._ends.append(len(self._names))
+        self._sizes.append(size)
+        self._mtimes.append(mtime_ns)
+
+    def finish(self, prefix: str, *, is_sorted: bool, keep: Callable[[bytes], bool] | None = None) -> Group:
+        """What was collected, bytewise by name unless it comes in its order already; `keep` leaves names out."""
+        buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._names)]
+        names = pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+        sizes, mtimes = np.frombuffer(self._sizes, np.int64), np.frombuffer(self._mtimes, np.int64)
+        if not is_sorted:
+            order = pc.array_sort_indices(names)
+            positions = order.to_numpy()
+            names, sizes, mtimes = names.take(order), sizes[positions], mtimes[positions]
+        if keep is not None:
+            kept = np.fromiter((keep(name.as_py()) for name in names), bool, len(names))
+            names, sizes, mtimes = names.filter(pa.array(kept)), sizes[kept], mtimes[kept]
+        return Group(prefix, names, sizes, mtimes, self._suffixes)
+
+
+def walk(folder: str, suffixes: Collection[str], last_resort: Collection[str] = ()) -> Group:
+    """The files below a folder that have one of the suffixes, links followed, every folder once.
+
+    Names that start with a dot or an underscore are skipped. Files with a suffix of `last_resort` count only where
+    there is nothing else: a README.txt beside a table is not data.
+    """
+    root = os.path.abspath(folder)
+    found, spare = Collector(), Collector()
+    walked: set[tuple[int, int]] = set()
+    waiting = [b""]
+    while waiting:
+        inside = waiting.pop()
+        place = os.path.join(os.fsencode(root), inside)
+        try:
+            status = os.stat(place)
+            if (status.st_dev, status.st_ino) in walked:
+                continue  # a link back to where we were
+            walked.add((status.st_dev, status.st_ino))
+            if inside and os.path.isdir(os.path.join(place, b"_penstock")):
+                continue  # an output folder of penstock is not part of the input
+            folders = _look_into(place, inside, suffixes, last_resort, found, spare)
+        except OSError as error:
+            received = f"{os.fsdecode(place)}: {error.strerror}"
+            raise InputError("a folder cannot be read", received=received) from error
+        # The last one is taken first: folders are walked in their order, so that of two links the same one always wins.
+        waiting += sorted(folders, reverse=True)
+    return (found if len(found) else spare).finish(as_prefix(root), is_sorted=False)
+
+
+def _look_into(
+    place: bytes,
+    inside: bytes,
+    suffixes: Collection[str],
+    last_resort: Collection[str],
+    found: Collector,
+    spare: Collector,
+) -> list[bytes]:
+    """Collect the files of one folder; returns the folders in it."""
+    folders: list[bytes] = []
+    with os.scandir(place) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith((b".", b"_")):
+                continue
+            relative = inside + b"/" + name if inside else name
+            if entry.is_dir():
+                folders.append(relative)
+                continue
+            suffix = suffix_of(os.fsdecode(name))
+            wanted = found if suffix in suffixes else spare if suffix in last_resort else None
+            if wanted is not None:
+                _collect(wanted, relative, entry, suffix)
+    return folders
+
+
+def _collect(collector: Collector, name: bytes, entry: os.DirEntry[bytes], suffix: str) -> None:
+    try:
+        status = entry.stat()
+    except OSError:
+        collector.add(name, 0, 0, suffix)  # a broken link: told when it is read
+        return
+    if stat.S_ISREG(status.st_mode):
+        collector.add(name, status.st_size, status.st_mtime_ns, suffix)
+
+
+def match(pattern: str) -> Group:
+    """The files that a glob matches, bytewise."""
+    literal = pattern[: re.search(r"[*?\[]", pattern).start()]  # type: ignore[union-attr]
+    root = os.path.dirname(literal)
+    found = Collector()
+    inside = len(root.rstrip("/")) + 1 if root else 0
+    for path in glob.iglob(pattern, recursive=True):
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found.add(os.fsencode(path[inside:]), status.st_size, status.st_mtime_ns, suffix_of(path))
+    return found.finish(as_prefix(os.path.abspath(root)), is_sorted=False)
+
+
+def as_prefix(folder: str) -> str:
+    return folder if folder.endswith("/") else folder + "/"
+
+
+def has_magic(path: str) -> bool:
+    return glob.has_magic(path)

@@ -1,0 +1,157 @@
+"""Some rows of another source: `--limit`, `--skip`, `--sample`. Rows keep their numbers in the whole input."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import to_arrow
+from penstock.core.deferred import Deferred
+from penstock.core.protocols import Source
+from penstock.core.records import Array, Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
+from penstock.errors import InputError, UsageError
+
+_COUNT_ROWS = 1 << 16
+_NO_END = 1 << 62
+
+
+class SelectedRows:
+    """The rows of `source` that lie in `runs`.
+
+    Inside the job they are numbered without gaps; `Span.numbers` says what they are called in the whole input.
+    """
+
+    def __init__(self, source: Source, runs: Runs) -> None:
+        self.source = source
+        self._runs = runs
+        self._stops = [first + rows for first, rows in runs]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the source can say (how it keeps, whether it can be resumed) holds for its rows, too."""
+        if name.startswith("_") or name == "source":
+            raise AttributeError(name)
+        found = getattr(self.source, name)
+        if name == "release":
+            return lambda span: [found(inner) for inner, _ in _opened(span)]
+        return found
+
+    def fragments(self) -> Sequence[Fragment]:
+        return self.source.fragments()
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return self.source.schema()
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        index = start = filled = 0
+        pieces: list[tuple[Any, ...]] = []
+        group: str | None = None
+        end = self._stops[-1] if self._stops else 0
+        for inner in self._inner_spans(rows_per_span, most_rows, end):
+            runs = tuple(self._runs_in(inner))
+            rows = sum(count for _, count in runs)
+            if not rows:
+                continue
+            if pieces and (filled + rows > rows_per_span or inner.group is not None or group is not None):
+                yield _span(index, start, filled, pieces, group)
+                index, start, filled, pieces = index + 1, start + filled, 0, []
+            pieces.append((inner.start, inner.rows, inner.locator, inner.group, runs))
+            filled, group = filled + rows, inner.group
+        if pieces:
+            yield _span(index, start, filled, pieces, group)
+
+    def origin(self, span: Span, row: int) -> str:
+        place = row - span.start
+        for inner, runs in _opened(span):
+            for first, count in runs:
+                if place < count:
+                    return self.source.origin(inner, first + place)
+                place -= count
+        return ""
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        row = span.start
+        for inner, runs in _opened(span):
+            for block in self.source.read(inner, columns):
+                for first, count in overlap(runs, block.start, block.start + block.rows):
+                    yield _cut(block, first, count, row)
+                    row += count
+
+    def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
+        """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
+        for inner in self.source.divide(rows_per_span, most_rows):
+            yield inner
+            if inner.stop >= end:
+                return
+
+    def _runs_in(self, inner: Span) -> Iterator[tuple[int, int]]:
+        nearest = bisect.bisect_right(self._stops, inner.start)
+        for position in range(nearest, len(self._runs)):
+            if self._runs[position][0] >= inner.stop:
+                return
+            yield from overlap([self._runs[position]], inner.start, inner.stop)
+
+
+def _span(index: int, start: int, rows: int, pieces: list[tuple[Any, ...]], group: str | None) -> Span:
+    numbers = tuple(run for piece in pieces for run in piece[4])
+    return Span(index, start, rows, tuple(pieces), group, numbers)
+
+
+def _opened(span: Span) -> Iterator[tuple[Span, tuple[tuple[int, int], ...]]]:
+    for start, rows, locator, group, runs in span.locator:
+        yield Span(0, start, rows, locator, group), runs
+
+
+def _cut(block: Block, first: int, count: int, row: int) -> Block:
+    """Rows of a block, numbered from `row`."""
+    begin = first - block.start
+    columns = {name: column[begin : begin + count] for name, column in block.columns.items()}
+    failures = tuple(
+        RowFailure(row + failure.row - first, failure.origin, failure.stage, failure.error, failure.reason)
+        for failure in block.failures
+        if first <= failure.row < first + count
+    )
+    return Block(row, count, columns, failures)
+
+
+def select(source: Source, *, skip: int, limit: int | None) -> SelectedRows:
+    """The rows after the first `skip`, at most `limit` of them."""
+    return SelectedRows(source, [(skip, _NO_END - skip if limit is None else limit)])
+
+
+def sample(source: Source, wanted: int, by: str | None, seed: int) -> SelectedRows:
+    """`wanted` rows of a source, evenly, or so that every value of the column `by` keeps its share.
+
+    Raises:
+        InputError: There is no such column.
+        UsageError: The rows come as they come: what is left out of a sample is gone.
+    """
+    if not getattr(source, "is_resumable", True):
+        raise UsageError("a stream cannot be sampled", received=f"sample={wanted}", allowed="skip and limit")
+    if by is None:
+        total = sum(span.rows for span in source.divide(_COUNT_ROWS))
+        return SelectedRows(source, to_runs(sample_evenly(total, wanted, seed)))
+    if by not in source.schema():
+        raise InputError(
+            "the input has no such column", received=f"--sample-by {by}", allowed=", ".join(list(source.schema())[:12])
+        )
+    return SelectedRows(source, to_runs(sample_by_class(_classes(source, by), wanted, seed)))
+
+
+def _classes(source: Source, column: str) -> Array:
+    """A number for the value that every row has in a column; nulls and broken rows are a class of their own."""
+    codes: dict[Any, int] = {}
+    pieces: list[Array] = []
+    for span in source.divide(_COUNT_ROWS):
+        for block in source.read(span, [column]):
+            values = block.columns[column]
+            arrow = to_arrow(values.raw() if isinstance(values, Deferred) else values)
+            encoded = arrow.dictionary_encode() if not pa.types.is_dictionary(arrow.type) else arrow
+            names = [repr(value) for value in encoded.dictionary.to_pylist()]
+            lookup = np.array([codes.setdefault(name, len(codes)) for name in [*names, "null"]], np.int64)
+            pieces.append(lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)])
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)

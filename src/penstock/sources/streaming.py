@@ -1,0 +1,280 @@
+"""Rows that come as they come: generators, iterators, `tf.data` and streamed Hugging Face datasets.
+
+They are pulled in the process that has them. Each span is put into a file without a name, which loaders map, and
+which is freed when the span's result is there: what is in memory is what is under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.core.records import Block, Column, Fragment, RowFailure, Span, TensorSpec
+from penstock.errors import InputError, one_line
+from penstock.sources.python_batches import BatchTemplate, Piece, piece_of
+from penstock.sources.python_rows import RowTemplate
+from penstock.sources.shared_columns import Layout, map_columns, write_columns
+
+_BLOCK_ROWS = 1024
+_BLOCK_BYTES = 16 << 20
+_PEEKED_SPANS = 2
+
+
+class Rows:
+    """An iterable whose elements are single rows, not batches: dicts of values, tuples, arrays or numbers.
+
+    >>> list(Rows([1, 2]).iterable)
+    [1, 2]
+    """
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.iterable)
+
+
+def pieces_of_batches(batches: Iterable[Any]) -> Iterator[Piece]:
+    """Every batch as columns, as they come."""
+    return map(piece_of, batches)
+
+
+def pieces_of_rows(rows: Iterable[Any]) -> Iterator[Piece]:
+    """Single rows, gathered. What the iterable raises comes after the rows before it."""
+    template: RowTemplate | None = None
+    held: list[Any] = []
+    step = 1
+    try:
+        for row in rows:
+            if template is None:
+                template = RowTemplate(row)
+                step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, template.row_bytes)))
+            held.append(row)
+            if len(held) == step:
+                yield _gathered(template, held)
+                held = []
+    except Exception:
+        if template is not None and held:
+            yield _gathered(template, held)
+        raise
+    if template is not None and held:
+        yield _gathered(template, held)
+
+
+def _gathered(template: RowTemplate, rows: list[Any]) -> Piece:
+    columns, bad = template.gather(rows)
+    return Piece(columns, len(rows), bad, template.is_positional)
+
+
+class StreamedRows:
+    """A stream of rows, divided while it is pulled. A locator is (path, inode, layout, bad rows), plain JSON.
+
+    `divide` may be begun several times, and gives the same rows, as long as no division went beyond its second span;
+    a division that does is the run, and what it has passed is let go. A copy in another process can only `read`.
+
+    Args:
+        pieces: The rows, in order.
+        name: What the user calls them, for messages.
+        may_have_targets: Whether columns without names may include what the model was trained to answer.
+    """
+
+    is_resumable = False
+
+    def __init__(self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False) -> None:
+        self.may_have_targets = may_have_targets
+        self._name = name
+        self._token = uuid.uuid4().hex
+        self._pieces: Iterator[Piece] | None = pieces
+        self._template: BatchTemplate | None = None
+        self._head: dict[int, Piece] = {}
+        self._pulled = self._pulled_rows = 0
+        self._is_over = False
+        self._error: InputError | None = None
+        self._is_under_way = False
+        self._files = _SpanFiles()
+
+    @property
+    def is_positional(self) -> bool:
+        return self._like_first().is_positional
+
+    def fragments(self) -> Sequence[Fragment]:
+        """Unlike any other's: nobody can tell whether another stream would give the same rows."""
+        return [Fragment(f"stream:{self._name}:{self._token}", 0, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return self._like_first().schema()
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"{self._name}, row {row}"
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        """Spans of exactly `rows_per_span` rows, the last one shorter, pulled one by one.
+
+        Raises:
+            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+        """
+        if self._is_under_way or self._pieces is None:
+            raise InputError(
+                "a stream can be read only once",
+                received=self._name,
+                hint="make a new generator; or give an object with __len__ and __getitem__, which can be read again",
+            )
+        return self._spans(rows_per_span)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        path, inode, layout, bad = span.locator
+        mapped = _open_span(path, inode, layout)
+        failures = tuple(
+            RowFailure(span.start + place, self.origin(span, span.start + place), "read", error, reason)
+            for place, error, reason in bad
+        )
+        yield Block(span.start, span.rows, {name: mapped[name] for name in columns}, failures)
+
+    def release(self, span: Span) -> None:
+        """Free the memory of a span whose result is there. Whoever is still reading it can go on."""
+        self._files.remove(span.locator[0])
+
+    def close(self) -> None:
+        """Free the memory of all spans."""
+        self._files.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        light: dict[str, Any] = {"_pieces": None, "_head": {}, "_files": None}
+        return self.__dict__ | light
+
+    def _like_first(self) -> BatchTemplate:
+        if self._template is None:
+            self._piece(0)
+        if self._template is None:
+            raise self._error or InputError("the input has no rows", received=self._name)
+        return self._template
+
+    def _spans(self, rows_per_span: int) -> Iterator[Span]:
+        start = 0
+        place = (0, 0)
+        for index in itertools.count():
+            taken, place = self._take(rows_per_span, *place)
+            rows = sum(stop - first for _, first, stop in taken)
+            if rows and index >= _PEEKED_SPANS:
+                self._is_under_way = True
+                self._head = {number: piece for number, piece in self._head.items() if number >= place[0]}
+            if rows:
+                yield Span(index, start, rows, self._files.add(taken))
+                start += rows
+            if rows < rows_per_span:
+                break
+        if self._error is not None:
+            raise self._error
+
+    def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[Piece, int, int]], tuple[int, int]]:
+        """The next rows, from row `offset` of piece `number`; and the place after them."""
+        taken: list[tuple[Piece, int, int]] = []
+        while rows and (piece := self._piece(number)) is not None:
+            stop = min(piece.rows, offset + rows)
+            taken.append((piece, offset, stop))
+            rows -= stop - offset
+            number, offset = (number + 1, 0) if stop == piece.rows else (number, stop)
+        return taken, (number, offset)
+
+    def _piece(self, number: int) -> Piece | None:
+        """A piece that was pulled before, or the next one; None where there is no more, be it for an error."""
+        while number not in self._head:
+            if self._is_over or self._pieces is None:
+                return None
+            self._pull(self._pieces)
+        return self._head[number]
+
+    def _pull(self, pieces: Iterator[Piece]) -> None:
+        try:
+            piece = next(pieces, None)
+            self._is_over = piece is None
+            if piece is not None and piece.rows:
+                self._template = self._template or BatchTemplate(piece)
+                self._head[self._pulled] = self._template.fit(piece)
+                self._pulled, self._pulled_rows = self._pulled + 1, self._pulled_rows + piece.rows
+        except Exception as error:
+            self._is_over, self._error = True, self._told(error)
+
+    def _told(self, error: Exception) -> InputError:
+        place = f"{self._name}, row {self._pulled_rows}"
+        if isinstance(error, InputError):
+            return InputError(
+                error.problem, received=f"{place}: {error.received}", allowed=error.allowed, hint=error.hint
+            )
+        told = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
+        told.__cause__ = error
+        return told
+
+
+class _SpanFiles:
+    """The files of spans that are under way, by the path under which other processes open them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._open)
+
+    def add(self, taken: Sequence[tuple[Piece, int, int]]) -> tuple[Any, ...]:
+        """Write the rows of a span; returns its locator."""
+        path, descriptor = _new_file()
+        with self._lock:
+            self._open[path] = descriptor
+        names = taken[0][0].columns
+        layout = write_columns(
+            descriptor, {name: [piece.columns[name][start:stop] for piece, start, stop in taken] for name in names}
+        )
+        bad: list[tuple[int, str, str]] = []
+        first = 0
+        for piece, start, stop in taken:
+            bad += [(first + row - start, *why) for row, why in piece.bad.items() if start <= row < stop]
+            first += stop - start
+        return path, os.fstat(descriptor).st_ino, layout, tuple(sorted(bad))
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            _close(path, descriptor)
+
+    def clear(self) -> None:
+        for path in list(self._open):
+            self.remove(path)
+
+
+def _new_file() -> tuple[str, int]:
+    """A path that processes of this user can open, and a descriptor that keeps it."""
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        descriptor = os.memfd_create("penstock-stream", os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", descriptor
+    descriptor, path = tempfile.mkstemp(prefix="penstock-stream-")
+    return path, descriptor
+
+
+def _close(path: str, descriptor: int) -> None:
+    os.close(descriptor)
+    if not path.startswith("/proc/"):
+        os.unlink(path)
+
+
+def _close_all(files: dict[str, int]) -> None:
+    while files:
+        _close(*files.popitem())
+
+
+def _open_span(path: str, inode: int, layout: Layout) -> dict[str, Column]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError("a span of a stream is gone", received=f"{path}: {error.strerror}") from error
+    try:
+        if os.fstat(descriptor).st_ino != inode:
+            raise InputError("a span of a stream is gone", received=f"{path} holds another one")
+        return map_columns(descriptor, layout)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,126 @@
+"""What happens to rows before the model sees them: which are taken, the user's function, scaling on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+from penstock.core.preprocessing import Preprocess
+from penstock.core.protocols import Source
+from penstock.core.scaling import PRESETS, Scaling
+from penstock.errors import UsageError
+from penstock.options import PredictOptions, ReadOptions
+from penstock.sources.selection import sample, select
+
+
+def select_rows(source: Source, options: PredictOptions) -> Source:
+    """The rows that the job takes."""
+    if options.sample is not None:
+        return sample(source, options.sample, options.sample_by, options.seed)
+    if options.skip or options.limit is not None:
+        return select(source, skip=options.skip, limit=options.limit)
+    return source
+
+
+def keep_by_default(options: PredictOptions, source: Source) -> PredictOptions:
+    """A source of files keeps `path`: without it nobody knows which prediction is whose."""
+    wanted = [name for name in getattr(source, "keeps", ()) if name not in options.keep]
+    return replace(options, keep=(*options.keep, *wanted))
+
+
+def make_preprocess(source: Source, options: PredictOptions) -> Preprocess | None:
+    function = options.preprocess if options.preprocess is not None else options.preprocess_row
+    if function is None:
+        return None
+    made = Preprocess.of(function, is_by_row=options.preprocess_row is not None)
+    return replace(made, takes=source.schema())
+
+
+def make_scaling(options: PredictOptions) -> Scaling | None:
+    if options.preset is not None:
+        return PRESETS[options.preset]
+    if options.scale is None and options.offset is None:
+        return None
+    return Scaling(options.scale or (1.0,), options.offset or (0.0,))
+
+
+def as_request(options: PredictOptions) -> dict[str, Any]:
+    """These options as the fingerprint covers them and a resumed run reads them again: plain JSON."""
+    function = options.preprocess if options.preprocess is not None else options.preprocess_row
+    reading = dataclasses.asdict(options.reading)
+    return {
+        "reading": {name: list(value) if isinstance(value, tuple) else value for name, value in reading.items()},
+        "preprocess": _describe_function(function),
+        "preprocess_is_by_row": options.preprocess_row is not None,
+        "preset": options.preset,
+        "scale": _list(options.scale),
+        "offset": _list(options.offset),
+        "buckets": _list(options.buckets),
+        "skip": options.skip,
+        "limit": options.limit,
+        "sample": options.sample,
+        "sample_by": options.sample_by,
+        "seed": options.seed,
+    }
+
+
+def from_request(request: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of PredictOptions behind `as_request`.
+
+    Raises:
+        UsageError: The function was of the process that began the job.
+    """
+    reading = dict(request["reading"])
+    for name in ("image_size", "images"):
+        reading[name] = tuple(reading[name]) if reading[name] is not None else None
+    function = request["preprocess"]
+    if function is not None and function["by_value"]:
+        raise UsageError(
+            "the preprocessing function of this job was of the script that began it",
+            received=function["location"],
+            hint="call penstock.predict again with the same arguments",
+        )
+    name = "preprocess_row" if request["preprocess_is_by_row"] else "preprocess"
+    keywords = {key: request[key] for key in ("preset", "skip", "limit", "sample", "sample_by", "seed")}
+    for key in ("scale", "offset", "buckets"):
+        keywords[key] = tuple(request[key]) if request[key] is not None else None
+    return keywords | {"reading": ReadOptions(**reading), name: function["location"] if function else None}
+
+
+def _list(values: Any) -> list[Any] | None:
+    return None if values is None else list(values)
+
+
+def _describe_function(function: Any) -> dict[str, Any] | None:
+    """A function by its name and what is in it: a changed one makes another job."""
+    if function is None:
+        return None
+    if callable(function):
+        made = Preprocess.of(function, is_by_row=False)
+        return {"location": made.location, "by_value": True, "digest": _digest(made.payload or b"")}
+    return {"location": function, "by_value": False, "digest": _digest_of_module(function.partition(":")[0])}
+
+
+def _digest_of_module(module: str) -> str | None:
+    """A digest of the module's file, found without importing it: it may import a framework."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    if spec is None:
+        raise UsageError(
+            "the module of the preprocessing function is not found",
+            received=module,
+            allowed="module:function, importable from this folder",
+        )
+    if not spec.origin or not spec.has_location:
+        return None
+    with open(spec.origin, "rb") as file:
+        return _digest(file.read())
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:32]

@@ -1,0 +1,122 @@
+"""A folder of this machine as the place of an output: temporary names, fsync, rename, and locks of the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from penstock.errors import OutputError
+from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
+from penstock.storage.failures import FailuresFile
+from penstock.storage.journal import Journal, PartRecord, read_records
+from penstock.storage.lock import OutputLock, is_locked
+
+
+class LocalFolder:
+    """See `places.Place`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+        self._shown = path
+
+    def address(self, name: str = "") -> str:
+        return os.path.join(self._shown, name) if name else self._shown
+
+    def lock(self) -> OutputLock:
+        return OutputLock(self._path)
+
+    def is_locked(self) -> bool:
+        return is_locked(self._path)
+
+    def children(self) -> list[str] | None:
+        if not os.path.exists(self._path):
+            return None
+        if not os.path.isdir(self._path):
+            raise OutputError("the output is not a folder", received=self._shown)
+        return os.listdir(self._path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(self._at(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        write_whole(self._at(name), content)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        try:
+            with os.scandir(self._at(folder)) as entries:
+                return {os.path.join(folder, e.name): e.stat().st_size for e in entries if e.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._at(name))
+
+    def drop_folders(self, names: Iterable[str]) -> None:
+        for name in names:
+            if os.path.isdir(self._at(name)) and not os.listdir(self._at(name)):
+                os.rmdir(self._at(name))
+
+    def staging(self) -> str:
+        self.drop_staging()
+        os.makedirs(internal(self._path, "staging"))
+        return internal(self._path, "staging")
+
+    def drop_staging(self) -> None:
+        shutil.rmtree(internal(self._path, "staging"), ignore_errors=True)
+
+    def publish(self, staged: Mapping[str, str]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for temporary, name in staged.items():
+            sizes[name] = os.path.getsize(temporary)
+            make_folders(os.path.dirname(self._at(name)))
+            os.replace(temporary, self._at(name))
+        for folder in sorted({os.path.dirname(self._at(name)) for name in sizes}):
+            fsync_folder(folder)
+        return sizes
+
+    def settle(self) -> None:
+        fsync_folder(internal(self._path))
+        fsync_folder(self._path)
+
+    def journal(self) -> Journal:
+        return Journal(internal(self._path, "journal"))
+
+    def records(self) -> list[PartRecord]:
+        return read_records(internal(self._path, "journal"))
+
+    def failures(self) -> FailuresFile:
+        return FailuresFile(internal(self._path, "failures.jsonl"))
+
+    def forget(self) -> None:
+        for name in ("journal", "failures.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(internal(self._path, name))
+        fsync_folder(internal(self._path))
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[IO[Any]]:
+        with output_errors():
+            log = open(internal(self._path, "log.txt"), "ab+", buffering=0)  # noqa: SIM115 - closed just below
+        with log:
+            yield log
+
+    def leave_no_trace(self, *, existed: bool) -> None:
+        for name in ("journal", "failures.jsonl", "log.txt", "lock"):
+            with contextlib.suppress(OSError):
+                os.remove(internal(self._path, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(internal(self._path))
+            if not existed:
+                os.rmdir(self._path)
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self._path, name)

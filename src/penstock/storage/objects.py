@@ -1,0 +1,220 @@
+"""The objects under one prefix of a remote store: whole reads, whole writes, and writes on a condition.
+
+Stores differ in what they promise. S3 and Google Cloud Storage create an object only where there is none, in one step;
+S3 also replaces one only while it is what we think it is. Elsewhere we look and then write, which leaves a moment in
+which two runs may pass each other: the journal's numbers and the lock's token still tell them apart afterwards.
+
+A call may be done although its answer was lost, and is then done again. So every write is safe to repeat, and a
+condition that fails is checked against what is there: it may be our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from penstock.core.retrying import http_status, may_pass, retrying
+from penstock.errors import DeviceError, UsageError
+from penstock.storage.store_errors import explained
+
+T = TypeVar("T")
+
+_AT_ONCE = 16
+_TRIES = 9
+"""Half a minute in all: an hour of predictions is worth that."""
+_HASTY_TRIES = 3
+_WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+_READ_ONLY = ("http://", "https://")
+
+
+class ConditionFailed(Exception):
+    """The object is there already, or is no longer what it was."""
+
+
+class Objects:
+    """Objects by their names under `url`.
+
+    Every method raises OutputError, with the address, where the store refuses or stays away through all tries.
+    """
+
+    def __init__(self, url: str, *, tries: int = _TRIES, sleep: Callable[[float], object] = time.sleep) -> None:
+        self.url = url.rstrip("/")
+        self._tries = tries
+        self._sleep = sleep
+        self._store, self._root = _open(url)
+        self._has_folders = not _WITHOUT_FOLDERS & set(_protocols(self._store))
+        self._is_s3 = hasattr(self._store, "call_s3")
+
+    def hasty(self) -> Objects:
+        """The same objects with less patience: for what can be left undone, or when somebody waits for the answer."""
+        hasty = copy.copy(self)
+        hasty._tries = min(_HASTY_TRIES, self._tries)
+        return hasty
+
+    def address(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def children(self) -> dict[str, str] | None:
+        """What lies directly under the prefix, as name to `file` or `directory`; None where nothing does."""
+        found = self._ask("", lambda: self._store.ls(self._root, detail=True))
+        if found is None:
+            return None
+        kinds = {self._name(entry["name"]): entry["type"] for entry in found}
+        if not any(entry["size"] for entry in found if not self._name(entry["name"])):
+            kinds.pop("", None)  # the empty object that some tools put in the place of a folder
+        return kinds
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """The objects directly in a folder, with their sizes."""
+        found = self._ask(folder, lambda: self._store.ls(self._path(folder), detail=True)) or []
+        files = {self._name(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
+        within = f"{folder}/" if folder else ""
+        return {name: size for name, size in files.items() if name.startswith(within) and name != within}
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object; None where there is none."""
+        content: bytes | None = self._ask(name, lambda: self._store.cat_file(self._path(name)))
+        return content
+
+    def read_each(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """The objects in their order, several of them asked for at once; those that are not there are left out."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            for first in range(0, len(names), _AT_ONCE):
+                some = names[first : first + _AT_ONCE]
+                for name, content in zip(some, threads.map(self.read, some), strict=True):
+                    if content is not None:
+                        yield name, content
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """The content of an object and the tag on whose condition `replace` replaces it."""
+        # The tag comes first: if the object changes in between, the old tag guards the new content, and a replacement
+        # is refused. The other way round it would be allowed.
+        tag = self._ask(name, lambda: self._store.info(self._path(name))["ETag"]) if self._is_s3 else None
+        content = self.read(name)
+        return None if content is None else (content, tag or _digest(content))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put an object, whole, in the place of any other."""
+        self._tell(name, lambda: self._store.pipe_file(self._path(name), content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object where there is none; whether the object there is now this one."""
+        try:
+            self._tell(name, lambda: self._store.pipe_file(self._path(name), content, mode="create"))
+        except ConditionFailed:
+            return self.read(name) == content
+        return True
+
+    def replace(self, name: str, content: bytes, tag: str) -> bool:
+        """Put an object in the place of the one with this tag; whether the object there is now this one."""
+        if not self._is_s3:
+            found = self.read_tagged(name)
+            if found is None or found[1] != tag:
+                return found is not None and found[0] == content
+            self.write(name, content)
+            return True
+        bucket, key, _ = self._store.split_path(self._path(name))
+        put = {"Bucket": bucket, "Key": key, "Body": content, "IfMatch": tag}
+        try:
+            self._tell(name, lambda: self._store.call_s3("put_object", **put))
+        except ConditionFailed:
+            return self.read(name) == content
+        return True
+
+    def upload(self, path: str, name: str, *, only_new: bool) -> bool:
+        """Put a local file, which appears when it is complete; False where `only_new` finds one there."""
+        mode = "create" if only_new else "overwrite"
+        try:
+            self._tell(name, lambda: self._store.put_file(path, self._path(name), mode=mode))
+        except ConditionFailed:
+            return False
+        return True
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects. One that is not there is as good as removed."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            list(threads.map(self._remove, names))
+
+    def _remove(self, name: str) -> None:
+        self._ask(name, lambda: self._store.rm_file(self._path(name)))
+
+    def drop_folder(self, name: str) -> None:
+        """Remove a folder if it is empty, in a store that has folders."""
+        if self._has_folders or "memory" in _protocols(self._store):
+            with contextlib.suppress(OSError):
+                self._store.rmdir(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _name(self, path: str) -> str:
+        return path.strip("/").removeprefix(self._root.strip("/")).strip("/")
+
+    def _ask(self, name: str, call: Callable[[], T]) -> T | None:
+        """What the store answers; None where there is no such object."""
+        try:
+            return retrying(call, is_transient=may_pass, sleep=self._sleep, tries=self._tries)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise explained(error, self.address(name)) from error
+
+    def _tell(self, name: str, call: Callable[[], object]) -> None:
+        """Write.
+
+        Raises:
+            ConditionFailed: The condition of the write does not hold.
+        """
+        try:
+            if self._has_folders:
+                self._store.makedirs(self._store._parent(self._path(name)), exist_ok=True)
+            retrying(call, is_transient=may_pass, sleep=self._sleep, tries=self._tries)
+        except FileExistsError as error:
+            raise ConditionFailed(name) from error
+        except Exception as error:
+            if http_status(error) == 412:
+                raise ConditionFailed(name) from error
+            raise explained(error, self.address(name)) from error
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """The file system behind a URL, and the path in it."""
+    if url.startswith(_READ_ONLY):
+        raise UsageError("an output cannot be written over http", received=url, allowed="s3://, gs://, az://, a folder")
+    try:
+        import fsspec.core  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise DeviceError("fsspec is not installed", received=url, hint="pip install 'penstock[remote]'") from error
+    # No listing is kept: other runs and people write here, too.
+    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if url.startswith(("s3://", "s3a://")):
+        # One layer decides how often a call is tried, and that is ours.
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _AT_ONCE}
+    try:
+        store, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        raise DeviceError(
+            "the library for this kind of URL is not installed",
+            received=f"{url}: {error}",
+            hint="pip install 'penstock[remote]' for s3://; gcsfs for gs://, adlfs for az://",
+        ) from error
+    except ValueError as error:
+        raise UsageError("this kind of URL is not known", received=f"{url}: {error}") from error
+    if not path.strip("/"):
+        raise UsageError("the URL names no place", received=url, allowed="s3://BUCKET/PREFIX")
+    if hasattr(store, "retries"):
+        store.retries = 1
+    return store, path.rstrip("/")
+
+
+def _protocols(store: Any) -> tuple[str, ...]:
+    return (store.protocol,) if isinstance(store.protocol, str) else tuple(store.protocol)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

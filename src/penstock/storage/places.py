@@ -1,0 +1,126 @@
+"""Where the output of a job is kept: what storage asks of a place, and the place behind `--output`.
+
+There are two kinds, a folder of this machine and a prefix of a remote store. Names are relative to the place, with
+slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `records` and `is_locked`,
+which change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import IO, Any, Protocol
+
+from penstock.storage.journal import PartRecord
+from penstock.storage.local_folder import LocalFolder
+from penstock.storage.remote_prefix import RemotePrefix
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+class Records(Protocol):
+    """A journal that is open."""
+
+    @property
+    def records(self) -> list[PartRecord]: ...
+
+    def append(self, record: PartRecord) -> None: ...
+
+    def cut_to(self, count: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Failures(Protocol):
+    """The rows that failed."""
+
+    def append(self, number: int, lines: bytes) -> None: ...
+
+    def count_whole(self, records: Sequence[PartRecord]) -> int: ...
+
+    def cut(self, records: Sequence[PartRecord]) -> None: ...
+
+    def settle(self, records: Sequence[PartRecord]) -> None: ...
+
+
+class Place(Protocol):
+    """Where the output of one job is kept."""
+
+    def address(self, name: str = "") -> str:
+        """The place, or something in it, as a person would write it."""
+        ...
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Held by one living run; OutputError where another holds it."""
+        ...
+
+    def is_locked(self) -> bool: ...
+
+    def children(self) -> list[str] | None:
+        """What lies directly in the place; None where it does not exist."""
+        ...
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """After any crash there is the old content or the new."""
+        ...
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """The files directly in a folder, by name relative to the place."""
+        ...
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files. What is not there is as good as removed."""
+        ...
+
+    def drop_folders(self, names: Iterable[str]) -> None:
+        """Remove those of the folders that are empty."""
+        ...
+
+    def staging(self) -> str:
+        """An empty local folder for parts that are being written, made anew."""
+        ...
+
+    def drop_staging(self) -> None: ...
+
+    def publish(self, staged: Mapping[str, str]) -> dict[str, int]:
+        """Bring local files under their final names, each whole or not at all; returns the sizes by name."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until every removal is as lasting as a commit."""
+        ...
+
+    def journal(self) -> Records:
+        """Open the journal; a torn tail is cut."""
+        ...
+
+    def records(self) -> list[PartRecord]:
+        """The whole records of the journal."""
+        ...
+
+    def failures(self) -> Failures: ...
+
+    def forget(self) -> None:
+        """Remove the journal and the failures: from here on the parts are unknown."""
+        ...
+
+    def log(self) -> AbstractContextManager[IO[Any]]:
+        """The log of the run, open for appending, with a descriptor."""
+        ...
+
+    def leave_no_trace(self, *, existed: bool) -> None:
+        """Remove what a job that never began has left."""
+        ...
+
+
+def place_of(output: str) -> Place:
+    """The place that an output names: a folder, or a URL."""
+    scheme = _URL.match(output)
+    if scheme is None:
+        return LocalFolder(output)
+    if scheme[1] in ("file", "local"):
+        return LocalFolder(output[scheme.end() :])
+    return RemotePrefix(output)

@@ -1,0 +1,137 @@
+"""A prefix of a remote store as the place of an output.
+
+The order of every commit is that of `committer`, with one object for each step, and this is what a crash leaves:
+1. a part's files are written to a local folder of this run: removed with it, or swept away by the next run here;
+2. each is uploaded, and appears when its upload is complete: unknown to the journal, removed at the next start (what an
+   upload in pieces has sent by then is invisible, and goes by the bucket's own rules);
+3. the part's failures are put as one numbered object: no record of that number, removed at the next start;
+4. the lock is looked at, and the record is created under its number, where there is none: the part exists.
+At the end `failures.jsonl` is put together from the numbered objects, for people to read, and the log is uploaded: a
+crash before that loses the log of that run and nothing else.
+
+A run that was cut off, and whose lock another took over, may still be at any of these steps. It cannot write a record
+(4); it does not overwrite a part that is there (2, 3: it creates, and overwrites only with the lock in hand); and a
+part that it creates where no record is, is overwritten by the run that has the lock, or removed at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from penstock.errors import OutputError
+from penstock.storage.disk import INTERNAL
+from penstock.storage.journal import PartRecord
+from penstock.storage.lease import Lease, is_leased
+from penstock.storage.numbered import ALL_FAILURES, FAILURES, JOURNAL, NumberedFailures, NumberedJournal, read_numbered
+from penstock.storage.objects import Objects
+from penstock.storage.scratch import Scratch
+
+_LOG = f"{INTERNAL}/log.txt"
+
+
+class RemotePrefix:
+    """See `places.Place`."""
+
+    def __init__(self, url: str) -> None:
+        self._objects = Objects(url)
+        self._lease: Lease | None = None
+        self._scratch: Scratch | None = None
+
+    def address(self, name: str = "") -> str:
+        return self._objects.address(name)
+
+    def lock(self) -> Lease:
+        self._lease = Lease(self._objects)
+        return self._lease
+
+    def is_locked(self) -> bool:
+        return is_leased(self._objects)
+
+    def children(self) -> list[str] | None:
+        # The first contact with the store: a wrong address should be told in seconds.
+        kinds = self._objects.hasty().children()
+        if kinds is not None and kinds.get("") == "file":
+            raise OutputError("the output is not a folder", received=self.address())
+        return None if kinds is None else list(kinds)
+
+    def read(self, name: str) -> bytes | None:
+        return self._objects.read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._fence()
+        self._objects.write(name, content)
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        return self._objects.sizes(folder)
+
+    def remove(self, names: Iterable[str]) -> None:
+        self._fence()
+        self._objects.remove(names)
+
+    def drop_folders(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._objects.drop_folder(name)
+
+    def staging(self) -> str:
+        self.drop_staging()
+        self._scratch = Scratch()
+        return self._scratch.path
+
+    def drop_staging(self) -> None:
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
+
+    def publish(self, staged: Mapping[str, str]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for temporary, name in staged.items():
+            sizes[name] = os.path.getsize(temporary)
+            if not self._objects.upload(temporary, name, only_new=True):
+                # The journal does not know it: another run left it after we had looked, or the answer was lost.
+                self._fence()
+                self._objects.upload(temporary, name, only_new=False)
+            os.remove(temporary)
+        return sizes
+
+    def settle(self) -> None:
+        """The store has answered: it is done."""
+
+    def journal(self) -> NumberedJournal:
+        token = secrets.token_hex(16) if self._lease is None else self._lease.token
+        return NumberedJournal(self._objects, token, self._fence)
+
+    def records(self) -> list[PartRecord]:
+        return read_numbered(self._objects)[0]
+
+    def failures(self) -> NumberedFailures:
+        return NumberedFailures(self._objects, self._fence)
+
+    def forget(self) -> None:
+        self.remove([*self.sizes(JOURNAL), *self.sizes(FAILURES), ALL_FAILURES])
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[IO[Any]]:
+        """A local file without a name, uploaded at the end, also after an error; what was there comes first."""
+        with tempfile.TemporaryFile(prefix="penstock-log-", buffering=0) as log:
+            log.write(self._objects.read(_LOG) or b"")
+            try:
+                yield log
+            finally:
+                with contextlib.suppress(OutputError):
+                    log.seek(0)
+                    self._objects.hasty().write(_LOG, log.read())
+
+    def leave_no_trace(self, *, existed: bool) -> None:
+        with contextlib.suppress(OutputError):
+            self.forget()
+            self.remove([_LOG])
+
+    def _fence(self) -> None:
+        """Only the run that holds the lock goes past this."""
+        if self._lease is not None:
+            self._lease.check()

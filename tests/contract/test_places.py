@@ -1,0 +1,274 @@
+"""What every place of an output promises: a folder, a real S3-speaking server, a store in memory."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+
+from penstock.errors import OutputError, UsageError
+from penstock.storage.committer import Committer, is_finished, part_files, remove_job, whole_records
+from penstock.storage.manifest import is_fresh, load_manifest
+from penstock.storage.places import Place, place_of
+from tests.support import flaky_proxy, s3_server
+from tests.unit.storage.test_committer import SINKS, SPANS, manifest_of, result_of
+
+BUCKET = "bucket"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server.start_s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment(endpoint).items():
+            patch.setenv(name, value)
+        s3_server.filesystem(endpoint).mkdir(BUCKET)
+        yield endpoint
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).replace("[", "-").replace("]", "").replace(" ", "-")
+
+
+@pytest.fixture(params=["folder", "s3", "memory"])
+def output(request: pytest.FixtureRequest, endpoint: str, tmp_path: Path, name: str) -> str:
+    MemoryFileSystem.store.clear()
+    return str(tmp_path / "out") if request.param == "folder" else f"{request.param}://{BUCKET}/{name}"
+
+
+@pytest.fixture
+def place(output: str) -> Iterator[Place]:
+    """An empty place that this test has locked."""
+    place = place_of(output)
+    with place.lock():
+        yield place
+
+
+def run(place: Place, sink: str, stop: int | None = None) -> None:
+    manifest = manifest_of(sink=sink)
+    with closing(Committer(place, manifest, SINKS[sink], lambda record: None)) as committer:
+        for span in committer.pending:
+            if stop is not None and span.index >= stop:
+                return
+            committer.accept(result_of(span))
+        committer.finish()
+
+
+def everything(place: Place, sink: str) -> dict[str, bytes]:
+    """The parts and the failures of a job."""
+    names = [*part_files(place, manifest_of(sink=sink)), "_penstock/failures.jsonl"]
+    return {name: place.read(name) or b"" for name in names}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The same job in a local folder, in every format."""
+    found = {}
+    for sink in SINKS:
+        place = place_of(str(tmp_path_factory.mktemp("expected") / sink))
+        with place.lock():
+            run(place, sink)
+        found[sink] = everything(place, sink)
+    return found
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_job_has_the_same_bytes_wherever_it_is_written(
+    place: Place, sink: str, expected: dict[str, dict[str, bytes]]
+) -> None:
+    run(place, sink, stop=3)
+    run(place, sink)
+    assert everything(place, sink) == expected[sink]
+    assert is_finished(manifest_of(sink=sink), whole_records(place, place.records()))
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_removed_job_leaves_a_fresh_place(place: Place, sink: str) -> None:
+    manifest_of(sink=sink).save(place)
+    run(place, sink)
+    assert load_manifest(place) == manifest_of(sink=sink)
+    remove_job(place, manifest_of(sink=sink))
+    assert is_fresh(place)
+    assert place.children() == ["_penstock"]
+
+
+def test_place_is_absent_until_it_is_locked(output: str) -> None:
+    assert place_of(output).children() is None
+    assert place_of(output).records() == []
+    assert place_of(output).sizes("y") == {}
+    assert not place_of(output).is_locked()
+    place = place_of(output)
+    with place.lock():
+        assert place_of(output).is_locked()
+        with place.log():
+            pass
+        place.leave_no_trace(existed=False)
+    assert place_of(output).children() is None
+
+
+def test_content_is_written_read_listed_and_removed(place: Place) -> None:
+    place.write("_penstock/x", b"one")
+    place.write("_penstock/x", b"three")
+    assert place.read("_penstock/x") == b"three"
+    assert place.read("_penstock/y") is None
+    assert {name: size for name, size in place.sizes("_penstock").items() if "lock" not in name} == {"_penstock/x": 5}
+    place.remove(["_penstock/x", "_penstock/y"])
+    assert place.read("_penstock/x") is None
+
+
+def test_address_names_the_place_as_a_person_would(place: Place, output: str) -> None:
+    assert place.address() == output
+    assert place.address("_penstock/x") == f"{output}/_penstock/x"
+
+
+def test_address_of_a_folder_may_be_a_url(tmp_path: Path) -> None:
+    place = place_of(f"file://{tmp_path}/out")
+    with place.lock():
+        run(place, "jsonl")
+    assert (tmp_path / "out" / "part-00000000.jsonl").exists()
+
+
+@pytest.mark.parametrize("url", ["https://example.org/out", "nothing-of-that-kind://x/y", "s3://"])
+def test_url_that_cannot_be_written_to_is_a_usage_error(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        place_of(url)
+    assert url in (caught.value.received or "")
+
+
+def test_prefix_may_hold_what_patterns_are_made_of(endpoint: str, expected: dict[str, dict[str, bytes]]) -> None:
+    place = place_of(f"s3://{BUCKET}/runs/[a-z]*? {{1}} #ä%41")
+    with place.lock():
+        run(place, "npy")
+        assert everything(place, "npy") == expected["npy"]
+        remove_job(place, manifest_of(sink="npy"))
+        assert part_files(place, manifest_of(sink="npy")) == []
+
+
+def test_empty_object_that_tools_put_for_a_folder_is_no_obstacle(endpoint: str) -> None:
+    # s3fs itself strips the slash, so it is put as the console of a provider would.
+    address = http.client.HTTPConnection(endpoint.removeprefix("http://"))
+    with closing(address):
+        address.request("PUT", f"/{BUCKET}/made-by-hand/", b"")
+        assert address.getresponse().status == 200
+    place = place_of(f"s3://{BUCKET}/made-by-hand/")
+    assert is_fresh(place)
+    with place.lock():
+        run(place, "jsonl")
+
+
+class LossyHandler(flaky_proxy._Handler):
+    """Does what it is asked to and says nothing, every third time."""
+
+    asked = 0
+
+    def do_PUT(self) -> None:
+        type(self).asked += 1
+        if type(self).asked % 3:
+            self.do_GET()
+            return
+        self._pass_on(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+        self.close_connection = True
+
+
+class ForbiddingHandler(flaky_proxy._Handler):
+    """Everybody may look, nobody may write."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._answer(403, {}, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
+
+
+class LeavingHandler(flaky_proxy._Handler):
+    """Answers until it is gone; then every connection is closed."""
+
+    is_gone = False
+
+    def do_GET(self) -> None:
+        if self.is_gone:
+            self.close_connection = True
+        else:
+            super().do_GET()
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+
+@contextmanager
+def behind(endpoint: str, handler: type[Any] | None = None, *, every: int = 1 << 30) -> Iterator[Any]:
+    """The server behind a proxy, for the file systems that are made meanwhile."""
+    with flaky_proxy.start_flaky_proxy(endpoint, every) as proxy, pytest.MonkeyPatch.context() as patch:
+        if handler is not None:
+            proxy.RequestHandlerClass = handler
+        patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+def test_faults_of_the_store_are_survived(endpoint: str, name: str, expected: dict[str, dict[str, bytes]]) -> None:
+    with behind(endpoint, every=4) as proxy:
+        place = place_of(f"s3://{BUCKET}/{name}")
+        with place.lock():
+            run(place, "npy")
+            assert everything(place, "npy") == expected["npy"]
+        assert proxy.faults > 10
+
+
+def test_writes_whose_answer_was_lost_are_known_as_our_own(
+    endpoint: str, name: str, expected: dict[str, dict[str, bytes]]
+) -> None:
+    with behind(endpoint, LossyHandler):
+        place = place_of(f"s3://{BUCKET}/{name}")
+        with place.lock():
+            run(place, "jsonl", stop=3)
+            run(place, "jsonl")
+            assert everything(place, "jsonl") == expected["jsonl"]
+        assert LossyHandler.asked > 10
+    assert not place_of(f"s3://{BUCKET}/{name}").is_locked()
+
+
+def test_missing_permission_is_told_when_the_lock_is_taken(endpoint: str, name: str) -> None:
+    with behind(endpoint, ForbiddingHandler):
+        place = place_of(f"s3://{BUCKET}/{name}")
+        assert is_fresh(place)
+        with pytest.raises(OutputError, match="there is no permission to write to the output") as caught, place.lock():
+            pass
+    assert f"s3://{BUCKET}/{name}" in (caught.value.received or "")
+
+
+def test_server_that_is_not_there_is_told_in_seconds(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
+    place = place_of(f"s3://{BUCKET}/away")
+    began = time.monotonic()
+    with pytest.raises(OutputError, match="the output cannot be reached") as caught:
+        is_fresh(place)
+    assert time.monotonic() - began < 30
+    assert f"s3://{BUCKET}/away" in (caught.value.received or "")
+
+
+def test_store_that_goes_away_ends_the_run_and_keeps_what_is_committed(
+    endpoint: str, name: str, expected: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{BUCKET}/{name}"
+    with behind(endpoint, LeavingHandler):
+        place = place_of(url)
+        with place.lock():
+            committer = Committer(place, manifest_of(sink="jsonl"), SINKS["jsonl"], lambda record: None)
+            with closing(committer):
+                for span in SPANS[:2]:
+                    committer.accept(result_of(span))
+                monkeypatch.setattr(LeavingHandler, "is_gone", True)
+                with pytest.raises(OutputError, match="the output cannot be reached") as caught:
+                    committer.accept(result_of(SPANS[2]))
+    assert url in (caught.value.received or "")
+    assert "what is committed stays" in (caught.value.hint or "")
+    again = place_of(url)
+    assert again.read("_penstock/lock") is not None, "a lock that could not be removed stays"
+    run(again, "jsonl")
+    assert everything(again, "jsonl") == expected["jsonl"]

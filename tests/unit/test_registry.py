@@ -1,0 +1,96 @@
+"""Which source opens which files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import InputError
+from penstock.options import ReadOptions
+from penstock.registry import SOURCES, open_files
+from penstock.sources.crc32c import masked_crc
+from penstock.sources.image_columns import ImageColumns
+from penstock.sources.image_files import ImageFiles
+from penstock.sources.parquet import ParquetFiles
+from penstock.sources.text import TextLines
+from penstock.sources.tfrecord import TFRecordFiles
+
+
+def write_table(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"x": [1.0, 2.0], "photo": [b"1", b"2"]}), path)
+
+
+def record(content: bytes) -> bytes:
+    length = struct.pack("<Q", len(content))
+    return length + struct.pack("<I", masked_crc(length)) + content + struct.pack("<I", masked_crc(content))
+
+
+def test_no_suffix_belongs_to_two_sources() -> None:
+    suffixes = [suffix for source in SOURCES for suffix in source.suffixes]
+    assert len(set(suffixes)) == len(suffixes)
+
+
+def test_readme_beside_a_table_is_not_data(tmp_path: Path) -> None:
+    write_table(tmp_path / "rows.parquet")
+    (tmp_path / "README.txt").write_text("about these rows")
+    assert isinstance(open_files([str(tmp_path)]), ParquetFiles)
+
+
+def test_folder_of_nothing_but_text_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert isinstance(open_files([str(tmp_path)]), TextLines)
+
+
+def test_text_that_is_named_beside_a_table_is_a_mix(tmp_path: Path) -> None:
+    write_table(tmp_path / "rows.parquet")
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    with pytest.raises(InputError) as caught:
+        open_files([str(tmp_path), str(tmp_path / "a.txt")])
+    assert caught.value.problem == "the input mixes formats"
+
+
+def test_records_are_known_by_their_content_where_the_name_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00002").write_bytes(record(b""))
+    (tmp_path / "train-00001-of-00002").write_bytes(record(b""))
+    assert isinstance(open_files([str(tmp_path / "train-*")]), TFRecordFiles)
+
+
+def test_file_of_no_known_format_is_told(tmp_path: Path) -> None:
+    (tmp_path / "notes.docx").write_bytes(b"nothing that penstock reads, but more than twelve bytes")
+    with pytest.raises(InputError) as caught:
+        open_files([str(tmp_path / "notes.docx")])
+    assert caught.value.problem == "unknown format"
+    assert caught.value.received == str(tmp_path / "notes.docx")
+
+
+def test_images_may_have_different_suffixes(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.PNG", "c.webp"):
+        (tmp_path / name).write_bytes(b"")
+    assert isinstance(open_files([str(tmp_path)]), ImageFiles)
+
+
+def test_columns_of_images_are_wrapped(tmp_path: Path) -> None:
+    write_table(tmp_path / "rows.parquet")
+    source = open_files([str(tmp_path)], ReadOptions(images=("photo",), image_size=(4, 6)))
+    assert isinstance(source, ImageColumns)
+    assert source.schema()["photo"].encoding == "image"
+    assert (source.schema()["photo"].shape or ())[:2] == (4, 6)
+
+
+def test_options_reach_sources_that_take_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    schema = open_files([str(tmp_path)], ReadOptions(image_size=(4, 6))).schema()
+    assert (schema["image"].shape or ())[:2] == (4, 6)
+
+
+def test_file_of_a_table_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "b.npy").symlink_to(tmp_path / "gone.npy")
+    with pytest.raises(InputError, match=r"b\.npy"):
+        open_files([str(tmp_path)])
