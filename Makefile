@@ -24,7 +24,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY) $(PEERS)/.ready
-	$(BIN)/python -m bench $(BENCH)
+	$(BIN)/python -m bench $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH)
 
 $(READY): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)

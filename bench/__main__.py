@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench import from_files, in_memory, memory
+from bench import from_files, in_memory, memory, to_slots
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
 from bench.sizes import Sizes
@@ -26,6 +26,7 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "B": in_memory.large,
     "C": in_memory.small,
     "D": memory.bounded,
+    "F": to_slots.decoded,
 }
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
 
@@ -45,7 +46,11 @@ def main(arguments: list[str]) -> int:
     """Run the chosen workloads and return the exit code."""
     options = _parse(arguments)
     settings = BenchSettings(
-        Sizes(options.scale), options.repeats, options.data.resolve(), tuple(shlex.split(options.penstock))
+        Sizes(options.scale),
+        options.repeats,
+        options.data.resolve(),
+        tuple(shlex.split(options.penstock)),
+        options.photos.resolve() if options.photos else None,
     )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     _make_models(settings)
@@ -64,6 +69,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", type=_workload_names, default=list(WORKLOADS), help="such as A1,A2,B,C,D")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
     parser.add_argument("--data", type=Path, default=Path(".bench"), help="data and the peers' environment")
+    parser.add_argument("--photos", type=Path, help="JPEG files for F and G; without it, pictures are drawn")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--penstock", default="", help="more options for `penstock predict`, as one string")
     return parser.parse_args(arguments)

@@ -36,7 +36,7 @@ def linked_folder(folder: Path, num_files: int) -> Path:
     if linked.exists():
         return linked
     sources = sorted(folder.iterdir())
-    staging = _fresh_staging(linked)
+    staging = fresh_staging(linked)
     for index in range(num_files):
         os.link(sources[index % len(sources)], staging / _file_name(index))
     return staging.rename(linked)
@@ -55,14 +55,15 @@ def _make_once(folder: Path, num_files: int, rows_per_file: int, make_table: Tab
     """Write under a temporary name and rename: a folder under its final name is whole."""
     if folder.exists():
         return folder
-    staging = _fresh_staging(folder)
+    staging = fresh_staging(folder)
     for index in range(num_files):
         table = make_table(np.random.default_rng(index), rows_per_file)
         pq.write_table(table, staging / _file_name(index))
     return staging.rename(folder)
 
 
-def _fresh_staging(folder: Path) -> Path:
+def fresh_staging(folder: Path) -> Path:
+    """Return an empty folder beside `folder`, to be renamed to it when it is whole."""
     staging = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

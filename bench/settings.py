@@ -14,6 +14,8 @@ class BenchSettings:
     repeats: int
     root: Path
     penstock_options: tuple[str, ...]
+    photos: Path | None = None
+    """A folder of JPEG files; None where pictures are drawn."""
 
     @property
     def data(self) -> Path:

@@ -69,9 +69,14 @@ class RayData:
 
 def sweep_ray(python: Path, job: TableJob, piece: Path) -> dict[str, Any]:
     """Let Ray's script find its best settings on a piece of the input."""
+    return _ray(peers_python(python), "sweep", job, piece, []).document
+
+
+def peers_python(python: Path) -> Path:
+    """Return the peers' Python, which must be there."""
     if not python.exists():
         raise BenchError(f"no environment for the peers at {python}\nhint: `make bench` makes it")
-    return _ray(python, "sweep", job, piece, []).document
+    return python
 
 
 def _ray(python: Path, action: str, job: TableJob, folder: Path, options: Sequence[str]) -> Finished:

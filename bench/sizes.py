@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 A1_FILES = 40
 A2_FILES = 20
+RECORD_FILES = 10
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,27 @@ class Sizes:
     @property
     def resnet_images(self) -> int:
         return max(16, self._scaled(256))
+
+    @property
+    def photos(self) -> int:
+        """F and G read as many; fewer than this say nothing about a steady state."""
+        return max(200, self._scaled(4000))
+
+    @property
+    def records_per_file(self) -> int:
+        return self._scaled(40_000)
+
+    @property
+    def records(self) -> int:
+        return RECORD_FILES * self.records_per_file
+
+    @property
+    def hand_overs(self) -> int:
+        return max(20, self._scaled(400))
+
+    @property
+    def tiny_files(self) -> int:
+        return self._scaled(1_000_000)
 
     @property
     def small_rows(self) -> int:

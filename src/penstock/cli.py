@@ -85,9 +85,9 @@ def predict(
 ) -> int:
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
-    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is tables (.parquet,
-    .csv, .tsv, .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs,
-    or their URLs (s3://…).
+    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is tables
+    (.parquet, .csv, .tsv, .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files,
+    folders, globs, or their URLs (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/

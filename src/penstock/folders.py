@@ -7,14 +7,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from penstock import jobs, registry
 from penstock.core import division
 from penstock.core.records import ModelFile, Result
 from penstock.core.stopping import StopFlag
-from penstock.errors import Interrupted, OutputError, TooManyFailures
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.interrupts import graceful
 from penstock.options import PredictOptions
 from penstock.runtimes.live import LiveModel
@@ -150,8 +150,8 @@ class _Run:
             fixed=fixed,
         )
         with contextlib.closing(started):
-            for guess in started.guesses:
-                self._progress.note(f"input: {guess}")
+            for line in (*jobs.describe_source(task.source), *(f"input: {guess}" for guess in started.guesses)):
+                self._progress.note(line)
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
                 with output_errors():
@@ -174,10 +174,13 @@ class _Run:
                 self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
-                self._write_all(started.engine.run(committer.pending), committer)
+                spans = started.divide(manifest.part_rows) if started.is_streamed else committer.pending
+                self._write_all(started.engine.run(spans), committer)
             finally:
                 self._progress.end()
-            if self._stop.signal_number is not None and committer.pending:
+            if started.is_streamed:
+                manifest = self._end_stream(manifest, committer)
+            elif self._stop.signal_number is not None and committer.pending:
                 done = manifest.rows - sum(span.rows for span in committer.pending)
                 raise Interrupted.by_signal(
                     self._stop.signal_number,
@@ -186,15 +189,33 @@ class _Run:
                 )
             return self._summarise(started, manifest, committer, rows_before, ready)
 
+    def _end_stream(self, manifest: Manifest, committer: Committer) -> Manifest:
+        """What a stream had is known when it has ended, and only then is its job finished."""
+        records = committer.records
+        rows = sum(record.rows + record.failed for record in records)
+        if self._stop.signal_number is not None:
+            raise Interrupted.by_signal(
+                self._stop.signal_number,
+                f"stopped with {rows:,} rows committed",
+                hint="a stream cannot be resumed: begin again with another output, or with --overwrite",
+            )
+        ended = replace(manifest, streamed=(records[-1].stop_span if records else 0, rows))
+        with output_errors():
+            ended.save(self._place)
+        return ended
+
     def _write_all(self, results: Iterator[Result], committer: Committer) -> None:
-        """Commit every result; when too many rows failed, commit those that show it, and stop."""
-        problem: TooManyFailures | None = None
+        """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
+        problem: PenstockError | None = None
         with contextlib.closing(_Writer(committer, self._meter)) as writer:
-            for result in results:
-                writer.put(jobs.renamed(result, self._task.options))
-                problem = self._too_many_failures(result)
-                if problem is not None:
-                    break
+            try:
+                for result in results:
+                    writer.put(jobs.renamed(result, self._task.options))
+                    problem = self._too_many_failures(result)
+                    if problem is not None:
+                        break
+            except InputError as error:
+                problem = error
             with output_errors():
                 writer.finish()
         if problem is not None:
@@ -221,6 +242,8 @@ class _Run:
             recipe=manifest.recipe.as_json(),
             where=self._meter.where(),
             bottleneck=self._meter.bottleneck(),
+            loaders=started.engine.loaders(),
+            padding=self._meter.padding(),
         )
 
     def _note_commit(self, record: PartRecord) -> None:
@@ -244,7 +267,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = jobs.output_schema(started, task.options)
     registry.SINKS[task.options.format].check(schema)
-    spans = list(started.divide(task.options.part_rows))
+    spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(
         request=task.request,
@@ -258,6 +281,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
         versions=jobs.versions(started.recipe.runtime),
         weights=started.signature.weights,
         max_failures=task.options.max_failures,
+        part_rows=part_rows if started.is_streamed else None,
     )
 
 

@@ -14,6 +14,7 @@ from penstock.errors import InputError
 from penstock.opening import log_without_folder
 from penstock.pool.devices import cpu_device
 from penstock.pool.supervisor import Launch
+from penstock.sources.files import is_url
 from penstock.telemetry.meter import Meter
 
 
@@ -42,7 +43,7 @@ def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
 
 def describe_input(target: str) -> dict[str, Any]:
     """Count and describe what is behind a path, a folder or a glob."""
-    if not os.path.exists(target) and not any(mark in target for mark in "*?["):
+    if not is_url(target) and not os.path.exists(target) and not any(mark in target for mark in "*?["):
         raise InputError("no such model, file or folder", received=target)
     source = registry.open_files([target])
     schema = source.schema()

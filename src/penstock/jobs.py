@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -77,8 +78,9 @@ class Started:
 
     def close(self) -> None:
         self.engine.close()
-        if hasattr(self.source, "release"):
-            self.source.close()
+        close = getattr(self.source, "close", None)
+        if close is not None and self.source is not self.shared:
+            close()
         if self.shared is not None:
             self.shared.close()
 
@@ -123,18 +125,32 @@ def start(
     runtime = registry.choose_runtime(model, fixed.recipe.runtime if fixed else options.runtime)
     placement = _placement(devices.choose(_devices_wanted(options, fixed)))
     threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
-    shared = source.shared() if isinstance(source, InMemory) else None
+    source, shared = _share(source)
     try:
         descriptors = (shared.descriptor,) if shared is not None else ()
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
         engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
-        started = _decide(engine, shared or source, options, placement, (runtime, threads), fixed)
+        started = _decide(engine, source, options, placement, (runtime, threads), fixed)
     except BaseException:
         if shared is not None:
             shared.close()
         raise
     started.shared = shared
     return started
+
+
+def _share(source: Source) -> tuple[Source, SharedMemory | None]:
+    """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
+    if isinstance(source, InMemory):
+        shared = source.shared()
+        return shared, shared
+    inside = getattr(source, "source", None)
+    if inside is None:
+        return source, None
+    reached, found = _share(inside)
+    outside: Any = copy.copy(source)
+    outside.source = reached
+    return outside, found
 
 
 def _devices_wanted(options: PredictOptions, fixed: Fixed | None) -> DeviceRequest:
@@ -167,7 +183,7 @@ def _decide(
         if preprocess is not None:
             preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))
         else:
-            source = find_images(source, signature, options.inputs, options.reading)
+            source = find_images(source, signature, options.inputs, options.reading, options.keep)
         columns = preprocess.gives if preprocess is not None else source.schema()
         bindings = fixed.bindings if fixed else bind(signature, source, columns, options)
         prefer_floats(source, bindings, options.keep)
@@ -285,7 +301,7 @@ def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placemen
 
 def needs_processes(job: Job) -> bool:
     """Whether loading runs Python code for every row."""
-    if job.preprocess is not None:
+    if job.preprocess is not None or getattr(job.source, "runs_python", False):
         return True
     schema = job.source.schema()
     fed = [schema[name] for binding in job.bindings if binding.dtype != STRING for name in binding.columns]
@@ -340,6 +356,14 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     names = written_names([spec.name for spec in started.prepared.outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
     return OutputSchema(named, len(started.prepared.outputs))
+
+
+def describe_source(source: Source) -> list[str]:
+    """What people should know about an input before it is read."""
+    lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
+    if not getattr(source, "is_resumable", True):
+        lines.append("this input can be read only once: the job cannot be resumed")
+    return lines
 
 
 def as_kept(spec: TensorSpec) -> TensorSpec:

@@ -17,6 +17,7 @@ EXPECTED = {
     "ModelError",
     "OutputError",
     "PenstockError",
+    "Rows",
     "Summary",
     "TooManyFailures",
     "UsageError",

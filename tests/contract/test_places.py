@@ -185,6 +185,17 @@ class ForbiddingHandler(flaky_proxy._Handler):
         self._answer(403, {}, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
 
 
+class PlainHandler(flaky_proxy._Handler):
+    """An older store, which does not write on a condition."""
+
+    def do_PUT(self) -> None:
+        if not {"If-Match", "If-None-Match"} & set(self.headers):
+            self.do_GET()
+            return
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._answer(501, {}, b"<Error><Code>NotImplemented</Code><Message>not implemented</Message></Error>")
+
+
 class LeavingHandler(flaky_proxy._Handler):
     """Answers until it is gone; then every connection is closed."""
 
@@ -231,6 +242,21 @@ def test_writes_whose_answer_was_lost_are_known_as_our_own(
     assert not place_of(f"s3://{BUCKET}/{name}").is_locked()
 
 
+def test_store_without_conditional_writes_is_written_to_after_looking(
+    endpoint: str, name: str, expected: dict[str, dict[str, bytes]]
+) -> None:
+    with behind(endpoint, PlainHandler):
+        place = place_of(f"s3://{BUCKET}/{name}")
+        with place.lock():
+            with pytest.raises(OutputError, match="locked by a run that is alive"), place_of(place.address()).lock():
+                pass
+            run(place, "jsonl", stop=3)
+            place.write(f"part-{2:08d}.jsonl", b"left by a run that was killed")
+            run(place, "jsonl")
+            assert everything(place, "jsonl") == expected["jsonl"]
+        assert not place.is_locked()
+
+
 def test_missing_permission_is_told_when_the_lock_is_taken(endpoint: str, name: str) -> None:
     with behind(endpoint, ForbiddingHandler):
         place = place_of(f"s3://{BUCKET}/{name}")
@@ -255,6 +281,7 @@ def test_server_that_is_not_there_is_told_in_seconds(endpoint: str, monkeypatch:
 def test_store_that_goes_away_ends_the_run_and_keeps_what_is_committed(
     endpoint: str, name: str, expected: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.core.retrying.LONGEST_WAIT_S", 0.2)
     url = f"s3://{BUCKET}/{name}"
     with behind(endpoint, LeavingHandler):
         place = place_of(url)

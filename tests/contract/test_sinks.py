@@ -1,4 +1,4 @@
-"""What every sink promises: what was written is read back."""
+"""What every sink promises: what was written is read back, from a folder and from a real S3-speaking server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import base64
 import datetime
 import json
 import os
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from penstock.sinks import parquet as parquet_module
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
+from penstock.storage.places import place_of
+from tests.support import s3_server
 
 SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink()}
 Rows = dict[str, list[Any]]
@@ -41,6 +45,38 @@ def result(start: int, columns: dict[str, Column], failed: Sequence[int] = ()) -
     return Result(Span(0, start, rows, ()), columns, failures)
 
 
+def publish(staged: dict[str, str], folder: Path) -> dict[str, str]:
+    """Bring a part to its place, and back to where it can be read; returns final name to path."""
+    return {final: path for path, final in staged.items()}
+
+
+def publish_remotely(staged: dict[str, str], folder: Path) -> dict[str, str]:
+    sizes = {final: os.path.getsize(path) for path, final in staged.items()}
+    back = Path(tempfile.mkdtemp(dir=folder))
+    place = place_of(f"s3://bucket/{back}")
+    assert place.publish(staged) == sizes
+    assert not any(os.path.exists(path) for path in staged), "what is uploaded does not stay on this disk"
+    paths = {final: back / str(number) for number, final in enumerate(sizes)}
+    for final, path in paths.items():
+        path.write_bytes(place.read(final) or b"")
+    return {final: str(path) for final, path in paths.items()}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    with s3_server.start_s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment(endpoint).items():
+            patch.setenv(name, value)
+        s3_server.filesystem(endpoint).mkdir("bucket")
+        yield
+
+
+@pytest.fixture(params=["folder", "remote"], autouse=True)
+def place(request: pytest.FixtureRequest, server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "remote":
+        monkeypatch.setattr(sys.modules[__name__], "publish", publish_remotely)
+
+
 def write(sink: str, folder: Path, results: Sequence[Result], name: str = "part-00000003") -> dict[str, str]:
     """Write a part; returns final name to path."""
     first = results[0].columns
@@ -55,7 +91,7 @@ def write(sink: str, folder: Path, results: Sequence[Result], name: str = "part-
         part.abandon()
         raise
     assert all(os.path.dirname(path) == str(folder) for path in staged)
-    return {final: path for path, final in staged.items()}
+    return publish(staged, folder)
 
 
 def read(sink: str, files: dict[str, str]) -> Rows:
@@ -343,6 +379,7 @@ def test_sinks_survive_pickling(sink: str, tmp_path: Path) -> None:
     assert len(part.finish()) == (2 if sink == "npy" else 1)
 
 
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
 def test_files_are_on_the_disk_when_a_part_is_finished(
     sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,24 @@ def main(folder: Path) -> None:
 
     keras.Sequential([keras.Input((4,)), layers.Lambda(lambda x: x * 2)]).save(folder / "lambda.keras")
 
+    # The mean colour of a photo: whoever draws the photo knows the answer.
+    photo = keras.Input((32, 32, 3), name="photo")
+    keras.Model(photo, layers.GlobalAveragePooling2D(name="colour")(photo)).save(folder / "colour.keras")
+    any_size = keras.Input((None, None, 3), name="photo")
+    keras.Model(any_size, layers.GlobalMaxPooling2D(name="brightest")(any_size)).save(folder / "any_size.keras")
+
+    words = keras.Input((None,), dtype="int32", name="words")
+    embedded = layers.Embedding(50, 4, mask_zero=True)(words)
+    pooled = layers.GlobalAveragePooling1D()(embedded)
+    keras.Model(words, layers.Dense(2, name="sense")(pooled)).save(folder / "words.keras")
+
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    mask = keras.Input((None,), name="token_mask")
+    weighted = layers.Multiply()([layers.Embedding(50, 4)(tokens), layers.Reshape((-1, 1))(mask)])
+    keras.Model(
+        {"tokens": tokens, "token_mask": mask}, {"tags": layers.Dense(3, name="tags")(weighted)}
+    ).save(folder / "tags.keras")
+
     class Two(tf.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -39,7 +39,10 @@ def choose_boundaries(lengths: Array, most: int = MOST_BOUNDARIES, cap: float = 
         return (int(lengths[0]),) if len(lengths) else (1,)
     step = LEAST_STEP if lengths.max() >= LEAST_STEP else 1
     rounded = -(-lengths // step) * step
-    candidates = np.unique(np.quantile(rounded, np.linspace(0, 1, 65), method="higher")).astype(np.int64).tolist()
+    # Of the rows, and of the lengths that occur: a few long rows among many short ones are most of the values.
+    places = np.linspace(0, 1, 65)
+    likely = [np.quantile(found, places, method="higher") for found in (rounded, np.unique(rounded))]
+    candidates = np.unique(np.concatenate(likely)).astype(np.int64).tolist()
     chosen = [candidates.pop()]
     while candidates and len(chosen) < most and _waste(lengths, chosen) > cap:
         best = min(candidates, key=lambda candidate: _waste(lengths, [*chosen, candidate]))
@@ -78,6 +81,8 @@ def cut_by_size(
         room: Where batches are written.
         watch: Told of every row that is decoded.
     """
+    if not pieces:
+        return
     rows = _Rows(pieces, buckets)
     for index, start in enumerate(range(0, len(rows.order), batch_size)):
         # In the order of the input again: rows of one piece lie beside each other and are written in one go.
@@ -92,8 +97,8 @@ class _Rows:
         self._pieces = pieces
         self._buckets = buckets
         self._starts = np.cumsum([0, *(piece.rows for piece in pieces)])
-        names = pieces[0].feeds if pieces else {}
-        self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in names}
+        first = pieces[0].feeds
+        self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in first}
         cost = np.zeros(int(self._starts[-1]), np.int64)
         for name in buckets:
             cost += self._sizes[name].prod(axis=1)

@@ -98,8 +98,8 @@ def to_array(column: Column, dtype: str, shape: Shape) -> tuple[Array, BadRows]:
         values = _from_arrow(column, dtype, shape, bad)
     if dtype == STRING:
         return values.reshape(len(column), *_known(shape, values.size, len(column))), bad
-    if values.dtype.kind == "f" and np.dtype(dtype).kind in "iu" and not isinstance(column, np.ndarray):
-        values = _without_fractions(values, bad)
+    if np.dtype(dtype).kind in "iu" and values.dtype.kind in "fiu" and not np.can_cast(values.dtype, dtype):
+        values = _without_what_would_be_cut_off(values, np.dtype(dtype), len(column), bad)
     native = np.ascontiguousarray(values, dtype=np.dtype(dtype))
     return native.reshape(len(column), *_known(shape, native.size, len(column))), bad
 
@@ -130,12 +130,17 @@ def _encode_text(column: Array, bad: BadRows) -> Array:
     return encoded.reshape(column.shape)
 
 
-def _without_fractions(values: Array, bad: BadRows) -> Array:
-    """Floats for an integer input: whole numbers pass, anything else fails its row instead of being cut off."""
+def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int, bad: BadRows) -> Array:
+    """Numbers for an integer input: whole ones that it can hold pass, anything else fails its row."""
+    limits = np.iinfo(kind)
     with np.errstate(invalid="ignore"):
         is_whole = values == np.rint(values)
-    _mark(bad, ~is_whole, "is not a whole number")
-    return np.where(is_whole, values, 0)
+        is_held = (values >= limits.min) & (values <= limits.max)
+    per_row = max(1, values.size // max(1, rows))
+    for position in np.flatnonzero(~(is_whole & is_held)).tolist():
+        is_fraction = not is_whole.flat[position]
+        bad.setdefault(position // per_row, "is not a whole number" if is_fraction else f"does not fit into {kind}")
+    return np.where(is_whole & is_held, values, 0)
 
 
 def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
@@ -212,7 +217,9 @@ def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
         elif values.null_count:
             bad[position] = "holds a null"
         else:
-            repaired[position] = _from_arrow(values, dtype, (), BadRows())
+            repaired[position], wrong = to_array(values, dtype, ())
+            if wrong:
+                bad[position] = next(iter(wrong.values()))
     return repaired.reshape(-1)
 
 
@@ -279,8 +286,13 @@ def join(pieces: list[Column]) -> Column:
         return pieces[0]
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return np.concatenate(pieces)
-    arrays = [to_arrow(piece) for piece in pieces]
-    return pa.concat_arrays([_plain(array) for array in arrays])
+    arrays = [_plain(to_arrow(piece)) for piece in pieces]
+    kinds = list(dict.fromkeys(array.type for array in arrays))
+    if len(kinds) > 1:  # what a function gives may be whole numbers here and fractions there, or an empty list
+        schemas = [pa.schema([("", kind)]) for kind in kinds]
+        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        arrays = [array.cast(common) for array in arrays]
+    return pa.concat_arrays(arrays)
 
 
 def _plain(array: pa.Array) -> pa.Array:

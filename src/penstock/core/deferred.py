@@ -43,6 +43,10 @@ class Deferred(abc.ABC):
     def sizes(self) -> Array:
         """int64 of (rows, n): how long each row is in its n dimensions that vary; -1 where it cannot be told."""
 
+    def natural(self) -> Deferred:
+        """The same rows, to be padded to a common size instead of resized to it."""
+        return self
+
     @abc.abstractmethod
     def fill(self, out: Array, announce: Announce) -> BadRows:
         """Decode every row into `out`, whose first dimension is the row. Rows that fail are zero-filled and named.

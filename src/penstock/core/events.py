@@ -74,6 +74,7 @@ class Learn:
     source: Any
     preprocess: Preprocess
     sample: Span
+    poisoned: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import describe, to_array
+from penstock.core.columns import OPAQUE, describe, to_array
 from penstock.core.deferred import Deferred
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
 from penstock.core.watching import Watch
@@ -44,6 +44,8 @@ class Undecodable(ValueError):
 class Preprocess:
     """A function, and what it is known to give.
 
+    Arrays that it gives have one shape in every row; lists may have another length in every row.
+
     Args:
         location: `module:function`, or the name of a function that travels by value.
         payload: That function, pickled.
@@ -62,7 +64,8 @@ class Preprocess:
     def of(cls, function: str | Callable[..., Any], *, is_by_row: bool) -> Preprocess:
         if not callable(function):
             return cls(function, None, is_by_row)
-        return cls(f"{function.__module__}:{function.__qualname__}", cloudpickle.dumps(function), is_by_row)
+        name = getattr(function, "__qualname__", type(function).__qualname__)  # an object that can be called has none
+        return cls(f"{function.__module__}:{name}", cloudpickle.dumps(function), is_by_row)
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -92,11 +95,21 @@ class Preprocess:
             UsageError: It fails on every one of them.
         """
         first: RowFailure | None = None
+        empty: dict[str, TensorSpec] | None = None
+        unread = {failure.row for failure in block.failures}
         for position in range(block.rows):
+            if block.start + position in unread:
+                continue
             for tried in self.apply(rows_of(block, position, position + 1), watch):
-                if not tried.failures:
-                    return replace(self, gives={name: describe(name, c) for name, c in _plain(tried.columns).items()})
-                first = first or tried.failures[0]
+                if tried.failures:
+                    first = first or tried.failures[0]
+                    continue
+                gives = {name: describe(name, column) for name, column in _plain(tried.columns).items()}
+                if not any(spec.varies and spec.dtype == OPAQUE for spec in gives.values()):
+                    return replace(self, gives=gives)
+                empty = empty or gives  # a list without values does not say what they are
+        if empty is not None:
+            return replace(self, gives=empty)
         raise UsageError(
             "the preprocessing function fails on every one of the first rows",
             received=f"{self.location}: {first.reason}" if first else self.location,
@@ -164,6 +177,8 @@ class Preprocess:
 
 
 def _agrees(spec: TensorSpec, expected: TensorSpec) -> bool:
+    if spec.varies and spec.dtype == OPAQUE:  # lists, all of them empty
+        return expected.varies
     if (spec.dtype == STRING) != (expected.dtype == STRING) or spec.varies != expected.varies:
         return False
     if spec.shape is None or expected.shape is None or expected.varies:
@@ -264,6 +279,8 @@ def _as_column(value: Any) -> Column:
         return value
     if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
         value = value.numpy()  # a tensor of any framework
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        return _lists(value)  # lists may have another length in the next row; arrays have one shape
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths

@@ -62,6 +62,7 @@ _PASSING_ERRNOS = frozenset(
     if hasattr(errno, name)
 )  # fmt: skip
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
+_NOT_IMPLEMENTED = 501
 _PASSING_TYPES = {
     "botocore.exceptions": ("ConnectionError", "HTTPClientError"),
     "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
@@ -78,7 +79,7 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, (TimeoutError, ConnectionError, *_types_that_pass())):
         return True
     if (status := http_status(error)) is not None:
-        return status >= 500 or status in _PASSING_STATUSES
+        return (status >= 500 and status != _NOT_IMPLEMENTED) or status in _PASSING_STATUSES
     return isinstance(error, OSError) and error.errno in _PASSING_ERRNOS
 
 

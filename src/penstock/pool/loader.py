@@ -87,7 +87,8 @@ class LoaderProcess:
                 slots = Slots(self._slots_descriptor, count, slot_bytes)
                 self._job = job
                 self._room = SlotRoom(Writable(slots, self._granted, self._channel.send), self._watch)
-            case Learn(source=source, preprocess=preprocess, sample=sample):
+            case Learn(source=source, preprocess=preprocess, sample=sample, poisoned=poisoned):
+                self._watch.take(LoadSpan(sample, True, poisoned))
                 block = next(iter(source.read(sample, tuple(preprocess.takes))))
                 self._channel.send(Learnt(preprocess.learn(block, self._watch)))
             case LoadSpan():

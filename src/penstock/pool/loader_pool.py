@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
@@ -30,7 +30,7 @@ from penstock.pool.supervisor import Launch, describe_end, spawn
 _SPANS_AHEAD = 2
 _SLOTS_AHEAD = 2
 _DEATHS_OF_A_ROW = 2
-_DEATHS_IN_A_ROW = 4
+_DEATHS_IN_A_ROW = 8
 
 Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
 
@@ -91,6 +91,7 @@ class LoaderPool:
         self._trouble: dict[int, _Trouble] = {}
         self._poisoned: dict[int, RowFailure] = {}
         self._deaths_in_a_row = 0
+        self._learning: Learn | None = None
         self._learnt: Preprocess | None = None
         self.busy_s = 0.0
         self.wait_s = 0.0
@@ -106,8 +107,8 @@ class LoaderPool:
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
         """Ask the first loader what the user's function gives. `learnt` has the answer when it has come."""
+        self._learning = Learn(source, preprocess, sample)
         self._start()
-        next(iter(self._loaders.values())).send(Learn(source, preprocess, sample))
 
     @property
     def learnt(self) -> Preprocess | None:
@@ -172,7 +173,9 @@ class LoaderPool:
                 self._deliver(message)
                 self._retire_if_idle(loader)
             case Learnt(preprocess=preprocess):
-                self._learnt = preprocess
+                self._learnt, self._learning = preprocess, None
+                self._trouble.clear()
+                self._deaths_in_a_row = 0
             case Failed():
                 raise message.error or PenstockError(
                     f"a loader failed with {message.kind}",
@@ -208,6 +211,8 @@ class LoaderPool:
         finally:
             os.close(theirs)
         loader = self._loaders[number] = _Loader(number, process, channel, board)
+        if self._learning is not None:
+            loader.send(replace(self._learning, poisoned=tuple(self._poisoned.values())))
         if self._job is not None:
             loader.send(Begin(self._job, self._slot_bytes, self._slot_count))
 
@@ -247,9 +252,9 @@ class LoaderPool:
         del self._loaders[loader.number]
         self._free += loader.slots
         self._deaths_in_a_row += 1
-        if loader.spans:
+        if loader.spans or self._learning is not None:
             self._suspect(loader, notice, how)
-        elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW or self._job is None:
+        elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW:
             raise self._died(how, "starting")
         self._waiting.extendleft(reversed(loader.spans))
         indices = [span.index for span in loader.spans]
@@ -259,8 +264,8 @@ class LoaderPool:
         self._dispatch()
 
     def _suspect(self, loader: _Loader, notice: Any, how: str) -> None:
-        span = loader.spans[0]
-        is_careful = span.index in self._trouble
+        span = self._learning.sample if self._learning is not None else loader.spans[0]
+        is_careful = self._learning is not None or span.index in self._trouble
         trouble = self._trouble.setdefault(span.index, _Trouble())
         trouble.deaths += 1
         if is_careful and notice is not None and notice.rows == 1:
@@ -274,8 +279,8 @@ class LoaderPool:
             raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
 
     def _row_failure(self, loader: _Loader, row: int, how: str) -> RowFailure:
-        assert self._job is not None
-        stage = "preprocess" if self._job.preprocess is not None else "load"
+        has_function = self._learning is not None or (self._job is not None and self._job.preprocess is not None)
+        stage = "preprocess" if has_function else "load"
         if loader.hung_s is not None:
             reason = f"took longer than {self._timeout_s:g} s; raise --row-timeout if that is right"
             return RowFailure(row, "", stage, "TimeoutError", reason)

@@ -77,7 +77,8 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
         return Fixed(_stacked(binding, block, failures))
     column = block.columns[binding.columns[0]]
     if isinstance(column, Deferred) and binding.dtype != STRING:
-        return Encoded(column, np.dtype(binding.dtype), binding.shape)
+        rows = column.natural() if None in binding.shape else column
+        return Encoded(rows, np.dtype(binding.dtype), binding.shape)
     values: Column = column.raw() if isinstance(column, Deferred) else column
     bad = BadRows()
     feed: Feed

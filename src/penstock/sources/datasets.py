@@ -35,6 +35,9 @@ class MapDataset:
     may_have_targets = True
     """Columns after those that the model takes are the targets it was trained with: `predict` passes over them."""
 
+    runs_python = True
+    """An item is made by code of the user: that is what loader processes are for."""
+
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._rows = len(dataset)

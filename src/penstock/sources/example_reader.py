@@ -11,7 +11,7 @@ from penstock.sources.example_columns import columns_of, sequence_columns, take_
 from penstock.sources.example_features import FeatureSpec
 from penstock.sources.example_walk import Found, Lists, learn_pattern, walk, walk_sequences
 from penstock.sources.example_words import Entry, Keys, Window
-from penstock.sources.examples import BadExample, rewrite
+from penstock.sources.examples import BadExample, Wanted, rewrite
 from penstock.sources.tfrecord_framing import PAD, Frames
 
 EXAMPLE = "example"
@@ -32,8 +32,9 @@ class ExampleReader:
         self._is_sequence = is_sequence
         self._keys = Keys([spec.key for spec in self._features])
         self._list_keys = Keys([spec.key for spec in self._lists])
-        self._names = {spec.key for spec in self._features}
-        self._list_names = {spec.key for spec in self._lists}
+        names, list_names = {spec.key for spec in self._features}, {spec.key for spec in self._lists}
+        self._wanted = Wanted(names, list_names)
+        self._hides_example = EXAMPLE.encode() in names | list_names
         self._pattern: list[Entry] | None = None
         self._patience = _PATIENCE
 
@@ -45,7 +46,7 @@ class ExampleReader:
             starts, stops = frames.starts[some], frames.stops[some]
             reasons = {place - first: why for place, why in frames.reasons.items() if first <= place < first + most}
             found: dict[str, Column] = {}
-            if EXAMPLE in columns and EXAMPLE.encode() not in self._names | self._list_names:
+            if EXAMPLE in columns and not self._hides_example:
                 found[EXAMPLE] = take_ranges(frames.raw, starts, stops)
             if self._features or self._lists:
                 found.update(self._parsed(frames.raw, starts, stops, reasons))
@@ -89,7 +90,7 @@ class ExampleReader:
         for row in np.flatnonzero(odd).tolist():
             record = raw[int(starts[row]) : int(stops[row])]
             try:
-                plain = rewrite(record, self._is_sequence, self._names, self._list_names)
+                plain = rewrite(record, self._is_sequence, self._wanted)
             except BadExample as error:
                 kind = "SequenceExample" if self._is_sequence else "Example"
                 reasons.setdefault(row, f"the record is no tf.train.{kind}: {error}")

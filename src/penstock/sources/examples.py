@@ -46,7 +46,18 @@ class Message:
     lists: dict[bytes, list[Feature]] = field(default_factory=dict)
 
 
-def parse(raw: bytes, is_sequence: bool) -> Message:
+@dataclass(frozen=True)
+class Wanted:
+    """The features and feature lists that are looked into; None for all. The others only have to end somewhere."""
+
+    features: Container[bytes] | None = None
+    lists: Container[bytes] | None = None
+
+
+EVERYTHING = Wanted()
+
+
+def parse(raw: bytes, is_sequence: bool, wanted: Wanted = EVERYTHING) -> Message:
     """A record as a message.
 
     Raises:
@@ -56,10 +67,12 @@ def parse(raw: bytes, is_sequence: bool) -> Message:
     for number, wire, value in _fields(raw):
         if number == 1 and wire == _LENGTH:
             for key, entry in _entries(value):
-                message.features[key] = _feature(entry)
+                if wanted.features is None or key in wanted.features:
+                    message.features[key] = _feature(entry)
         elif number == 2 and wire == _LENGTH and is_sequence:
             for key, entry in _entries(value):
-                message.lists[key] = [_feature(one) for n, w, one in _fields(entry) if n == 1 and w == _LENGTH]
+                if wanted.lists is None or key in wanted.lists:
+                    message.lists[key] = [_feature(one) for n, w, one in _fields(entry) if n == 1 and w == _LENGTH]
     return message
 
 
@@ -154,15 +167,13 @@ def integers(packed: bytes) -> list[int]:
     return [value - (1 << 64) if value >> 63 else value for value in values]
 
 
-def rewrite(raw: bytes, is_sequence: bool, names: Container[bytes], list_names: Container[bytes]) -> bytes:
+def rewrite(raw: bytes, is_sequence: bool, wanted: Wanted) -> bytes:
     """The same record in the plain layout: keys once and before their values, lists packed, only what is wanted.
 
     Raises:
         BadExample: It is no such message.
     """
-    message = parse(raw, is_sequence)
-    features = {key: feature for key, feature in message.features.items() if key in names}
-    return pack(Message(features, {key: some for key, some in message.lists.items() if key in list_names}))
+    return pack(parse(raw, is_sequence, wanted))
 
 
 def pack(message: Message) -> bytes:

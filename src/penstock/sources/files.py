@@ -48,10 +48,11 @@ def expand(arguments: Sequence[str], suffixes: Collection[str], last_resort: Col
     groups: list[Group] = []
     named: list[str] = []
     for argument in map(_settled, arguments):
-        if _kind(argument) == "file":
+        kind = _kind(argument)
+        if kind == "file":
             named.append(argument)
             continue
-        groups += [_outright(named), _several(argument, suffixes, last_resort)]
+        groups += [_outright(named), _several(argument, kind, suffixes, last_resort)]
         named = []
     return Paths([*groups, _outright(named)])
 
@@ -68,10 +69,10 @@ def _kind(argument: str) -> str | None:
     return "directory" if os.path.isdir(argument) else "file" if os.path.exists(argument) else None
 
 
-def _several(argument: str, suffixes: Collection[str], last_resort: Collection[str]) -> Group:
+def _several(argument: str, kind: str | None, suffixes: Collection[str], last_resort: Collection[str]) -> Group:
     """The files of a folder or a glob."""
     is_remote = is_url(argument)
-    if _kind(argument) == "directory":
+    if kind == "directory":
         walk = remote_listing.walk if is_remote else listing.walk
         found = walk(argument, suffixes, last_resort)
         if not len(found):

@@ -13,14 +13,15 @@ import pyarrow as pa
 from penstock.core.columns import OPAQUE, is_text
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Array, Block, Fragment, SourceColumn, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError, UsageError
 from penstock.options import ReadOptions
+from penstock.sources.around import Around
 from penstock.sources.files import is_url
 from penstock.sources.images import EncodedImages, ImagePaths, Images, MixedImages, image_spec
 
 
-class ImageColumns:
+class ImageColumns(Around):
     """A source whose columns `names` are images; everything else is as in the source inside.
 
     A value may be the encoded bytes, or text: a path or a URL. A path that is not absolute is taken from the folder
@@ -39,7 +40,7 @@ class ImageColumns:
     def __init__(
         self, source: Source, names: Sequence[str], reading: ReadOptions | None = None, base: str | None = None
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._names = tuple(names)
         self._reading = reading or ReadOptions()
         self._base = base if base is not None else folder_of(getattr(source, "paths", ()))
@@ -47,26 +48,18 @@ class ImageColumns:
         for name in self._names:
             _check(name, found)
 
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        inside: tuple[str, ...] = getattr(self._source, "keeps", ())
-        return inside
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self._source.fragments()
-
     def schema(self) -> dict[str, TensorSpec]:
-        found = self._source.schema()
+        found = self.source.schema()
         return {name: image_spec(name, self._reading) if name in self._names else spec for name, spec in found.items()}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
-        return self._source.divide(rows_per_span, most_rows)
+        return self.source.divide(rows_per_span, most_rows)
 
     def origin(self, span: Span, row: int) -> str:
-        return self._source.origin(span, row)
+        return self.source.origin(span, row)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        for block in self._source.read(span, columns):
+        for block in self.source.read(span, columns):
             made = {name: self._images(name, block.columns[name]) for name in self._names if name in block.columns}
             yield replace(block, columns={**block.columns, **made}) if made else block
 

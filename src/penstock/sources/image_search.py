@@ -23,16 +23,25 @@ _LOOKED_AT = 32
 
 
 def find_images(
-    source: Source, signature: Signature, inputs: Mapping[str, Sequence[str]], reading: ReadOptions
+    source: Source,
+    signature: Signature,
+    inputs: Mapping[str, Sequence[str]],
+    reading: ReadOptions,
+    keep: Sequence[str] = (),
 ) -> Source:
-    """The source, with a column of encoded images, or of their paths, as images, if that is what the model needs."""
+    """The source, with a column of encoded images, or of their paths, as images, if that is what the model needs.
+
+    A column of bytes goes before one of paths, which may only say where they came from.
+    """
     wanted = [spec for spec in signature.inputs if spec.shape is not None and len(spec.shape) == 3]
     wanted = [spec for spec in wanted if spec.dtype != STRING]
     schema = source.schema()
     if not wanted or any(misfit(column, spec) is None for spec in wanted for column in schema.values()):
         return source
     asked = {name for spec in wanted for name in inputs.get(spec.name, ())}
-    candidates = [name for name, column in schema.items() if _may_hold(column) and (not asked or name in asked)]
+    candidates = [
+        name for name, column in schema.items() if _may_hold(column) and (name in asked if asked else name not in keep)
+    ]
     if not candidates:
         return source
     first = next(iter(source.divide(_LOOKED_AT)), None)
@@ -40,8 +49,10 @@ def find_images(
     if block is None:
         return source
     found = [name for name in candidates if _holds_images(block.columns[name])]
+    encoded = [name for name in found if not _is_path(block.columns[name])]
+    chosen = found if asked else encoded or found
     # Two columns of images cannot be told apart: the error that follows says which columns there are.
-    return ImageColumns(source, found, reading) if len(found) == 1 or asked else source
+    return ImageColumns(source, chosen, reading) if len(chosen) == 1 or (asked and chosen) else source
 
 
 def _may_hold(column: TensorSpec) -> bool:
@@ -55,6 +66,11 @@ def _holds_images(column: SourceColumn) -> bool:
     values = column[:_LOOKED_AT].tolist() if isinstance(column, np.ndarray) else _first(column)
     known = [value for value in values if value]
     return bool(known) and sum(map(_is_image, known)) > len(known) // 2
+
+
+def _is_path(column: SourceColumn) -> bool:
+    values = column[:1].tolist() if isinstance(column, np.ndarray) else _first(column)
+    return any(isinstance(value, str) for value in values)
 
 
 def _first(column: pa.Array) -> list[Any]:

@@ -51,6 +51,11 @@ class Images(Deferred):
     @abc.abstractmethod
     def __getitem__(self, rows: slice) -> Self: ...
 
+    def natural(self) -> Self:
+        kept = self[:]
+        kept.resize = "keep"
+        return kept
+
     @abc.abstractmethod
     def read(self, position: int) -> Data:
         """An encoded image."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from penstock.errors import InputError
 from penstock.sources.listing import Collector, Group, as_prefix, suffix_of
 from penstock.sources.remote import file_system, is_web, key_of, protocol_of, trying, version_of
 
@@ -125,7 +126,11 @@ def bring_memory(url: str) -> str:
     key = key_of(url).strip("/")
     magic = re.search(r"[*?\[]", key)
     literal = key[: magic.start()].rpartition("/")[0] if magic and not system.exists("/" + key) else key
-    for path in system.find("/" + literal):
+    found = system.find("/" + literal)
+    if not found:
+        hint = "memory:// files exist only in the process that made them"
+        raise InputError("no such file or folder", received=url, hint=hint)
+    for path in found:
         _copy_if_new(system.cat_file(path), os.path.join(place, path.lstrip("/")))
     return os.path.join(place, key)
 

@@ -12,36 +12,31 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
-from penstock.core.records import Array, Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import Array, Block, RowFailure, Span, TensorSpec
 from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
 from penstock.errors import InputError, UsageError
+from penstock.sources.around import Around
 
 _COUNT_ROWS = 1 << 16
 _NO_END = 1 << 62
 
 
-class SelectedRows:
+class SelectedRows(Around):
     """The rows of `source` that lie in `runs`.
 
     Inside the job they are numbered without gaps; `Span.numbers` says what they are called in the whole input.
     """
 
     def __init__(self, source: Source, runs: Runs) -> None:
-        self.source = source
+        super().__init__(source)
         self._runs = runs
         self._stops = [first + rows for first, rows in runs]
 
     def __getattr__(self, name: str) -> Any:
-        """What else the source can say (how it keeps, whether it can be resumed) holds for its rows, too."""
-        if name.startswith("_") or name == "source":
-            raise AttributeError(name)
-        found = getattr(self.source, name)
+        found = super().__getattr__(name)
         if name == "release":
             return lambda span: [found(inner) for inner, _ in _opened(span)]
         return found
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self.source.fragments()
 
     def schema(self) -> dict[str, TensorSpec]:
         return self.source.schema()

@@ -211,14 +211,13 @@ class TFRecordFiles:
     def _first_records(self) -> list[bytes]:
         """The first whole records of the input."""
         records: list[bytes] = []
-        for file in range(len(self.paths)):
-            for _, first, end, _, _, gaps in self._runs(file, 1, 1):
-                if len(records) >= _SAMPLE_RECORDS or sum(map(len, records)) > _SAMPLE_BYTES:
-                    return records
+        for file, path in enumerate(self.paths):
+            for _, first, end, _, _, gaps in self._runs(file, _SAMPLE_RECORDS, _SAMPLE_RECORDS):
                 with self._opened(file, first, end) as fetch:
-                    frames = next(frames_of(fetch, first, end, [Gap(*gap) for gap in gaps], self.paths[file]))
-                if not frames.reasons:
-                    records.append(frames.raw[int(frames.starts[0]) : int(frames.stops[0])])
+                    for frames in frames_of(fetch, first, end, [Gap(*gap) for gap in gaps], path):
+                        records += frames.whole(_SAMPLE_RECORDS - len(records))
+                        if len(records) >= _SAMPLE_RECORDS or sum(map(len, records)) > _SAMPLE_BYTES:
+                            return records
         return records
 
 

@@ -63,9 +63,13 @@ class Committer:
         self._spans.append(result.span)
         self._rows += result.rows
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
-        next_span = result.span.index + 1
-        if next_span == len(self._manifest.spans) or next_span in self._part_starts:
+        if self._ends_a_part(result.span.index + 1):
             self.commit()
+
+    def _ends_a_part(self, next_span: int) -> bool:
+        if self._manifest.part_rows is not None:
+            return self._rows + len(self._failures) >= self._manifest.part_rows
+        return next_span == len(self._manifest.spans) or next_span in self._part_starts
 
     def commit(self) -> None:
         """Commit the open part, whole or cut short by an interrupt. Does nothing where no part is open."""
@@ -117,7 +121,12 @@ class Committer:
         return self.records[-1].stop_span if self.records else 0
 
     def _part_of(self, span_index: int) -> tuple[int, int]:
-        """The planned part that a span belongs to, and how many committed pieces of it there are already."""
+        """The planned part that a span belongs to, and how many committed pieces of it there are already.
+
+        Where the input streams, nothing is planned: parts are counted.
+        """
+        if self._manifest.part_rows is not None:
+            return len(self.records), 0
         part = bisect.bisect_right(self._manifest.parts, span_index) - 1
         return part, sum(record.part == part for record in self.records)
 
@@ -149,7 +158,7 @@ def whole_records(place: Place, records: Sequence[PartRecord]) -> list[PartRecor
 
 
 def is_finished(manifest: Manifest, records: Sequence[PartRecord]) -> bool:
-    return bool(records) and records[-1].stop_span == len(manifest.spans)
+    return bool(records) and records[-1].stop_span == manifest.num_spans
 
 
 def part_files(place: Place, manifest: Manifest) -> list[str]:

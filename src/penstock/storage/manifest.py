@@ -12,7 +12,7 @@ from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 MANIFEST = f"{INTERNAL}/manifest.json"
 
 
@@ -32,6 +32,9 @@ class Manifest:
         versions: What wrote this.
         weights: A digest, for a model that a function built.
         max_failures: What a resumed run goes by, unless it is told otherwise.
+        part_rows: Where the input streams, spans and parts are not known when the job starts: a part ends when it has
+            so many rows. None for all other inputs.
+        streamed: The spans and rows that such an input had, once it has ended.
     """
 
     request: dict[str, Any]
@@ -45,10 +48,21 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     weights: str | None = None
     max_failures: float = 0.1
+    part_rows: int | None = None
+    streamed: tuple[int, int] | None = None
 
     @property
     def rows(self) -> int:
+        if self.streamed is not None:
+            return self.streamed[1]
         return self.spans[-1].stop if self.spans else 0
+
+    @property
+    def num_spans(self) -> int | None:
+        """How many spans there are; None while they still come."""
+        if self.part_rows is None:
+            return len(self.spans)
+        return self.streamed[0] if self.streamed is not None else None
 
     def save(self, place: Place) -> None:
         """Put the manifest into its place, whole."""
@@ -63,11 +77,13 @@ class Manifest:
                 "columns": [asdict(column) for column in self.schema.columns],
                 "num_outputs": self.schema.num_outputs,
             },
-            "spans": [[s.start, s.rows, s.locator, s.group] for s in self.spans],
+            "spans": [[s.start, s.rows, s.locator, s.group, s.numbers] for s in self.spans],
             "parts": list(self.parts),
             "versions": self.versions,
             "weights": self.weights,
             "max_failures": self.max_failures,
+            "part_rows": self.part_rows,
+            "streamed": self.streamed,
         }
         place.write(MANIFEST, json.dumps(document).encode())
 
@@ -107,20 +123,23 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         fragments=tuple(Fragment(*entry) for entry in document["fragments"]),
         recipe=Recipe(**document["recipe"]),
         bindings=tuple(
-            Binding(b["input"], tuple(b["columns"]), b["dtype"], tuple(b["shape"])) for b in document["bindings"]
+            Binding(b["input"], tuple(b["columns"]), b["dtype"], tuple(b["shape"]), b["mask_of"])
+            for b in document["bindings"]
         ),
         schema=OutputSchema(
             tuple(_spec(column) for column in schema["columns"]),
             schema["num_outputs"],
         ),
         spans=tuple(
-            Span(index, start, rows, _tuples(locator), group)
-            for index, (start, rows, locator, group) in enumerate(document["spans"])
+            Span(index, start, rows, _tuples(locator), group, _tuples(numbers))
+            for index, (start, rows, locator, group, numbers) in enumerate(document["spans"])
         ),
         parts=tuple(document["parts"]),
         versions=document["versions"],
         weights=document["weights"],
         max_failures=document["max_failures"],
+        part_rows=document["part_rows"],
+        streamed=_tuples(document["streamed"]),
     )
 
 

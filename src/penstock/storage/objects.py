@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,10 @@ _READ_ONLY = ("http://", "https://")
 
 class ConditionFailed(Exception):
     """The object is there already, or is no longer what it was."""
+
+
+class NoConditions(Exception):
+    """The store does not write on a condition."""
 
 
 class Objects:
@@ -108,22 +113,31 @@ class Objects:
             self._tell(name, lambda: self._store.pipe_file(self._path(name), content, mode="create"))
         except ConditionFailed:
             return self.read(name) == content
+        except NoConditions:
+            if (found := self.read(name)) is not None:
+                return found == content
+            self.write(name, content)
         return True
 
     def replace(self, name: str, content: bytes, tag: str) -> bool:
         """Put an object in the place of the one with this tag; whether the object there is now this one."""
         if not self._is_s3:
-            found = self.read_tagged(name)
-            if found is None or found[1] != tag:
-                return found is not None and found[0] == content
-            self.write(name, content)
-            return True
+            return self._look_and_replace(name, content, tag)
         bucket, key, _ = self._store.split_path(self._path(name))
         put = {"Bucket": bucket, "Key": key, "Body": content, "IfMatch": tag}
         try:
             self._tell(name, lambda: self._store.call_s3("put_object", **put))
         except ConditionFailed:
             return self.read(name) == content
+        except NoConditions:
+            return self._look_and_replace(name, content, tag)
+        return True
+
+    def _look_and_replace(self, name: str, content: bytes, tag: str) -> bool:
+        found = self.read_tagged(name)
+        if found is None or found[1] != tag:
+            return found is not None and found[0] == content
+        self.write(name, content)
         return True
 
     def upload(self, path: str, name: str, *, only_new: bool) -> bool:
@@ -133,6 +147,8 @@ class Objects:
             self._tell(name, lambda: self._store.put_file(path, self._path(name), mode=mode))
         except ConditionFailed:
             return False
+        except NoConditions:
+            return name not in self.sizes(os.path.dirname(name)) and self.upload(path, name, only_new=False)
         return True
 
     def remove(self, names: Iterable[str]) -> None:
@@ -169,6 +185,7 @@ class Objects:
 
         Raises:
             ConditionFailed: The condition of the write does not hold.
+            NoConditions: The store knows no conditions.
         """
         try:
             if self._has_folders:
@@ -179,6 +196,8 @@ class Objects:
         except Exception as error:
             if http_status(error) == 412:
                 raise ConditionFailed(name) from error
+            if http_status(error) == 501:
+                raise NoConditions(name) from error
             raise explained(error, self.address(name)) from error
 
 

@@ -63,6 +63,11 @@ class Meter:
             "writing": round(self.writing_s, 3),
         }
 
+    def padding(self) -> float | None:
+        """The share of what the model computed that was padding of rows to a common size; None where none was."""
+        total = self.total()
+        return round(total.padded / total.values, 4) if total.values else None
+
     def bottleneck(self) -> str:
         """What the others waited for."""
         total = self.total()

@@ -96,11 +96,10 @@ class Lines:
 def line(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run in one line."""
     done = before + meter.rows
-    share = done / total if total else 1.0
     parts = [
-        f"{done:,} of {total:,} rows ({share:.0%})",
+        f"{done:,} of {total:,} rows ({done / total:.0%})" if total else f"{done:,} rows",
         f"{rate:,.0f} rows/s",
-        f"{time_left(total - done, rate)} left",
+        *([f"{time_left(total - done, rate)} left"] if total else []),
         f"{before + meter.committed_rows:,} committed",
     ]
     if meter.failed:
@@ -151,9 +150,9 @@ class Bars:
         job = Table.grid(padding=(0, 1))
         job.add_row(
             ProgressBar(total=max(1, total), completed=done, width=40),
-            f"{done:,} of {total:,} rows",
+            f"{done:,} of {total:,} rows" if total else f"{done:,} rows",
             f"{rate:,.0f} rows/s",
-            f"{time_left(total - done, rate)} left" if done < total else "done",
+            "" if not total else f"{time_left(total - done, rate)} left" if done < total else "done",
         )
         devices = Table.grid(padding=(0, 1))
         for each in meter.snapshot():

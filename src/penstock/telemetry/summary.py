@@ -12,7 +12,8 @@ class Summary:
 
     `rows` and `failed` count the whole job; `rows_before` of them were there before this run began. `seconds` is the
     whole call, `start_seconds` the part of it until the first replica was ready, `run_seconds` the rest until the last
-    commit; `rows_per_s` is this run's rows over `run_seconds`.
+    commit; `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how many loader processes there were,
+    `padding` which share of the values was padding, where rows differ in size.
     """
 
     output: str
@@ -28,6 +29,8 @@ class Summary:
     recipe: dict[str, Any] = field(default_factory=dict)
     where: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
+    loaders: str | None = None
+    padding: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,7 +48,13 @@ class Summary:
             lines.append(f"{self.rows_before:,} of them were there before this run")
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start, then {speed} rows/s")
-        lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in self.recipe.items()))
+        recipe = {name: value for name, value in self.recipe.items() if name != "buckets"}
+        lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
+        if self.padding is not None:
+            buckets = {name: " by ".join(map(str, sizes)) for name, sizes in self.recipe["buckets"].items()}
+            lines.append(f"padding: {self.padding:.0%} of the values; sizes {buckets}")
+        if self.loaders is not None:
+            lines.append(f"loader processes: {self.loaders}")
         spent = sum(self.where.values()) or 1.0
         shares = [f"{name.replace('_', ' ')} {value / spent:.0%}" for name, value in self.where.items()]
         lines.append("thread time: " + ", ".join(shares))

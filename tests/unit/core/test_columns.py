@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -89,6 +90,28 @@ class TestDescribe:
     def test_length_of_lists_is_the_most_common_one(self) -> None:
         assert describe("x", pa.array([[1, 2, 3], [1, 2], None, [3, 4], []])).shape == (2,)
         assert describe("x", pa.array([[[1], [2]], [[1, 2, 3], [4]], [[5], [6]]])).shape == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("column", "varies"),
+        [
+            (pa.array([[1, 2], [3, 4]]), True),
+            (pa.array([[1, 2]], pa.large_list(pa.int64())), True),
+            (pa.array([["a"], []]), True),
+            (pa.array([[[1], [2]]]), True),
+            (pa.array([[[1, 2]]], pa.list_(pa.list_(pa.int64()), 1)), False),
+            (pa.array([[1, 2]], pa.list_(pa.int64(), 2)), False),
+            (tensors(np.zeros((2, 4, 5), "float32")), False),
+            (pa.array([1, 2]), False),
+            (pa.array(["a", "bc"]), False),
+            (np.zeros((2, 3)), False),
+        ],
+        ids=lambda value: str(getattr(value, "type", value)),
+    )
+    def test_lists_may_vary_whatever_length_they_have_here(self, column: Column, varies: bool) -> None:
+        assert describe("x", column).varies is varies
+
+    def test_columns_in_memory_have_no_encoding(self) -> None:
+        assert describe("x", pa.array([b"\xff\xd8"])).encoding is None
 
     def test_list_lengths_of_a_slice_are_those_of_its_own_rows(self) -> None:
         column = pa.array([[1], [1, 2, 3], [4, 5, 6]]).slice(1)
@@ -343,6 +366,35 @@ class TestBadRows:
         array, bad = to_array(pa.array([1.0, 2.5, 3.0]), "int64", ())
         assert list(bad) == [1]
         assert array.tolist() == [1, 0, 3]
+
+    @pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float64(), 3)], ids=str)
+    def test_fraction_in_a_list_fails_the_row_that_holds_it(self, kind: pa.DataType) -> None:
+        rows = [[1.0, 2.5, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.5]]
+        array, bad = to_array(pa.array(rows, kind), "int32", (3,))
+        assert dict(bad) == {0: "is not a whole number", 2: "is not a whole number"}
+        assert array[1].tolist() == [4, 5, 6]
+
+    def test_fraction_beside_a_null_row_is_not_cut_off(self) -> None:
+        array, bad = to_array(pa.array([[1.0, 2.0], None, [3.0, 4.5], [5.0, 6.0]]), "int32", (2,))
+        assert dict(bad) == {1: "is null", 2: "is not a whole number"}
+        assert array[[0, 3]].tolist() == [[1, 2], [5, 6]]
+
+    @pytest.mark.parametrize("shape", [(), (2,), (1, 2)])
+    def test_fraction_in_an_array_fails_its_row(self, shape: tuple[int, ...]) -> None:
+        values = np.arange(3.0).repeat(math.prod(shape)).reshape(3, *shape)
+        values[1] += 0.5
+        array, bad = to_array(values, "int32", shape)
+        assert dict(bad) == {1: "is not a whole number"}
+        assert array[[0, 2]].tolist() == values[[0, 2]].tolist()
+
+    @pytest.mark.parametrize("value", [256, -1, 300.0, float("inf")])
+    def test_number_that_an_integer_input_cannot_hold_fails_its_row(self, value: float) -> None:
+        array, bad = to_array(np.array([[1, 2], [3, value], [255, 0]]), "uint8", (2,))
+        assert dict(bad) == {1: "does not fit into uint8"}
+        assert array[[0, 2]].tolist() == [[1, 2], [255, 0]]
+
+    def test_number_that_is_none_fails_its_row(self) -> None:
+        assert dict(to_array(np.array([1.0, np.nan]), "int32", ())[1]) == {1: "is not a whole number"}
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -317,3 +318,67 @@ def test_numbers_cross_as_they_are_unless_the_models_own_are_smaller(column: str
 def test_binding_of_a_reordered_shape_is_never_made_silently() -> None:
     with pytest.raises(InputError):
         bind(model(x=(FLOAT, (3, 2))), schema_of(x=(FLOAT, (2, 3))), {})
+
+
+def lists(name: str, dtype: str, *shape: int | None) -> TensorSpec:
+    return TensorSpec(name, dtype, shape, varies=True)
+
+
+class TestRowsOfDifferentLengths:
+    def test_lists_feed_an_input_of_any_length_as_they_are(self) -> None:
+        (binding,) = bind(model(tokens=(INT, (None,))), {"tokens": lists("tokens", INT, 5)}, {})
+        assert binding == Binding("tokens", ("tokens",), INT, (None,))
+
+    def test_lists_for_an_input_of_one_length_have_that_length(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (5,))), {"x": lists("x", FLOAT, 5)}, {})
+        assert binding.shape == (5,)
+
+    def test_vectors_of_one_length_keep_it_where_the_model_takes_any(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (None,))), schema_of(x=(FLOAT, (7,))), {})
+        assert binding.shape == (7,)
+
+    def test_only_the_first_dimension_varies(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (None, 3))), {"x": lists("x", FLOAT, 5, 3)}, {})
+        assert binding.shape == (None, 3)
+
+    def test_mask_that_has_no_column_is_made_from_the_lengths_of_the_other_input(self) -> None:
+        signature = model(tokens=(INT, (None,)), attention_mask=("int32", (None,)))
+        tokens, mask = bind(signature, {"tokens": lists("tokens", INT, 5)}, {})
+        assert tokens.mask_of is None
+        assert mask == Binding("attention_mask", ("tokens",), "int32", (None,), mask_of="tokens")
+        assert describe(mask) == "attention_mask ← ones where tokens is not padding"
+
+    def test_mask_that_comes_first_is_made_too(self) -> None:
+        signature = model(mask=("bool", (None,)), tokens=(INT, (None,)))
+        mask, tokens = bind(signature, {"tokens": lists("tokens", INT, 5)}, {})
+        assert (mask.input, mask.mask_of, tokens.input) == ("mask", "tokens", "tokens")
+
+    def test_mask_with_a_column_of_its_own_is_read(self) -> None:
+        signature = model(tokens=(INT, (None,)), mask=(INT, (None,)))
+        schema = {"tokens": lists("tokens", INT, 5), "mask": lists("mask", INT, 5)}
+        assert [binding.mask_of for binding in bind(signature, schema, {})] == [None, None]
+
+    def test_mask_of_nothing_that_varies_is_refused(self) -> None:
+        signature = model(x=(FLOAT, (4,)), mask=("bool", (None,)))
+        error = refusal(signature, schema_of(x=(FLOAT, (4,))))
+        assert "no other input has rows of different lengths" in error.problem
+        assert "--input mask=COLUMN" in (error.hint or "")
+
+    def test_only_input_of_a_model_is_no_mask_whatever_its_name(self) -> None:
+        assert columns_of(model(mask=(FLOAT, (None,))), schema_of(x=(FLOAT, (7,)))) == {"mask": ("x",)}
+
+
+class TestEncodedColumns:
+    PHOTO: ClassVar = {"photo": TensorSpec("photo", UINT8, (None, None, 3), encoding="image")}
+
+    def test_images_take_the_size_that_the_model_wants(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (224, 224, 3))), self.PHOTO, {})
+        assert binding == Binding("x", ("photo",), UINT8, (224, 224, 3))
+
+    def test_model_that_decodes_by_itself_gets_the_bytes(self) -> None:
+        (binding,) = bind(model(x=(TEXT, ())), self.PHOTO, {})
+        assert binding == Binding("x", ("photo",), TEXT, ())
+
+    def test_images_of_any_size_vary_where_the_model_takes_any(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (None, None, 3))), self.PHOTO, {})
+        assert binding.shape == (None, None, 3)

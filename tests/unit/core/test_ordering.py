@@ -17,7 +17,7 @@ def result(index: int) -> Result:
 
 @given(st.permutations(range(3, 11)))
 def test_results_leave_in_order_however_they_come(arrival: list[int]) -> None:
-    order = InOrder([Span(index, index * 2, 2, ()) for index in range(3, 11)])
+    order = InOrder(3)
     left: list[int] = []
     arrived: set[int] = set()
     for index in arrival:
@@ -26,24 +26,32 @@ def test_results_leave_in_order_however_they_come(arrival: list[int]) -> None:
         left += [ready.span.index for ready in order.ready()]
         held_back = [index for index in range(3, 11) if index not in arrived]
         assert left == list(range(3, min(held_back, default=11)))
-        assert order.is_complete == (not held_back)
 
 
 def test_each_result_leaves_once() -> None:
-    order = InOrder([Span(0, 0, 2, ())])
+    order = InOrder()
     order.add(result(0))
     assert len(list(order.ready())) == 1
     assert list(order.ready()) == []
 
 
-def test_spans_with_gaps_between_them_leave_in_the_order_given() -> None:
-    order = InOrder([Span(index, index * 2, 2, ()) for index in (2, 5, 9)])
-    for index in (9, 5, 2):
-        order.add(result(index))
-    assert [ready.span.index for ready in order.ready()] == [2, 5, 9]
-    assert order.is_complete
+def test_result_waits_for_the_one_before_it() -> None:
+    order = InOrder(first=2)
+    order.add(result(3))
+    assert list(order.ready()) == []
+    order.add(result(2))
+    assert [ready.span.index for ready in order.ready()] == [2, 3]
 
 
-def test_nothing_to_wait_for_is_complete() -> None:
-    assert InOrder([]).is_complete
-    assert not InOrder([Span(0, 0, 1, ())]).is_complete
+def test_results_that_arrive_while_others_leave_are_not_forgotten() -> None:
+    order = InOrder()
+    order.add(result(0))
+    leaving = order.ready()
+    assert next(leaving).span.index == 0
+    order.add(result(1))
+    assert [ready.span.index for ready in leaving] == [1]
+
+
+def test_nothing_leaves_before_anything_came() -> None:
+    assert list(InOrder().ready()) == []
+    assert list(InOrder(7).ready()) == []

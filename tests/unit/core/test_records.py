@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     STRING,
     Binding,
@@ -67,11 +69,65 @@ def test_job_reads_every_column_once() -> None:
 def test_timings_add_up() -> None:
     total = Timings(read=1.0, rows=5)
     total.add(Timings(read=0.5, compute=2.0, wait_for_data=0.25, wait_for_room=0.125, rows=3))
-    assert total == Timings(1.5, 2.0, 0.25, 0.125, 8)
+    total.add(Timings(values=100, padded=7))
+    total.add(Timings(values=10, padded=1))
+    assert total == Timings(1.5, 2.0, 0.25, 0.125, 8, values=110, padded=8)
 
 
 def test_span_stop_is_past_its_last_row() -> None:
     assert Span(0, 10, 5, ()).stop == 15
+
+
+SELECTED = Span(0, 5, 6, (), None, ((100, 2), (110, 1), (200, 3)))
+"""Rows 5 to 10 of a job that takes only some rows of its input."""
+
+
+def test_rows_of_a_job_that_takes_only_some_have_their_number_in_the_whole_input() -> None:
+    assert [SELECTED.number(row) for row in range(5, 11)] == [100, 101, 110, 200, 201, 202]
+    with pytest.raises(IndexError):
+        SELECTED.number(11)
+
+
+def test_rows_of_a_job_that_takes_all_are_numbered_as_they_are_counted() -> None:
+    span = Span(3, 40, 2, ())
+    assert [span.number(row) for row in (40, 41)] == [40, 41]
+    with pytest.raises(IndexError):
+        span.number(42)
+
+
+def test_row_numbers_of_some_rows_leave_out_those_that_failed() -> None:
+    assert Result(SELECTED, {}).row_numbers().tolist() == [100, 101, 110, 200, 201, 202]
+    result = Result(SELECTED, {}, (failure(101), failure(200)))
+    assert result.row_numbers().tolist() == [100, 110, 201, 202]
+    assert result.row_numbers().dtype == np.int64
+    assert result.rows == 4
+
+
+@given(gaps=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 5)), min_size=1, max_size=8), data=st.data())
+def test_numbers_agree_row_by_row_and_all_together(gaps: list[tuple[int, int]], data: st.DataObject) -> None:
+    runs: list[tuple[int, int]] = []
+    end = 0
+    for gap, rows in gaps:
+        runs.append((end + gap, rows))
+        end += gap + rows
+    total = sum(rows for _, rows in runs)
+    span = Span(0, 7, total, (), None, tuple(runs))
+    numbers = [span.number(row) for row in range(7, 7 + total)]
+    assert numbers == [row for first, rows in runs for row in range(first, first + rows)]
+    failed = data.draw(st.sets(st.sampled_from(numbers)))
+    result = Result(span, {}, tuple(failure(row) for row in sorted(failed)))
+    assert result.row_numbers().tolist() == [row for row in numbers if row not in failed]
+
+
+def test_job_with_a_function_reads_what_the_function_takes() -> None:
+    takes = {"a": TensorSpec("a", "float32", ()), "b": TensorSpec("b", STRING, ())}
+    job = Job(None, (Binding("x", ("made",), "float32", ()),), ("a",), 32, Preprocess("m:f", takes=takes))
+    assert job.columns == ("a", "b")
+
+
+def test_recipe_says_which_sizes_rows_are_padded_to() -> None:
+    recipe = Recipe("jax", "cpu", 32, 1, buckets={"x": [[8, 16]]})
+    assert json.loads(json.dumps(recipe.as_json()))["buckets"] == {"x": [[8, 16]]}
 
 
 def test_binding_knows_what_crosses_to_the_device() -> None:
@@ -93,6 +149,10 @@ def test_output_schema_counts_the_row_number() -> None:
         Device("gpu", 1, "H200", "GPU-1", 5, 4),
         Placement((Device("cpu", 0),), 1, 2),
         Binding("x", ("a",), "uint8", (None, 3)),
+        Binding("mask", ("a",), "bool", (None,), mask_of="x"),
+        TensorSpec("photo", "uint8", (224, 224, 3), encoding="image"),
+        TensorSpec("words", "int64", (5,), varies=True),
+        SELECTED,
         Timings(1.0),
     ],
 )

@@ -71,6 +71,7 @@ class Answer(Exception):
         (ValueError(), False),
         (Answer(status=503), True),
         (Answer(status=403), False),
+        (Answer(status=501), False),
         (Answer(status_code=429), True),
         (Answer(code=500), True),
         (Answer(code="E1"), False),

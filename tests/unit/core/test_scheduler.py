@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -20,6 +20,13 @@ def spans_of(groups: Sequence[str | None], first_index: int = 0) -> list[Span]:
 
 def indices(assignments: list[Assignment], replica: int) -> list[int]:
     return [assignment.span.index for assignment in assignments if assignment.replica == replica]
+
+
+def pulling(spans: Iterable[Span], pulled: list[int]) -> Iterator[Span]:
+    """Spans that note when they are asked for, as a source that streams would make them."""
+    for span in spans:
+        pulled.append(span.index)
+        yield span
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -46,7 +53,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.depth = depth
         self.window = max(window, depth)
         self.pending = set(range(len(self.groups)))
-        self.scheduler = Scheduler(spans_of(self.groups), depth, window)
+        self.pulled: list[int] = []
+        self.scheduler = Scheduler(pulling(spans_of(self.groups), self.pulled), depth, window)
+
+    @invariant()
+    def no_span_is_pulled_beyond_the_window(self) -> None:
+        if hasattr(self, "scheduler"):
+            assert len(self.pulled) <= self.oldest_unfinished() + self.window
 
     @precondition(lambda self: len(self.held) < 4)
     @rule()
@@ -130,13 +143,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             for replica, held in self.held.items():
                 assert self.scheduler.held_by(replica) == held
-            assert self.scheduler.unfinished == len(self.groups) - len(self.finished)
 
     @invariant()
     def it_is_finished_when_nothing_is_held_and_nothing_will_be(self) -> None:
         if hasattr(self, "scheduler"):
             idle = not any(self.held.values())
-            assert self.scheduler.is_finished == (idle and (self.is_stopped or not self.pending))
+            # Spans are pulled for those who want them: that there are none is known once somebody asked.
+            is_known = bool(self.groups) or self.next_replica > 0
+            assert self.scheduler.is_finished == (idle and (self.is_stopped or (is_known and not self.pending)))
 
     @invariant()
     def nobody_waits_beside_work_that_is_free(self) -> None:
@@ -172,7 +186,6 @@ def test_spans_are_known_by_their_own_indices() -> None:
     assert indices(scheduler.join(0), 0) == [40]
     assert indices(scheduler.finish(0, 40), 0) == [41]
     assert scheduler.held_by(0) == [41]
-    assert scheduler.unfinished == 2
 
 
 def test_no_span_is_handed_out_beyond_the_window() -> None:
@@ -218,14 +231,74 @@ def test_stopped_scheduler_lets_what_is_held_finish_and_hands_out_nothing() -> N
     assert scheduler.finish(0, 0) == []
     scheduler.give_back(0, [1])
     assert scheduler.is_finished
-    assert scheduler.unfinished == 5
     assert scheduler.join(1) == []
 
 
-def test_nothing_to_do_is_finished_at_once() -> None:
+def test_nothing_to_do_is_finished_as_soon_as_somebody_asks() -> None:
     scheduler = Scheduler([], depth=2, window=4)
-    assert scheduler.is_finished
     assert scheduler.join(0) == []
+    assert scheduler.is_finished
+
+
+def test_nothing_is_pulled_before_somebody_wants_it() -> None:
+    pulled: list[int] = []
+    scheduler = Scheduler(pulling(spans_of([None] * 9), pulled), depth=1, window=4)
+    assert pulled == []
+    assert not scheduler.is_finished
+    scheduler.join(0)
+    assert pulled == [0, 1, 2, 3]
+
+
+def test_no_more_is_pulled_than_the_window_holds() -> None:
+    pulled: list[int] = []
+    scheduler = Scheduler(pulling(spans_of([None] * 20), pulled), depth=1, window=3)
+    scheduler.join(0)
+    scheduler.join(1)
+    scheduler.finish(1, 1)
+    assert pulled == [0, 1, 2]
+    scheduler.finish(0, 0)
+    assert pulled == [0, 1, 2, 3, 4]
+
+
+def test_where_every_span_costs_only_what_is_handed_out_is_pulled() -> None:
+    pulled: list[int] = []
+    scheduler = Scheduler(pulling(spans_of([None] * 9), pulled), depth=2, window=8, ahead=1)
+    assert indices(scheduler.join(0), 0) == [0, 1]
+    assert pulled == [0, 1]
+    assert indices(scheduler.finish(0, 1), 0) == [2]
+    assert pulled == [0, 1, 2]
+
+
+def test_spans_of_a_lost_replica_are_handed_out_before_more_is_pulled() -> None:
+    pulled: list[int] = []
+    scheduler = Scheduler(pulling(spans_of([None] * 9), pulled), depth=2, window=8, ahead=1)
+    scheduler.join(0)
+    scheduler.lose(0)
+    assert indices(scheduler.join(1), 1) == [0, 1]
+    assert pulled == [0, 1]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, None])
+def test_every_span_of_a_stream_is_finished_once_however_far_it_is_pulled_ahead(ahead: int | None) -> None:
+    chance = random.Random(ahead or 0)
+    scheduler = Scheduler(pulling(spans_of([None] * 30), []), depth=2, window=8, ahead=ahead)
+    scheduler.join(0)
+    scheduler.join(1)
+    done: list[int] = []
+    while not scheduler.is_finished:
+        replica = chance.choice([name for name in (0, 1) if scheduler.held_by(name)])
+        done.append(chance.choice(scheduler.held_by(replica)))
+        scheduler.finish(replica, done[-1])
+    assert sorted(done) == list(range(30))
+
+
+def test_what_is_done_is_forgotten_so_that_memory_does_not_grow_with_the_input() -> None:
+    scheduler = Scheduler(spans_of([None] * 1000), depth=1, window=4)
+    scheduler.join(0)
+    for index in range(990):
+        scheduler.finish(0, index)
+    held = [value for value in vars(scheduler).values() if isinstance(value, (dict, set))]
+    assert max(map(len, held)) <= 6
 
 
 def test_two_replicas_read_two_groups_in_order_and_apart() -> None:
@@ -283,4 +356,3 @@ def test_every_span_is_finished_once_whatever_the_number_of_replicas(replicas: i
         done.append(index)
         scheduler.finish(replica, index)
     assert sorted(done) == list(range(50))
-    assert scheduler.unfinished == 0

@@ -2,169 +2,32 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.batching import Batch
-from penstock.core.records import (
-    KEPT,
-    Array,
-    Binding,
-    Block,
-    Column,
-    Columns,
-    Job,
-    Result,
-    RowFailure,
-    Signature,
-    Span,
-    TensorSpec,
-    Timings,
-)
+from penstock.core.records import Binding, Block, Columns, Job, Result, Span, Timings
 from penstock.errors import DeviceError, InputError, ModelError, PenstockError
-from penstock.pool.pipeline import Pipeline, predict_surviving, read_inputs
-from penstock.pool.warmup import warm_up
 from penstock.sources.memory import InMemory
 
-TIMEOUT_S = 20
-X = Binding("x", ("x",), "float32", (3,))
-
-
-class Doubler:
-    """A model that doubles its input, sums each row, and rejects any batch in which a poisoned value stands."""
-
-    signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
-
-    def __init__(self, *, poison: float | None = None) -> None:
-        self._poison = poison
-        self.shapes: set[tuple[int, ...]] = set()
-        self.calls = 0
-
-    def predict(self, batch: Columns) -> Columns:
-        x = batch["x"]
-        self.calls += 1
-        self.shapes.add(x.shape)
-        if self._poison is not None and (x >= self._poison).any():
-            raise ValueError("poison\nin the batch")
-        return {"y": x * 2, "total": x.sum(axis=1)}
-
-    def close(self) -> None:
-        pass
-
-
-class Rejecting(Doubler):
-    """A model that raises the same error for everything."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self._error = error
-
-    def predict(self, batch: Columns) -> Columns:
-        raise self._error
-
-
-class Waiting(Doubler):
-    """A model that computes nothing until it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_go = threading.Event()
-
-    def predict(self, batch: Columns) -> Columns:
-        assert self.may_go.wait(TIMEOUT_S)
-        return super().predict(batch)
-
-
-class Blocks:
-    """A source of blocks of given sizes, the same for every span; counts what was read."""
-
-    def __init__(self, sizes: Sequence[int], failures: Sequence[int] = ()) -> None:
-        self.sizes = list(sizes)
-        self.failures = set(failures)
-        self.read_blocks = 0
-        self.changed = threading.Condition()
-
-    def origin(self, span: Span, row: int) -> str:
-        return f"blocks, row {row} of span {span.index}"
-
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        start = span.start
-        for size in self.sizes:
-            rows = np.arange(start, start + size)
-            lost = tuple(
-                RowFailure(int(r), "a.csv", "read", "ValueError", "broken") for r in rows if r in self.failures
-            )
-            every: dict[str, Column] = {"x": inputs_of(rows), "id": rows, "name": pa.array([f"r{r}" for r in rows])}
-            with self.changed:
-                self.read_blocks += 1
-                self.changed.notify_all()
-            yield Block(start, size, {name: every[name] for name in columns}, lost)
-            start += size
-
-
-def inputs_of(rows: Array) -> Array:
-    return np.stack([rows, rows + 0.5, -rows], axis=1).astype(np.float32)
-
-
-class Outlet:
-    """Where results and errors come out."""
-
-    def __init__(self) -> None:
-        self.results: queue.Queue[tuple[Result, Timings]] = queue.Queue()
-        self.errors: queue.Queue[BaseException] = queue.Queue()
-
-    def emit(self, result: Result, timings: Timings) -> None:
-        self.results.put((result, timings))
-
-    def take(self, count: int) -> list[Result]:
-        """So many results, in the order of their spans."""
-        found = [self.results.get(timeout=TIMEOUT_S)[0] for _ in range(count)]
-        assert self.errors.empty(), self.errors.get()
-        return sorted(found, key=lambda result: result.span.index)
-
-
-@contextmanager
-def piping(
-    replica: Doubler,
-    job: Job,
-    *,
-    loaders: int = 1,
-    lanes: int = 1,
-    emit: Callable[[Result, Timings], None] | None = None,
-) -> Iterator[tuple[Pipeline, Outlet]]:
-    outlet = Outlet()
-    pipeline = Pipeline(replica, job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes)
-    try:
-        yield pipeline, outlet
-    finally:
-        pipeline.close()
-
-
-def spans_of(count: int, rows: int) -> list[Span]:
-    return [Span(index, index * rows, rows, ()) for index in range(count)]
-
-
-def predict_all(replica: Doubler, job: Job, spans: Sequence[Span], *, loaders: int = 1, lanes: int = 1) -> list[Result]:
-    with piping(replica, job, loaders=loaders, lanes=lanes) as (pipeline, outlet):
-        for span in spans:
-            pipeline.add(span)
-        return outlet.take(len(spans))
-
-
-def kept(result: Result, name: str) -> list[object]:
-    return values(result, KEPT + name)
-
-
-def values(result: Result, name: str) -> list[object]:
-    column = result.columns[name]
-    return list(column.tolist() if isinstance(column, np.ndarray) else column.to_pylist())
+from .piping import (
+    TIMEOUT_S,
+    Blocks,
+    Doubler,
+    Rejecting,
+    Waiting,
+    X,
+    inputs_of,
+    kept,
+    piping,
+    predict_all,
+    spans_of,
+    values,
+)
 
 
 @pytest.mark.parametrize("loaders", [1, 3])
@@ -316,15 +179,6 @@ def test_failures_of_every_kind_are_named_in_the_order_of_their_rows() -> None:
     assert kept(result, "id") == [0, 2, 5]
 
 
-def test_one_rejected_row_is_found_in_logarithmic_time() -> None:
-    x = np.zeros((1024, 3), np.float32)
-    x[700] = 1000
-    replica = Doubler(poison=1000)
-    _, failures = predict_surviving(replica, Batch(0, 0, 1024, {"x": x}), 0)
-    assert [failure.row for failure in failures] == [700]
-    assert replica.calls <= 2 * 10 + 6
-
-
 def test_rejected_rows_say_where_they_came_from() -> None:
     x = np.zeros((4, 3), np.float32)
     x[2] = 1000
@@ -332,15 +186,6 @@ def test_rejected_rows_say_where_they_came_from() -> None:
     assert result.failures[0].origin == "memory"
     (result,) = predict_all(Doubler(poison=2), Job(Blocks([4]), (X,), (), 4), spans_of(1, 4))
     assert [failure.origin for failure in result.failures] == ["blocks, row 2 of span 0", "blocks, row 3 of span 0"]
-
-
-def test_bisection_does_not_touch_the_batch_it_was_given() -> None:
-    x = np.ones((4, 3), np.float32)
-    x[2] = 1000
-    before = x.copy()
-    x.flags.writeable = False
-    predict_surviving(Doubler(poison=1000), Batch(0, 0, 4, {"x": x}), 0)
-    np.testing.assert_array_equal(x, before)
 
 
 def test_rejected_text_is_found_and_left_out() -> None:
@@ -518,52 +363,3 @@ def test_timings_count_rows_and_seconds() -> None:
     assert timings.compute > 0
     assert timings.wait_for_data >= 0
     assert timings.wait_for_room >= 0
-
-
-def test_inputs_take_the_dtype_and_shape_of_their_binding() -> None:
-    source = InMemory({"pixels": np.arange(24, dtype=np.uint8).reshape(2, 12)})
-    job = Job(source, (Binding("image", ("pixels",), "uint8", (2, 2, 3)),), (), 2)
-    gathered: list[Mapping[str, Column]] = []
-    (block,) = read_inputs(job, Span(0, 0, 2, ()), gathered, {})
-    assert block["image"].shape == (2, 2, 2, 3)
-    assert block["image"].dtype == np.uint8
-    assert gathered == []
-
-
-class TestWarmUp:
-    def test_outputs_are_described_as_they_come_out(self) -> None:
-        replica = Doubler()
-        prepared = warm_up(replica, Job(Blocks([5]), (X,), (), batch_size=8), Span(0, 0, 5, ()))
-        assert prepared.outputs == (TensorSpec("y", "float32", (3,)), TensorSpec("total", "float32", ()))
-        assert prepared.batch_seconds > 0
-        assert replica.shapes == {(8, 3)}
-        assert replica.calls == 2
-
-    def test_model_that_sums_over_the_batch_is_refused(self) -> None:
-        class Sum(Doubler):
-            def predict(self, batch: Columns) -> Columns:
-                return {"loss": batch["x"].sum(axis=0)}
-
-        with pytest.raises(ModelError) as caught:
-            warm_up(Sum(), Job(Blocks([8]), (X,), (), batch_size=8), Span(0, 0, 8, ()))
-        assert caught.value.received == "loss: shape (3,) for a batch of 8"
-
-    def test_model_that_gives_a_single_number_is_refused(self) -> None:
-        class Mean(Doubler):
-            def predict(self, batch: Columns) -> Columns:
-                return {"loss": np.asarray(batch["x"].mean())}
-
-        with pytest.raises(ModelError, match="does not have one row for each row"):
-            warm_up(Mean(), Job(Blocks([8]), (X,), (), batch_size=8), Span(0, 0, 8, ()))
-
-    def test_model_that_rejects_every_row_is_told(self) -> None:
-        with pytest.raises(ModelError) as caught:
-            warm_up(Doubler(poison=0.5), Job(InMemory({"x": np.ones((4, 3), "f4")}), (X,), (), 4), Span(0, 0, 4, ()))
-        assert caught.value.problem == "the model rejects every one of the first rows"
-        assert caught.value.received == "ValueError: poison"
-
-    def test_one_bad_row_among_the_first_does_not_stop_the_job(self) -> None:
-        x = np.zeros((4, 3), np.float32)
-        x[1] = 1000
-        prepared = warm_up(Doubler(poison=1000), Job(InMemory({"x": x}), (X,), (), 4), Span(0, 0, 4, ()))
-        assert [spec.name for spec in prepared.outputs] == ["y", "total"]

@@ -63,14 +63,20 @@ def test_descriptor_is_not_inherited_by_accident(slots: Slots) -> None:
     slots.close()
 
 
-def test_every_slot_is_free_at_first_and_given_out_once(slots: Slots) -> None:
-    free = FreeSlots(slots)
+def test_every_slot_is_free_at_first_and_given_out_once() -> None:
+    free = FreeSlots(range(3))
     assert sorted(free.take() for _ in range(3)) == [0, 1, 2]
-    slots.close()
 
 
-def test_taking_waits_until_a_slot_is_given_back(slots: Slots) -> None:
-    free = FreeSlots(slots)
+def test_no_slot_is_free_until_one_is_granted() -> None:
+    free = FreeSlots()
+    free.give_back(5)
+    free.give_back(2)
+    assert [free.take(), free.take()] == [5, 2]
+
+
+def test_taking_waits_until_a_slot_is_given_back() -> None:
+    free = FreeSlots(range(3))
     for _ in range(3):
         free.take()
     taken: list[int] = []
@@ -81,4 +87,3 @@ def test_taking_waits_until_a_slot_is_given_back(slots: Slots) -> None:
     free.give_back(1)
     waiter.join(timeout=10)
     assert taken == [1]
-    slots.close()

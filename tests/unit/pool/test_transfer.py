@@ -40,7 +40,7 @@ def carry(
     chunks: list[Chunk] = []
     done: list[SpanDone] = []
     with slots_of(count, slot_bytes) as slots:
-        free, assembly = FreeSlots(slots), Assembly(slots)
+        free, assembly = FreeSlots(range(slots.count)), Assembly(slots)
 
         def say(message: Chunk | SpanDone) -> None:
             if isinstance(message, Chunk):
@@ -139,7 +139,7 @@ def test_result_without_columns_arrives() -> None:
 def test_chunks_follow_each_other_and_cover_every_byte_of_the_columns() -> None:
     columns = {"a": np.arange(1000, dtype=np.uint8), "b": np.arange(500, dtype=np.int64)}
     _, chunks = carry(columns, 500, slot_bytes=512)
-    assert {chunk.span for chunk in chunks} == {3}
+    assert {chunk.key for chunk in chunks} == {(3,)}
     assert all(chunk.total == 1024 + 4032 for chunk in chunks)
     covered = [place for chunk in chunks for place in range(chunk.offset, chunk.offset + chunk.nbytes)]
     assert covered == sorted(set(covered))
@@ -177,7 +177,7 @@ def test_result_larger_than_all_slots_waits_for_a_thread_that_releases() -> None
     values = np.random.default_rng(2).integers(0, 256, (1000, 97), dtype=np.uint8)
     messages: queue.Queue[Chunk | SpanDone] = queue.Queue()
     with slots_of(2, 4096) as slots:
-        free, assembly = FreeSlots(slots), Assembly(slots)
+        free, assembly = FreeSlots(range(slots.count)), Assembly(slots)
         result = Result(Span(0, 0, 1000, ()), {"y": values, "words": pa.array(["w" * 50] * 1000)})
         sender = threading.Thread(target=send, args=(result, Timings(), slots, free, messages.put), daemon=True)
         sender.start()
@@ -209,7 +209,7 @@ def test_several_threads_send_results_through_the_same_slots() -> None:
     ]
     messages: queue.Queue[Chunk | SpanDone] = queue.Queue()
     with slots_of(2, 512) as slots:
-        free, assembly = FreeSlots(slots), Assembly(slots)
+        free, assembly = FreeSlots(range(slots.count)), Assembly(slots)
         senders = [
             threading.Thread(target=send, args=(result, Timings(), slots, free, messages.put), daemon=True)
             for result in results

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.sources import crc32c as checksums
-from penstock.sources.crc32c import crc32c_by_numpy, masked_crc, masked_crcs, masked_crcs_of_words
+from penstock.sources.crc32c import crc32c_by_numpy, crcs_by_numpy, masked_crc, masked_crcs, masked_crcs_of_words
 from penstock.sources.tapes import GZIP, PLAIN, ZLIB, PlainTape, Tape, compression_of, open_tape
 from penstock.sources.tfrecord_framing import Frames, Gap, Scan, frames_of, how_compressed, pack_record
 from tests.support.tfrecord_writer import crc32c, masked, record, write
@@ -41,6 +41,15 @@ class TestChecksums:
         assert crc32c_by_numpy(data) == crc32c(data) == checksums.crc32c(data)
         assert struct.pack("<I", masked_crc(data)) == masked(data)
         assert masked_crcs([data, b"x"]).tolist() == [masked_crc(data), masked_crc(b"x")]
+
+    @given(st.lists(st.binary(max_size=200), max_size=8))
+    def test_many_messages_at_once(self, messages: list[bytes]) -> None:
+        assert crcs_by_numpy(messages) == [crc32c(data) for data in messages]
+
+    def test_without_c_files_are_read_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checksums, "crc32c", crc32c_by_numpy)
+        assert read(RAW) == (DATA, {})
+        assert list(read(flipped(RAW, STARTS[2] + 15))[1]) == [2]
 
     @given(st.binary(min_size=8, max_size=60))
     def test_words_at_any_place_at_once(self, data: bytes) -> None:

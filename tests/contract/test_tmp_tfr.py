@@ -1,0 +1,564 @@
+"""What every source promises."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.core.protocols import Source
+from penstock.core.records import Span
+from penstock.errors import InputError
+from penstock.sources.csv import CsvFiles
+from penstock.sources.jsonl import JsonLines
+from penstock.sources.memory import InMemory, SharedMemory, open_memory
+from penstock.sources.npy import ArrayFiles
+from penstock.sources.parquet import ParquetFiles
+
+from .reading import ROWS, SPLIT, Case, numbers, read_all, read_span, table_of, touch
+from .tfrecord_cases import CASES
+FILES = CASES
+BINARY = []
+
+ROWS_PER_SPAN = [7, 64, 10_000]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files of every case, written once; a test that changes them copies them first."""
+    written: dict[str, Path] = {}
+    for case in CASES:
+        written[case.name] = tmp_path_factory.mktemp(case.name.replace(" ", "-"))
+        case.write(written[case.name])
+    return written
+
+
+def open_case(case: Case, folder: Path) -> tuple[Source, list[str]]:
+    paths = sorted(str(path) for path in folder.iterdir())
+    return case.open(paths), paths
+
+
+def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+all_cases, file_cases, binary_cases = over(CASES), over(FILES), over(BINARY)
+
+
+@pytest.fixture(autouse=True)
+def compressed_files_are_collected_in_their_own_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A source that an error's traceback still holds is closed by the collector, in the middle of any later test."""
+    yield
+    if "compressed" in request.node.nodeid:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+@pytest.fixture
+def own_folder(case: Case, folders: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders[case.name], tmp_path / "own"))
+
+
+def close(source: Source) -> None:
+    if isinstance(source, SharedMemory):
+        source.close()
+
+
+@all_cases
+@pytest.mark.parametrize("rows_per_span", ROWS_PER_SPAN)
+def test_every_row_comes_once_and_in_order(case: Case, folders: dict[str, Path], rows_per_span: int) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(rows_per_span))
+    assert read_all(source, spans, list(case.expected)) == case.expected
+    close(source)
+
+
+@all_cases
+@pytest.mark.parametrize("rows_per_span", ROWS_PER_SPAN)
+def test_division_is_whole_and_deterministic(case: Case, folders: dict[str, Path], rows_per_span: int) -> None:
+    source, _ = open_case(case, folders[case.name])
+    again, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(rows_per_span))
+    assert list(source.divide(rows_per_span)) == spans == list(again.divide(rows_per_span))
+    assert [span.index for span in spans] == list(range(len(spans)))
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == ROWS
+    assert all(0 < span.rows <= 8 * rows_per_span for span in spans)
+    close(source)
+    close(again)
+
+
+@all_cases
+def test_spans_can_be_kept_as_json(case: Case, folders: dict[str, Path]) -> None:
+    import json
+
+    source, _ = open_case(case, folders[case.name])
+    for span in source.divide(64):
+        document = json.loads(json.dumps([span.start, span.rows, span.locator, span.group]))
+        restored = Span(span.index, document[0], document[1], as_tuples(document[2]), document[3])
+        assert restored == span
+    close(source)
+
+
+def as_tuples(value: object) -> tuple[object, ...]:
+    assert isinstance(value, list)
+    return tuple(as_tuples(item) if isinstance(item, list) else item for item in value)
+
+
+@all_cases
+def test_spans_can_be_read_in_any_order(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(7))
+    assert read_all(source, reversed(spans), list(case.expected)) == case.expected
+    random.Random(3).shuffle(spans)
+    assert read_all(source, spans, list(case.expected)) == case.expected
+    close(source)
+
+
+@all_cases
+def test_span_can_be_read_twice(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    span = list(source.divide(64))[2]
+    assert read_span(source, span, list(case.expected)) == read_span(source, span, list(case.expected))
+    close(source)
+
+
+@all_cases
+def test_spans_can_be_read_from_several_threads(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(7))
+    random.Random(4).shuffle(spans)
+    columns = list(case.expected)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda span: read_span(source, span, columns), spans))
+    read = {span.index: rows for span, (rows, _) in zip(spans, found, strict=True)}
+    for name in columns:
+        assert [value for index in sorted(read) for value in read[index][name]] == case.expected[name]
+    close(source)
+
+
+@all_cases
+def test_reading_that_is_given_up_in_the_middle_harms_nobody(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(7))
+    for span in spans[::3]:
+        blocks = source.read(span, list(case.expected))
+        next(blocks)
+        del blocks
+    assert read_all(source, spans, list(case.expected)) == case.expected
+    close(source)
+
+
+@all_cases
+def test_single_columns_can_be_read_in_any_order(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(64))
+    for name in reversed(case.expected):
+        assert read_all(source, spans, [name]) == {name: case.expected[name]}
+    close(source)
+
+
+@all_cases
+def test_schema_lists_the_columns_and_their_shapes(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    schema = source.schema()
+    assert set(schema) == set(case.expected)
+    for name, spec in schema.items():
+        assert spec.name == name
+        assert spec.shape == np.shape(case.expected[name])[1:]
+    close(source)
+
+
+@all_cases
+def test_origin_of_a_row_names_its_file(case: Case, folders: dict[str, Path]) -> None:
+    source, paths = open_case(case, folders[case.name])
+    for span in source.divide(64):
+        for row in (span.start, span.stop - 1):
+            origin = source.origin(span, row)
+            if case.is_memory:
+                assert origin == "memory"
+            else:
+                file = max(number for number, first in enumerate(SPLIT[:-1]) if first <= row)
+                assert origin.startswith(paths[file] + ",")
+                assert case.is_text or origin.endswith(f", row {row - SPLIT[file]}")
+    close(source)
+
+
+@all_cases
+def test_spans_are_no_larger_than_a_part_where_that_is_asked_for(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(10, 30))
+    assert all(span.rows <= 30 for span in spans)
+    assert read_all(source, spans, list(case.expected)) == case.expected
+    close(source)
+
+
+@all_cases
+@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
+def test_source_survives_pickling_and_reads_the_same(case: Case, folders: dict[str, Path], is_used: bool) -> None:
+    source, _ = open_case(case, folders[case.name])
+    spans = list(source.divide(64)) if is_used else []
+    under_way = [source.read(span, list(case.expected)) for span in spans[1:2]]
+    for blocks in under_way:
+        next(blocks)
+    copied = cloudpickle.loads(cloudpickle.dumps(source))
+    assert list(copied.divide(64)) == list(source.divide(64))
+    assert copied.schema() == source.schema()
+    assert read_all(copied, copied.divide(64), list(case.expected)) == case.expected
+    under_way.clear()
+    close(source)
+
+
+@all_cases
+def test_pickled_source_reads_spans_without_dividing_again(case: Case, folders: dict[str, Path]) -> None:
+    source, _ = open_case(case, folders[case.name])
+    raw = cloudpickle.dumps(source)
+    spans = list(source.divide(64))
+    copied = cloudpickle.loads(raw)
+    rows, failures = read_span(copied, spans[1], list(case.expected))
+    assert failures == []
+    assert rows == {name: values[spans[1].start : spans[1].stop] for name, values in case.expected.items()}
+    close(source)
+
+
+@all_cases
+def test_fingerprint_is_the_same_while_nothing_changes(case: Case, folders: dict[str, Path]) -> None:
+    source, paths = open_case(case, folders[case.name])
+    again, _ = open_case(case, folders[case.name])
+    before = list(source.fragments())
+    read_all(source, source.divide(64), list(case.expected))
+    assert list(source.fragments()) == list(again.fragments()) == before
+    if not case.is_memory:
+        assert [fragment.path for fragment in before] == paths
+    close(source)
+    close(again)
+
+
+@file_cases
+def test_fingerprint_changes_with_a_files_time(case: Case, own_folder: Path) -> None:
+    source, paths = open_case(case, own_folder)
+    before = list(source.fragments())
+    touch(paths[1])
+    after = list(source.fragments())
+    assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, False, False]
+
+
+@file_cases
+def test_fingerprint_changes_with_a_files_size(case: Case, own_folder: Path) -> None:
+    source, paths = open_case(case, own_folder)
+    before = list(source.fragments())
+    status = os.stat(paths[3])
+    with open(paths[3], "ab") as file:
+        file.write(b"\n")
+    os.utime(paths[3], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert [old != new for old, new in zip(before, source.fragments(), strict=True)] == [False, False, False, True]
+
+
+def test_fingerprint_of_memory_changes_with_a_single_value() -> None:
+    for name in ("id", "pixels", "weight"):
+        changed = numbers()
+        changed[name].flat[-1] += 1
+        assert InMemory(changed).fragments() != InMemory(numbers()).fragments()
+    table = table_of(numbers(), is_nested=True)
+    other = table.set_column(3, "word", pa.array(["other", *table["word"].to_pylist()[1:]]))
+    assert InMemory.from_table(other).fragments() != InMemory.from_table(table).fragments()
+
+
+def use(source: Source) -> None:
+    """Everything that a job does with its input."""
+    source.fragments()
+    columns = list(source.schema())
+    for span in source.divide(64):
+        for _ in source.read(span, columns):
+            pass
+
+
+def assert_names(error: InputError, path: str) -> None:
+    assert error.exit_code == 5
+    assert path in str(error)
+
+
+@binary_cases
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.3, 0.6, 0.95, 1.0], ids="{:.0%}".format)
+def test_truncated_file_is_an_input_error_that_names_it(case: Case, own_folder: Path, kept: float) -> None:
+    source, paths = open_case(case, own_folder)
+    size = os.path.getsize(paths[3])
+    os.truncate(paths[3], min(int(size * kept), size - 1))
+    with pytest.raises(InputError) as caught:
+        use(source)
+    assert_names(caught.value, paths[3])
+
+
+@binary_cases
+def test_file_of_something_else_is_an_input_error_that_names_it(case: Case, own_folder: Path) -> None:
+    source, paths = open_case(case, own_folder)
+    Path(paths[0]).write_bytes(b"<html>not found</html>" * 100)
+    with pytest.raises(InputError) as caught:
+        use(source)
+    assert_names(caught.value, paths[0])
+
+
+@file_cases
+def test_file_that_is_gone_is_an_input_error_that_names_it(case: Case, own_folder: Path) -> None:
+    source, paths = open_case(case, own_folder)
+    source.schema()
+    spans = list(source.divide(64))
+    os.remove(paths[3])
+    with pytest.raises(InputError) as caught:
+        read_all(source, spans, list(case.expected))
+    assert_names(caught.value, paths[3])
+
+
+@file_cases
+def test_file_that_lost_rows_since_it_was_divided_is_noticed(case: Case, own_folder: Path) -> None:
+    source, paths = open_case(case, own_folder)
+    spans = list(source.divide(64))
+    shutil.copyfile(paths[2], paths[3])
+    fresh = cloudpickle.loads(cloudpickle.dumps(source))
+    with pytest.raises((InputError, AssertionError)):
+        read_all(fresh, spans, list(case.expected))
+
+
+def damaged_copies(path: str) -> Iterator[int]:
+    """Overwrite a few bytes at one place after the other, each time of the whole file; yields the places."""
+    whole = Path(path).read_bytes()
+    for place in range(200, len(whole) - 200, 151):
+        raw = bytearray(whole)
+        raw[place : place + 16] = b"\xff" * 16
+        Path(path).write_bytes(raw)
+        yield place
+
+
+def test_compressed_npz_that_is_damaged_anywhere_is_an_input_error_that_names_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npz")
+    np.savez_compressed(path, x=np.random.default_rng(0).integers(0, 9, (2000, 8)))
+    for _ in damaged_copies(path):
+        with pytest.raises(InputError) as caught:
+            use(ArrayFiles([path]))
+        assert_names(caught.value, path)
+
+
+def test_compressed_npz_that_is_damaged_before_the_span_never_fails_in_another_way(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npz")
+    np.savez_compressed(path, x=np.random.default_rng(0).integers(0, 9, (2000, 8)))
+    span = list(ArrayFiles([path]).divide(20))[-1]
+    errors = [error for _ in damaged_copies(path) if (error := error_of(ArrayFiles([path]), span)) is not None]
+    assert errors
+    assert {type(error) for error in errors} == {InputError}
+
+
+def test_compressed_npz_files_are_closed_and_not_left_to_the_garbage_collector(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{i}.npz") for i in range(6)]
+    for path in paths:
+        np.savez_compressed(path, x=np.arange(100), y=np.arange(100))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        read_in_any_order(ArrayFiles(paths))
+        gc.collect()
+    assert [str(warning.message) for warning in told if warning.category is ResourceWarning] == []
+
+
+def read_in_any_order(source: Source) -> None:
+    for span in reversed(list(source.divide(10))):
+        read_span(source, span, ["x", "y"])
+
+
+def error_of(source: Source, span: Span) -> Exception | None:
+    try:
+        read_span(source, span, ["x"])
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip"])
+def test_parquet_whose_middle_is_overwritten_is_an_input_error_that_names_it(tmp_path: Path, codec: str) -> None:
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": np.random.default_rng(0).normal(size=20_000)}), path, compression=codec)
+    raw = bytearray(Path(path).read_bytes())
+    raw[4:2000] = b"\xff" * 1996
+    Path(path).write_bytes(raw)
+    with pytest.raises(InputError) as caught:
+        use(ParquetFiles([path]))
+    assert_names(caught.value, path)
+
+
+def write_csv(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+class TestFilesThatDoNotGoTogether:
+    """Files of one input must agree; what is refused stays refused, however often one asks."""
+
+    def refused(self, source: Source, path: str) -> None:
+        for _ in range(2):
+            with pytest.raises(InputError) as caught:
+                list(source.divide(10))
+            assert_names(caught.value, path)
+
+    def test_arrays_of_another_shape(self, tmp_path: Path) -> None:
+        paths = [str(tmp_path / "a.npy"), str(tmp_path / "b.npy")]
+        np.save(paths[0], np.zeros((2, 3)))
+        np.save(paths[1], np.zeros((2, 4)))
+        self.refused(ArrayFiles(paths), paths[1])
+
+    def test_arrays_of_different_lengths_in_one_file(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "a.npz")
+        np.savez(path, a=np.zeros(2), b=np.zeros(3))
+        self.refused(ArrayFiles([path]), path)
+
+    def test_tables_of_other_columns(self, tmp_path: Path) -> None:
+        paths = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+        pq.write_table(pa.table({"a": [1]}), paths[0])
+        pq.write_table(pa.table({"b": [1]}), paths[1])
+        self.refused(ParquetFiles(paths), paths[1])
+
+    def test_table_with_two_columns_of_one_name(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "a.parquet")
+        pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+        self.refused(ParquetFiles([path]), path)
+
+    def test_csv_files_of_other_headers(self, tmp_path: Path) -> None:
+        paths = [write_csv(tmp_path / "a.csv", "a,b\n1,2\n"), write_csv(tmp_path / "b.csv", "b,a\n1,2\n")]
+        self.refused(CsvFiles(paths), paths[1])
+
+    def test_csv_with_two_columns_of_one_name(self, tmp_path: Path) -> None:
+        path = write_csv(tmp_path / "a.csv", "a,a\n1,2\n")
+        self.refused(CsvFiles([path]), path)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([{"a": 1}], dtype=object),
+        np.array(5),
+        np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+        np.asfortranarray(np.zeros((3, 4))),
+    ],
+    ids=["objects", "no dimension", "records", "Fortran order"],
+)
+def test_arrays_that_cannot_be_read_by_row_are_refused(tmp_path: Path, array: np.ndarray) -> None:  # type: ignore[type-arg]
+    path = str(tmp_path / "a.npy")
+    np.save(path, array)
+    with pytest.raises(InputError) as caught:
+        ArrayFiles([path]).schema()
+    assert_names(caught.value, path)
+    assert caught.value.hint is not None
+
+
+def test_pickled_objects_in_an_array_file_are_never_loaded(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    path = str(tmp_path / "a.npy")
+    np.save(path, np.array([Trap()], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError):
+        use(ArrayFiles([path]))
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_the_npy_header_is_read(tmp_path: Path, version: tuple[int, int]) -> None:
+    path = str(tmp_path / "a.npy")
+    with open(path, "wb") as file:
+        np.lib.format.write_array(file, np.arange(6).reshape(3, 2), version=version)
+    assert read_all(ArrayFiles([path]), ArrayFiles([path]).divide(2), ["data"]) == {"data": [[0, 1], [2, 3], [4, 5]]}
+
+
+@pytest.mark.parametrize("dtype", ["<U5", "S5", ">f8", "bool", "float16", "datetime64[D]"])
+def test_array_files_of_any_plain_dtype_are_read(tmp_path: Path, dtype: str) -> None:
+    values = np.array([0, 1, 0, 1, 1]).astype(dtype)
+    path = str(tmp_path / "a.npy")
+    np.save(path, values)
+    source = ArrayFiles([path])
+    assert read_all(source, source.divide(2), ["data"]) == {"data": values.tolist()}
+
+
+def test_rows_of_no_values_are_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npy")
+    np.save(path, np.empty((5, 0), np.float32))
+    source = ArrayFiles([path])
+    assert read_all(source, source.divide(2), ["data"]) == {"data": [[]] * 5}
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet", "csv", "jsonl"])
+def test_input_without_rows_is_an_input_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / f"a.{kind}")
+    source: Source
+    if kind == "npy":
+        np.save(path, np.empty((0, 3)))
+        source = ArrayFiles([path])
+    elif kind == "parquet":
+        pq.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
+        source = ParquetFiles([path])
+    else:
+        Path(path).write_text("a,b\n" if kind == "csv" else "\n", encoding="utf-8")
+        source = CsvFiles([path]) if kind == "csv" else JsonLines([path])
+    with pytest.raises(InputError) as caught:
+        list(source.divide(10))
+    assert_names(caught.value, path)
+
+
+def test_large_row_group_is_read_in_sequence_and_known_as_a_group(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": np.arange(1000)}), path, row_group_size=1000)
+    source = ParquetFiles([path])
+    spans = list(source.divide(10))
+    assert {span.group for span in spans} == {"0:0"}
+    assert all(span.rows <= 80 for span in spans)
+    assert {span.group for span in source.divide(200)} == {None}
+
+
+def test_small_files_share_a_span(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{i}.npy") for i in range(10)]
+    for number, path in enumerate(paths):
+        np.save(path, np.arange(number * 3, number * 3 + 3))
+    source = ArrayFiles(paths)
+    spans = list(source.divide(15))
+    assert [span.rows for span in spans] == [15, 15]
+    assert read_all(source, spans, ["data"]) == {"data": list(range(30))}
+
+
+def test_dates_can_be_kept_from_a_parquet_file(tmp_path: Path) -> None:
+    import datetime
+
+    days = [datetime.date(2024, 1, day) for day in range(1, 6)]
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"day": days, "x": [1.0] * 5}), path)
+    source = ParquetFiles([path])
+    assert read_all(source, source.divide(2), ["day", "x"])["day"] == days
+
+
+def test_pandas_frames_give_their_columns_in_order() -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"a": [1, 2], "t": ["x", None], "f": [0.5, 1.5]}, index=[7, 3])
+    source = open_memory(frame)
+    assert list(source.schema()) == ["a", "t", "f"]
+    assert read_all(source, source.divide(1), ["a", "t", "f"]) == {"a": [1, 2], "t": ["x", None], "f": [0.5, 1.5]}
+    series = open_memory(pd.Series([1.5, 2.5], name="only"))
+    assert read_all(series, series.divide(1), ["only"]) == {"only": [1.5, 2.5]}
+
+
+def test_parquet_files_may_order_their_columns_as_they_like(tmp_path: Path) -> None:
+    paths = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+    pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"]}), paths[0])
+    pq.write_table(pa.table({"b": ["z"], "a": [3]}), paths[1])
+    source = ParquetFiles(paths)
+    assert read_all(source, source.divide(1), ["a", "b"]) == {"a": [1, 2, 3], "b": ["x", "y", "z"]}

@@ -1,0 +1,161 @@
+"""Small real models and sources, and a pipeline around them, for the tests of what happens inside a replica."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.records import (
+    KEPT,
+    Array,
+    Binding,
+    Block,
+    Column,
+    Columns,
+    Job,
+    Result,
+    RowFailure,
+    Signature,
+    Span,
+    TensorSpec,
+    Timings,
+)
+from penstock.pool.pipeline import Pipeline
+
+TIMEOUT_S = 20
+X = Binding("x", ("x",), "float32", (3,))
+
+
+class Doubler:
+    """A model that doubles its input, sums each row, and rejects any batch in which a poisoned value stands."""
+
+    signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
+
+    def __init__(self, *, poison: float | None = None) -> None:
+        self._poison = poison
+        self.shapes: set[tuple[int, ...]] = set()
+        self.calls = 0
+
+    def predict(self, batch: Columns) -> Columns:
+        x = batch["x"]
+        self.calls += 1
+        self.shapes.add(x.shape)
+        if self._poison is not None and (x >= self._poison).any():
+            raise ValueError("poison\nin the batch")
+        return {"y": x * 2, "total": x.sum(axis=1)}
+
+    def close(self) -> None:
+        pass
+
+
+class Rejecting(Doubler):
+    """A model that raises the same error for everything."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def predict(self, batch: Columns) -> Columns:
+        raise self._error
+
+
+class Waiting(Doubler):
+    """A model that computes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go = threading.Event()
+
+    def predict(self, batch: Columns) -> Columns:
+        assert self.may_go.wait(TIMEOUT_S)
+        return super().predict(batch)
+
+
+class Blocks:
+    """A source of blocks of given sizes, the same for every span; counts what was read."""
+
+    def __init__(self, sizes: Sequence[int], failures: Sequence[int] = ()) -> None:
+        self.sizes = list(sizes)
+        self.failures = set(failures)
+        self.read_blocks = 0
+        self.changed = threading.Condition()
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"blocks, row {row} of span {span.index}"
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        start = span.start
+        for size in self.sizes:
+            rows = np.arange(start, start + size)
+            lost = tuple(
+                RowFailure(int(r), "a.csv", "read", "ValueError", "broken") for r in rows if r in self.failures
+            )
+            every: dict[str, Column] = {"x": inputs_of(rows), "id": rows, "name": pa.array([f"r{r}" for r in rows])}
+            with self.changed:
+                self.read_blocks += 1
+                self.changed.notify_all()
+            yield Block(start, size, {name: every[name] for name in columns}, lost)
+            start += size
+
+
+def inputs_of(rows: Array) -> Array:
+    return np.stack([rows, rows + 0.5, -rows], axis=1).astype(np.float32)
+
+
+class Outlet:
+    """Where results and errors come out."""
+
+    def __init__(self) -> None:
+        self.results: queue.Queue[tuple[Result, Timings]] = queue.Queue()
+        self.errors: queue.Queue[BaseException] = queue.Queue()
+
+    def emit(self, result: Result, timings: Timings) -> None:
+        self.results.put((result, timings))
+
+    def take(self, count: int) -> list[Result]:
+        """So many results, in the order of their spans."""
+        found = [self.results.get(timeout=TIMEOUT_S)[0] for _ in range(count)]
+        assert self.errors.empty(), self.errors.get()
+        return sorted(found, key=lambda result: result.span.index)
+
+
+@contextmanager
+def piping(
+    replica: Doubler,
+    job: Job,
+    *,
+    loaders: int = 1,
+    lanes: int = 1,
+    emit: Callable[[Result, Timings], None] | None = None,
+) -> Iterator[tuple[Pipeline, Outlet]]:
+    outlet = Outlet()
+    pipeline = Pipeline(replica, job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes)
+    try:
+        yield pipeline, outlet
+    finally:
+        pipeline.close()
+
+
+def spans_of(count: int, rows: int) -> list[Span]:
+    return [Span(index, index * rows, rows, ()) for index in range(count)]
+
+
+def predict_all(replica: Doubler, job: Job, spans: Sequence[Span], *, loaders: int = 1, lanes: int = 1) -> list[Result]:
+    with piping(replica, job, loaders=loaders, lanes=lanes) as (pipeline, outlet):
+        for span in spans:
+            pipeline.add(span)
+        return outlet.take(len(spans))
+
+
+def kept(result: Result, name: str) -> list[object]:
+    return values(result, KEPT + name)
+
+
+def values(result: Result, name: str) -> list[object]:
+    column = result.columns[name]
+    return list(column.tolist() if isinstance(column, np.ndarray) else column.to_pylist())

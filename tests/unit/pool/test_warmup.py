@@ -1,0 +1,59 @@
+"""The step is compiled and timed on the job's own first rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.core.events import Prepared
+from penstock.core.records import Columns, Job, Span, TensorSpec
+from penstock.errors import ModelError
+from penstock.pool.loading import load_batches
+from penstock.pool.warmup import warm_up
+from penstock.sources.memory import InMemory
+
+from .piping import Blocks, Doubler, X
+
+
+def warmed(replica: Doubler, job: Job, rows: int) -> Prepared:
+    sample = Span(0, 0, rows, ())
+    return warm_up(replica, next(load_batches(job, sample)), sample)
+
+
+class TestWarmUp:
+    def test_outputs_are_described_as_they_come_out(self) -> None:
+        replica = Doubler()
+        prepared = warmed(replica, Job(Blocks([5]), (X,), (), batch_size=8), 5)
+        assert prepared.outputs == (TensorSpec("y", "float32", (3,)), TensorSpec("total", "float32", ()))
+        assert prepared.batch_seconds > 0
+        assert replica.shapes == {(8, 3)}
+        assert replica.calls == 2
+
+    def test_model_that_sums_over_the_batch_is_refused(self) -> None:
+        class Sum(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                return {"loss": batch["x"].sum(axis=0)}
+
+        with pytest.raises(ModelError) as caught:
+            warmed(Sum(), Job(Blocks([8]), (X,), (), batch_size=8), 8)
+        assert caught.value.received == "loss: shape (3,) for a batch of 8"
+
+    def test_model_that_gives_a_single_number_is_refused(self) -> None:
+        class Mean(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                return {"loss": np.asarray(batch["x"].mean())}
+
+        with pytest.raises(ModelError, match="does not have one row for each row"):
+            warmed(Mean(), Job(Blocks([8]), (X,), (), batch_size=8), 8)
+
+    def test_model_that_rejects_every_row_is_told(self) -> None:
+        with pytest.raises(ModelError) as caught:
+            warmed(Doubler(poison=0.5), Job(InMemory({"x": np.ones((4, 3), "f4")}), (X,), (), 4), 4)
+        assert caught.value.problem == "the model rejects every one of the first rows"
+        assert caught.value.received == "ValueError: poison"
+
+    def test_one_bad_row_among_the_first_does_not_stop_the_job(self) -> None:
+        x = np.zeros((4, 3), np.float32)
+        x[1] = 1000
+        prepared = warmed(Doubler(poison=1000), Job(InMemory({"x": x}), (X,), (), 4), 4)
+        assert [spec.name for spec in prepared.outputs] == ["y", "total"]
