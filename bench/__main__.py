@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench import from_files, in_memory, memory, to_slots
+from bench import from_files, from_photos, from_records, hand_over, in_memory, many_files, memory, to_slots
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
 from bench.sizes import Sizes
@@ -27,7 +27,12 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "C": in_memory.small,
     "D": memory.bounded,
     "F": to_slots.decoded,
+    "G": from_photos.predicted,
+    "H": from_records.predicted,
+    "I": hand_over.batches,
+    "J": many_files.listed,
 }
+MODELS = ("a1", "a2", "mobilenet")
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
 
 LEGEND = """\
@@ -85,7 +90,7 @@ def _workload_names(text: str) -> list[str]:
 
 def _make_models(settings: BenchSettings) -> None:
     """Save the models in a process of their own: this one must stay small and import no framework."""
-    if not all((settings.models / f"{name}.keras").exists() for name in ("a1", "a2")):
+    if not all((settings.models / f"{name}.keras").exists() for name in MODELS):
         run([sys.executable, "-m", "bench.models", str(settings.models)], QUIET_KERAS)
 
 

@@ -38,7 +38,8 @@ def linked_folder(folder: Path, num_files: int) -> Path:
     sources = sorted(folder.iterdir())
     staging = fresh_staging(linked)
     for index in range(num_files):
-        os.link(sources[index % len(sources)], staging / _file_name(index))
+        source = sources[index % len(sources)]
+        os.link(source, (staging / _file_name(index)).with_suffix(source.suffix))
     return staging.rename(linked)
 
 

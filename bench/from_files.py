@@ -8,7 +8,7 @@ from bench import data, outputs
 from bench.measure import interleave, median_of
 from bench.settings import BenchSettings
 from bench.shell import Finished
-from bench.sides import RayData, TableJob, run_penstock, sweep_ray
+from bench.sides import RayData, TableJob, run_penstock, run_seconds, sample_of, sweep_ray, whole_seconds
 from bench.table import Bar, Line, faster
 
 SWEEP_FRACTION = 6
@@ -55,7 +55,7 @@ def features(settings: BenchSettings) -> list[Line]:
 def _compare(workload: TableWorkload, settings: BenchSettings) -> list[Line]:
     job = workload.job
     data.warm(job.folder)
-    swept = sweep_ray(settings.peers_python, job, _piece(job.folder))
+    swept = sweep_ray(settings.peers_python, job, piece_of(job.folder))
     ray = RayData(settings.peers_python, swept["settings"])
     results = interleave(
         {
@@ -69,7 +69,7 @@ def _compare(workload: TableWorkload, settings: BenchSettings) -> list[Line]:
     return _lines(workload, results, swept)
 
 
-def _piece(folder: Path) -> Path:
+def piece_of(folder: Path) -> Path:
     """Return a part of the folder: large enough that the sweep sees the steady state."""
     num_files = sum(1 for _ in folder.iterdir())
     return data.linked_folder(folder, max(2, num_files // SWEEP_FRACTION))
@@ -86,22 +86,10 @@ def _check_outputs(workload: TableWorkload) -> None:
 def _lines(workload: TableWorkload, results: Results, swept: dict[str, object]) -> list[Line]:
     penstock, ray, warm_ray = results["penstock"], results["ray"], results["ray, warm"]
     name, rows = workload.name, f"{workload.job.num_rows:,} rows"
-    whole = median_of(penstock, _whole), median_of(ray, _whole)
-    warm = median_of(penstock, _run), median_of(warm_ray, _run)
-    samples = {side: [_sample(finished) for finished in runs] for side, runs in results.items()}
+    whole = median_of(penstock, whole_seconds), median_of(ray, whole_seconds)
+    warm = median_of(penstock, run_seconds), median_of(warm_ray, run_seconds)
+    samples = {side: [sample_of(finished) for finished in runs] for side, runs in results.items()}
     return [
         faster(name, f"{rows}, start to finish", whole, workload.whole_bar, samples=samples, ray=swept),
         faster(name, f"{rows}, without start", warm, workload.run_bar),
     ]
-
-
-def _whole(finished: Finished) -> float:
-    return finished.seconds
-
-
-def _run(finished: Finished) -> float:
-    return float(finished.document["run_seconds"])
-
-
-def _sample(finished: Finished) -> dict[str, object]:
-    return {"wall_seconds": finished.seconds, **finished.document}

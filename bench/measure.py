@@ -1,7 +1,8 @@
 """Interleaved repeats: both sides meet the same disturbances of the machine."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 from typing import TypeVar
 
@@ -17,6 +18,17 @@ def interleave(sides: Mapping[str, Callable[[], Result]], repeats: int) -> dict[
             os.sync()
             results[name].append(call())
     return results
+
+
+@contextmanager
+def only_cores(count: int) -> Iterator[None]:
+    """Keep this process, and what it starts meanwhile, to so many cores: every side gets the same ones."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def median_of(results: list[Result], value: Callable[[Result], float]) -> float:

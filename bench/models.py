@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from bench.data import FEATURES, PIXELS
+from bench.photos import draw
 
+PHOTO_SIDE = 224
 # Raw pixels reach 255: without a small first kernel every softmax would be exactly 0 or 1, and comparing two
 # sides' predictions would prove nothing.
 PIXEL_KERNEL_STDDEV = 1.0 / (147.0 * 28.0)
@@ -49,9 +52,40 @@ def unit_mlp() -> Any:
     )
 
 
+def photo_network() -> Any:
+    """G: MobileNetV2 with random weights, for raw uint8 photos, answering 1,280 features."""
+    network = keras.applications.MobileNetV2(
+        weights=None, include_top=False, pooling="avg", input_shape=(PHOTO_SIDE, PHOTO_SIDE, 3)
+    )
+    _normalise(network)
+    photo = keras.Input((PHOTO_SIDE, PHOTO_SIDE, 3), name="image")
+    features = network(keras.layers.Rescaling(1 / 127.5, offset=-1)(photo))
+    return keras.Model(photo, keras.layers.Identity(name="features")(features))
+
+
+def _normalise(network: Any) -> None:
+    """Smooth the random kernels, and give batch normalisation statistics that fit them.
+
+    With fresh statistics hardly anything gets through 53 layers: every photo would get the same answer. With rough
+    kernels, what gets through is grain, which depends on how a photo was decoded and resized.
+    """
+    rng = np.random.default_rng(0)
+    for layer in network.layers:
+        if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
+            kernel = np.asarray(layer.kernel)
+            layer.kernel.assign(np.broadcast_to(kernel.mean(axis=(0, 1), keepdims=True), kernel.shape))
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0
+            layer.gamma.assign(rng.uniform(0.8, 1.6, layer.gamma.shape))
+            layer.beta.assign(rng.uniform(-0.3, 0.3, layer.beta.shape))
+    pictures = np.stack([draw(rng, PHOTO_SIDE, PHOTO_SIDE) for _ in range(32)])
+    # Without momentum, one step of training sets mean and variance to those of these pictures.
+    network(pictures / np.float32(127.5) - 1, training=True)
+
+
 def save_all(folder: Path) -> list[str]:
-    """Save A1's and A2's models, under their final names only when they are whole; return their paths."""
-    models = {"a1": image_mlp, "a2": feature_mlp}
+    """Save the models of A1, A2 and G, under their final names only when they are whole; return their paths."""
+    models = {"a1": image_mlp, "a2": feature_mlp, "mobilenet": photo_network}
     keras.utils.set_random_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     return [_save(build(), folder / f"{name}.keras") for name, build in models.items()]

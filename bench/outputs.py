@@ -13,11 +13,15 @@ Predictions = npt.NDArray[np.float32]
 
 # Of a column's spread: softmax outputs are small everywhere, so an absolute tolerance would prove little.
 TOLERANCE = 1e-3
+# Of what a model of random weights says about a photo, decoded by one library or by another.
+LEAST_CORRELATION = 0.98
+
+NOT_PREDICTIONS = ("row", "path")
 
 
 def read_predictions(folder: Path) -> Predictions:
-    """Read the one column beside `row` of a folder of Parquet files, as an array of two dimensions."""
-    (column,) = (name for name in pq.ParquetDataset(folder).schema.names if name != "row")
+    """Read the predictions of a folder of Parquet files, as an array of two dimensions."""
+    (column,) = (name for name in pq.ParquetDataset(folder).schema.names if name not in NOT_PREDICTIONS)
     chunks = pq.read_table(folder, columns=[column]).column(column).chunks
     return np.concatenate([_as_array(chunk) for chunk in chunks if len(chunk)])
 
@@ -49,6 +53,31 @@ def check_close(ours: Predictions, theirs: Predictions) -> None:
     difference = np.abs(ours - theirs).max(axis=0)
     if not (difference <= TOLERANCE * spread).all():
         raise BenchError(f"predictions differ by up to {difference.max():.3g}, spread {spread.max():.3g}")
+
+
+def check_by_path(ours: Path, theirs: Path, num_rows: int) -> dict[str, float]:
+    """Compare predictions of photos loosely: the two sides decode and resize in different ways.
+
+    Returns:
+        The mean correlation of a feature over the photos, and the mean difference relative to a feature's spread.
+    """
+    mine, other = _by_path(ours), _by_path(theirs)
+    if len(mine) != num_rows or mine.keys() != other.keys():
+        raise BenchError(f"photos: {len(mine)} of penstock, {len(other)} of the peer, expected the same {num_rows}")
+    a, b = np.stack([mine[path] for path in mine]), np.stack([other[path] for path in mine])
+    varies = (a.std(axis=0) > 0) & (b.std(axis=0) > 0)
+    a, b = a[:, varies], b[:, varies]
+    difference = float(np.abs(a - b).mean() / b.std(axis=0).mean())
+    a, b = (each - each.mean(axis=0) for each in (a, b))
+    correlation = float(((a * b).mean(axis=0) / (a.std(axis=0) * b.std(axis=0))).mean())
+    if not varies.any() or correlation < LEAST_CORRELATION:
+        raise BenchError(f"predictions of the same photos correlate by {correlation:.3f} only")
+    return {"correlation": correlation, "difference": difference}
+
+
+def _by_path(folder: Path) -> dict[str, Predictions]:
+    paths = pq.read_table(folder, columns=["path"]).column("path").to_pylist()
+    return dict(zip(paths, read_predictions(folder), strict=True))
 
 
 def _as_array(chunk: pa.Array) -> Predictions:

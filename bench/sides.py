@@ -1,4 +1,4 @@
-"""The two sides of A1 and A2: the same folder and the same model, once to Penstock and once to Ray Data."""
+"""The sides of A1, A2, G and H: the same folder and the same model, to Penstock, to Ray Data, and to bare TensorFlow."""
 
 import json
 import shutil
@@ -13,10 +13,10 @@ from bench.shell import QUIET_KERAS, BenchError, Finished, run
 
 @dataclass(frozen=True)
 class TableJob:
-    """A folder of Parquet files, the model that predicts them, and where the predictions go."""
+    """A folder of files, the model that predicts them, and where the predictions go."""
 
     kind: str
-    """What Ray's script calls the input: images or features."""
+    """What Ray's script calls the input: images, features, photos or records."""
     model: Path
     folder: Path
     num_rows: int
@@ -30,6 +30,10 @@ class TableJob:
     @property
     def ray_output(self) -> Path:
         return self.scratch / "ray"
+
+    @property
+    def bare_output(self) -> Path:
+        return self.scratch / "bare"
 
 
 def penstock_command(model: Path, folder: Path, output: Path, options: Sequence[str]) -> list[str]:
@@ -83,3 +87,35 @@ def _ray(python: Path, action: str, job: TableJob, folder: Path, options: Sequen
     command = [str(python), "-m", "bench.peers.ray_data", action, "--kind", job.kind]
     paths = ["--model", str(job.model), "--input", str(folder), "--output", str(job.ray_output)]
     return run([*command, *paths, *options], QUIET_KERAS)
+
+
+def run_bare(python: Path, job: TableJob, batch_size: int) -> Finished:
+    """Predict TFRecords with tf.data and one compiled step into an empty folder."""
+    shutil.rmtree(job.bare_output, ignore_errors=True)
+    return _bare(python, "run", job, job.folder, ["--batch", str(batch_size)])
+
+
+def sweep_bare(python: Path, job: TableJob, piece: Path) -> dict[str, Any]:
+    """Let tf.data's script find its best batch size on a piece of the input."""
+    return _bare(peers_python(python), "sweep", job, piece, []).document
+
+
+def _bare(python: Path, action: str, job: TableJob, folder: Path, options: Sequence[str]) -> Finished:
+    command = [str(python), "-m", "bench.peers.tf_records", action]
+    paths = ["--model", str(job.model), "--input", str(folder), "--output", str(job.bare_output)]
+    return run([*command, *paths, *options], QUIET_KERAS)
+
+
+def whole_seconds(finished: Finished) -> float:
+    """From starting the process to its end."""
+    return finished.seconds
+
+
+def run_seconds(finished: Finished) -> float:
+    """From everything up and loaded to the last file, as the side itself says."""
+    return float(finished.document["run_seconds"])
+
+
+def sample_of(finished: Finished) -> dict[str, object]:
+    """Everything one run told, for the JSON file."""
+    return {"wall_seconds": finished.seconds, **finished.document}

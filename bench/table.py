@@ -11,16 +11,18 @@ HEADINGS = ("workload", "what", "penstock", "peer", "ratio", "bar", "")
 
 @dataclass(frozen=True)
 class Bar:
-    """The ratio that the issue asks for."""
+    """The ratio that the issue asks for; with a unit, what Penstock's own figure is held against."""
 
     limit: float
     is_at_most: bool = False
+    unit: str | None = None
 
-    def is_met(self, ratio: float) -> bool:
-        return ratio <= self.limit if self.is_at_most else ratio >= self.limit
+    def is_met(self, figure: float) -> bool:
+        return figure <= self.limit if self.is_at_most else figure >= self.limit
 
     def __str__(self) -> str:
-        return f"{'≤' if self.is_at_most else '≥'} {self.limit:.2f}"
+        limit = f"{self.limit:.2f}" if self.unit is None else f"{self.limit:g} {self.unit}"
+        return f"{'≤' if self.is_at_most else '≥'} {limit}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Line:
     def verdict(self) -> str:
         if self.bar is None:
             return ""
-        return "met" if self.bar.is_met(self.ratio) else "missed"
+        return "met" if self.bar.is_met(self.ratio if self.bar.unit is None else self.penstock) else "missed"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "bar": str(self.bar) if self.bar else None, "verdict": self.verdict}

@@ -29,8 +29,7 @@ def decoded(settings: BenchSettings) -> list[Line]:
     """Run F on the photos that were given, or on drawn pictures."""
     count, cores = settings.sizes.photos, len(os.sched_getaffinity(0))
     folder = photos.photo_folder(settings.data, count, settings.photos)
-    for path in photos.files_of(folder):
-        path.read_bytes()  # no side pays for a cold page cache
+    photos.warm(folder)
     sides = {
         "penstock": partial(_ours, folder, cores, count),
         "decoders": partial(_here, "bench.decoders", str(folder), str(max(100, count // DECODER_FRACTION))),

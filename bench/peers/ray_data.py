@@ -1,38 +1,25 @@
-"""Ray Data's side of A1 and A2: read_parquet, map_batches on an actor pool, write_parquet.
+"""Ray Data's side of A1, A2, G and H: a folder is read, predicted by a pool of actors, and written as Parquet.
 
 Runs in the peers' environment, as `python -m bench.peers.ray_data run|sweep …`, and prints one JSON document.
 """
 
 import argparse
 import json
-import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PROCESS_BEGAN = time.time()
 
-# Ray reads these when it is imported: it stays on this machine and says nothing to anyone. On Linux it turns
-# `_node_ip_address="127.0.0.1"` into the network card's address and would serve everyone there; only with
-# clusters off, by a variable named after other systems, does it keep to the loopback address.
-os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
-os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
+from bench.peers.local_ray import local_ray, ray  # noqa: E402
+from bench.peers.ray_kinds import KINDS, first_file  # noqa: E402
 
-import numpy as np  # noqa: E402
-import ray  # noqa: E402
-import ray.data  # noqa: E402
-
-LOOPBACK = "127.0.0.1"
 WAIT_FOR_POOL_S = 600
-BATCH_SIZES = (1024, 4096, 16384)
-BATCH_FORMATS = ("pyarrow", "numpy")
 # (actors, logical CPUs each holds): fewer CPUs for the actors leave more for Ray's reading tasks.
 POOLS = ((1, 1.0), (1, 0.1), (2, 0.5), (2, 0.1))
 # A single try on a busy machine may pick a bad setting, and Ray would pay for it in every run that follows.
@@ -47,6 +34,7 @@ class Settings:
     batch_format: str = "pyarrow"
     actors: int = 1
     actor_cpus: float = 1.0
+    num_blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,64 +68,20 @@ class Predictor:
         import keras
         import tensorflow as tf
 
-        self._stack = STACKERS[kind]
-        width, dtype = (784, tf.uint8) if kind == "images" else (30, tf.float32)
+        self._kind = KINDS[kind]
         loaded = keras.models.load_model(model)
         self._step = tf.function(
             lambda batch: loaded(tf.cast(batch, tf.float32), training=False),
-            input_signature=[tf.TensorSpec((None, width), dtype)],
+            input_signature=[tf.TensorSpec((None, *self._kind.shape), self._kind.dtype)],
             autograph=False,
         )
         # Tracing belongs to the start, as compiling does on Penstock's side.
-        self._step(tf.zeros((8, width), dtype))
+        self._step(tf.zeros((8, *self._kind.shape), self._kind.dtype))
         Path(ready_folder, str(os.getpid())).write_text(repr(time.time()))
 
     def __call__(self, batch: Any) -> dict[str, Any]:
-        return {"prediction": self._step(self._stack(batch)).numpy()}
-
-
-def stack_images(batch: Any) -> Any:
-    """As numpy, Ray gives an object array of rows, to be stacked; as Arrow, the values need no copy."""
-    if isinstance(batch, dict):
-        return np.stack(batch["image"])
-    return batch.column("image").combine_chunks().flatten().to_numpy().reshape(-1, 784)
-
-
-def stack_features(batch: Any) -> Any:
-    columns = batch.values() if isinstance(batch, dict) else (column.to_numpy() for column in batch.columns)
-    return np.stack(list(columns), axis=1)
-
-
-STACKERS: dict[str, Callable[[Any], Any]] = {"images": stack_images, "features": stack_features}
-
-
-@contextmanager
-def local_ray() -> Iterator[None]:
-    """Start Ray on the loopback address alone; its processes and its temporary files end with the block."""
-    # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
-    session = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    try:
-        ray.init(
-            _node_ip_address=LOOPBACK,
-            _temp_dir=session,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        _require_loopback()
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(session, ignore_errors=True)
-
-
-def _require_loopback() -> None:
-    """Another version of Ray may read other variables: then it must not run unnoticed on an open address."""
-    addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
-    if addresses != {LOOPBACK}:
-        sys.exit(f"ray serves {sorted(addresses)}, expected {LOOPBACK} alone")
+        kept = {name: batch[name] for name in self._kind.keep}
+        return {"prediction": self._step(self._kind.stack(batch)).numpy(), **kept}
 
 
 def run(work: Work, settings: Settings) -> dict[str, float]:
@@ -159,8 +103,7 @@ def predict(work: Work, settings: Settings) -> Times:
     # By default Ray reads while the actors are starting; waiting for them takes that start out of the run.
     context.wait_for_min_actors_s = WAIT_FOR_POOL_S if work.is_warm else -1
     with tempfile.TemporaryDirectory() as ready_folder:
-        # The folder, not a list of its files: Ray 2.60 resolves a list in threads that race to import fsspec.
-        ray.data.read_parquet(work.folder).map_batches(
+        KINDS[work.kind].read(work.folder, settings.num_blocks).map_batches(
             Predictor,
             fn_constructor_args=(work.kind, work.model, ready_folder),
             batch_size=settings.batch_size,
@@ -175,17 +118,19 @@ def predict(work: Work, settings: Settings) -> Times:
 
 def warm_up(work: Work) -> None:
     """Read and write one file, so that Ray's processes are up and have imported what they need for it."""
-    first = str(min(Path(work.folder).iterdir()))
     with tempfile.TemporaryDirectory() as scratch:
-        ray.data.read_parquet(first).write_parquet(scratch)
+        KINDS[work.kind].read(first_file(work.folder), None).write_parquet(scratch)
 
 
 def sweep(work: Work) -> dict[str, Any]:
-    """Try the settings on a piece of the input: the batch format, then the batch size, then the pool."""
+    """Try the settings on a piece of the input, one after the other, each with the best of those before it."""
     warm_up(work)
+    kind = KINDS[work.kind]
     tried: dict[Settings, float] = {}
-    best = _fastest(work, [Settings(batch_format=name) for name in BATCH_FORMATS], tried)
-    best = _fastest(work, [replace(best, batch_size=size) for size in BATCH_SIZES], tried)
+    middle = kind.batch_sizes[len(kind.batch_sizes) // 2]
+    best = _fastest(work, [Settings(middle, batch_format=name) for name in kind.batch_formats], tried)
+    best = _fastest(work, [replace(best, batch_size=size) for size in kind.batch_sizes], tried)
+    best = _fastest(work, [replace(best, num_blocks=count) for count in kind.block_counts], tried)
     pools = [replace(best, actors=actors, actor_cpus=cpus) for actors, cpus in POOLS]
     best = _fastest(work, pools, tried)
     return {
@@ -210,7 +155,7 @@ def _run_seconds_in_scratch(work: Work, settings: Settings) -> float:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("run", "sweep"))
-    parser.add_argument("--kind", choices=tuple(STACKERS), required=True)
+    parser.add_argument("--kind", choices=tuple(KINDS), required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--input", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

@@ -39,9 +39,7 @@ def images_per_second(paths: list[Path], options: argparse.Namespace, decoder: s
     warm = 4 * workers
     timed = -(-options.photos // batch)
     photos = Photos(paths, batch * (warm + timed + 2 * workers + 2), decoder)
-    loader = DataLoader(
-        photos, batch_size=batch, num_workers=workers, worker_init_fn=_start_worker, prefetch_factor=2
-    )
+    loader = DataLoader(photos, batch_size=batch, num_workers=workers, worker_init_fn=_start_worker, prefetch_factor=2)
     batches = iter(loader)
     for _ in range(warm):
         next(batches)

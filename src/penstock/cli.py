@@ -67,7 +67,12 @@ def main() -> None:
 @main.command()
 @click.argument("model")
 @click.argument("input_", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--output", "-o", metavar="FOLDER", help="Where to write (required). The same job there is resumed.")
+@click.option(
+    "--output",
+    "-o",
+    metavar="FOLDER",
+    help="Where to write (required): a folder or a URL. The same job there is resumed.",
+)
 @job_options
 @click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")

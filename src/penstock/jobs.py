@@ -179,6 +179,9 @@ def _decide(
                 allowed=f"weights {fixed.weights}",
                 hint="load the weights from a file, or set a seed; or start again with --overwrite",
             )
+        fit_to = getattr(source, "fit_to", None)
+        if fit_to is not None:
+            fit_to(signature.inputs)  # raw bytes in a record are numbers where the model says so
         preprocess = steps.make_preprocess(source, options)
         if preprocess is not None:
             preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))

@@ -25,6 +25,7 @@ from penstock.sources.files import Paths, expand, is_url
 from penstock.sources.image_columns import ImageColumns
 from penstock.sources.image_files import ImageFiles
 from penstock.sources.jsonl import JsonLines
+from penstock.sources.listing import NUMBERED
 from penstock.sources.npy import ArrayFiles
 from penstock.sources.parquet import ParquetFiles
 from penstock.sources.tar import TarFiles
@@ -72,7 +73,7 @@ def open_files(arguments: Sequence[str], reading: ReadOptions | None = None) -> 
     reading = reading or ReadOptions()
     # A folder may hold a README.txt beside its data: text is taken only where there is nothing else.
     suffixes = [suffix for suffix in known_suffixes() if suffix not in TextLines.suffixes]
-    paths = expand(arguments, suffixes, TextLines.suffixes)
+    paths = expand(arguments, suffixes, (*TextLines.suffixes, NUMBERED))
     kind = _format_of(paths)
     if kind not in _ROW_PER_FILE:
         _check_access(paths)

@@ -15,16 +15,34 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from penstock.core.protocols import Source
 from penstock.core.records import STRING, RowFailure, TensorSpec
 from penstock.errors import InputError, UsageError
 from penstock.options import ReadOptions
 from penstock.sources.tfrecord import TFRecordFiles, looks_like_tfrecord
 from tests.support.tfrecord_writer import Ints, example, field, masked, record, sequence_example, write
 
-from .reading import ROWS, read_all, read_span
-from .tfrecord_cases import SEQUENCES
+from .promises import PROMISES, Opened
+from .reading import ROWS, Case, read_all, read_span
+from .tfrecord_cases import CASES, SEQUENCES
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def opened(case: Case) -> Opened:
+    """A case of the shared suite as the promises take it; its files are written once for each folder."""
+
+    def make(folder: Path) -> Source:
+        written = sorted(str(path) for path in folder.iterdir())
+        return case.open(written or case.write(folder))
+
+    return Opened(case.name, make, case.expected)
+
+
+@pytest.mark.parametrize("case", [*CASES, SEQUENCES], ids=[case.name for case in [*CASES, SEQUENCES]])
+@pytest.mark.parametrize("promise", PROMISES, ids=[promise.__name__ for promise in PROMISES])
+def test_promise(case: Case, promise: Callable[[Opened, Path], None], tmp_path: Path) -> None:
+    promise(opened(case), tmp_path)
 
 
 def told(**features: str) -> ReadOptions:

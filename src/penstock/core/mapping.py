@@ -14,6 +14,9 @@ from penstock.errors import InputError
 
 Schema = Mapping[str, TensorSpec]
 
+RAW_RECORD = "example"
+"""The column in which a source of records gives each whole, as it was serialized."""
+
 
 def bind(
     signature: Signature, schema: Schema, requested: Mapping[str, Sequence[str]], keep: Sequence[str] = ()
@@ -136,6 +139,10 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
         )
     spec = missing[0]
     fitting = [name for name, column in free.items() if misfit(_as_fed(column, spec), spec) is None]
+    if RAW_RECORD in fitting:
+        # A whole record is for models that parse it: never a guess beside a column that could be meant.
+        wants_records = any(word in spec.name.lower() for word in ("example", "serialized"))
+        fitting = [RAW_RECORD] if wants_records else [name for name in fitting if name != RAW_RECORD]
     if len(fitting) == 1:
         return {spec.name: (fitting[0],)}
     scalars = tuple(name for name, column in free.items() if _is_number(column))

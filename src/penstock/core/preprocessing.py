@@ -187,10 +187,13 @@ def _agrees(spec: TensorSpec, expected: TensorSpec) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Column:
+    if spec.dtype == OPAQUE:
+        return pa.array([[]]) if spec.varies else pa.nulls(1)
     if spec.varies:
-        return pa.array(
-            [[]], pa.list_(pa.from_numpy_dtype(np.dtype(spec.dtype)) if spec.dtype != STRING else pa.binary())
-        )
+        kind = pa.string() if spec.dtype == STRING else pa.from_numpy_dtype(np.dtype(spec.dtype))
+        for _ in spec.shape or ():
+            kind = pa.list_(kind)
+        return pa.array([[]], kind)
     shape = (1, *(length or 0 for length in spec.shape or ()))
     return np.full(shape, b"", object) if spec.dtype == STRING else np.zeros(shape, spec.dtype)
 
@@ -279,8 +282,11 @@ def _as_column(value: Any) -> Column:
         return value
     if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
         value = value.numpy()  # a tensor of any framework
-    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
-        return _lists(value)  # lists may have another length in the next row; arrays have one shape
+    if isinstance(value, list) and value:
+        if all(isinstance(row, list) for row in value):
+            return _lists(value)  # lists may have another length in the next row; arrays have one shape
+        if all(isinstance(row, (str, bytes)) for row in value):
+            return _objects(value)  # numpy would make all as long as the longest, and lose zeros at their ends
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -292,4 +298,4 @@ def _as_column(value: Any) -> Column:
 
 
 def _lists(rows: Any) -> pa.Array:
-    return pa.array([np.asarray(row).tolist() for row in rows])
+    return pa.array([row if isinstance(row, list) else np.asarray(row).tolist() for row in rows])

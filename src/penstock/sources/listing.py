@@ -25,15 +25,23 @@ _COMPRESSIONS = frozenset({".gz", ".bz2", ".xz", ".zst"})
 _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
+NUMBERED = "-of-"
+"""In the place of a suffix, for the files of a set that have none."""
+
+
 def suffix_of(path: str) -> str:
     """What says the format, in lower case: also `.tfrecord.gz`, and `.tfrecord` of `x.tfrecord-00000-of-00010`.
 
-    >>> suffix_of("a/b.v2/rows.TFRecord.gz")
-    '.tfrecord.gz'
+    Of `train-00000-of-00010`, which says nothing but that it is one of several, it is `-of-`.
+
+    >>> suffix_of("a/b.v2/rows.TFRecord.gz"), suffix_of("train-00000-of-00010")
+    ('.tfrecord.gz', '-of-')
     """
     name = path.rpartition("/")[2].lower()
     if "-of-" in name:
-        name = _NUMBERED.sub("", name)
+        name, numbers = _NUMBERED.subn("", name)
+        if numbers and "." not in name:
+            return NUMBERED
     stem, dot, last = name.rpartition(".")
     if not stem:
         return ""  # no dot at all, or a hidden file

@@ -14,7 +14,7 @@ from penstock.options import ReadOptions
 from penstock.sources.example_features import FeatureSpec, choose_features, raw_for_input
 from penstock.sources.example_reader import EXAMPLE, ExampleReader
 from penstock.sources.examples import BadExample, Message, is_sequence, parse
-from penstock.sources.files import fail_empty, fragment, open_binary
+from penstock.sources.files import fail_empty, fragments, open_binary
 from penstock.sources.streams import OpenStreams
 from penstock.sources.tapes import PLAIN, PlainTape, TapeStream, changed, open_tape, unreadable
 from penstock.sources.tfrecord_framing import (
@@ -51,10 +51,10 @@ class TFRecordFiles:
     record, and a tail that is cut, are one failed row each.
     """
 
-    suffixes = (".tfrecord", ".tfrecords", ".tfrec")
+    suffixes = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
-        self.paths = list(paths)
+        self.paths = paths
         self._wanted = dict((reading or ReadOptions()).features)
         self._compressions: list[str] = []
         self._is_sequence = False
@@ -62,7 +62,7 @@ class TFRecordFiles:
         self._specs: dict[str, FeatureSpec] | None = None
 
     def fragments(self) -> Sequence[Fragment]:
-        return [fragment(path) for path in self.paths]
+        return fragments(self.paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         """The features, and last the whole record; a feature that is called `example` hides it."""

@@ -30,9 +30,7 @@ def test_every_row_keeps_its_values_and_those_without_are_named(
         own = ragged.values[ragged.offsets[place] : ragged.offsets[place + 1]]
         assert own.tolist() == [value or 0 for value in row or ()]
     wanted = {place: "is null" for place, row in enumerate(rows) if row is None}
-    wanted |= {
-        place: "has a value that is null" for place, row in enumerate(rows) if row is not None and None in row
-    }
+    wanted |= {place: "has a value that is null" for place, row in enumerate(rows) if row is not None and None in row}
     assert dict(bad) == wanted
 
 

@@ -1,0 +1,47 @@
+"""G: a folder of JPEG files through MobileNetV2 to Parquet from the shell, against Ray Data, both on two cores."""
+
+from functools import partial
+
+from bench import outputs, photos
+from bench.from_files import SWEEP_FRACTION
+from bench.measure import interleave, median_of, only_cores
+from bench.settings import BenchSettings
+from bench.sides import RayData, TableJob, run_penstock, run_seconds, sample_of, sweep_ray, whole_seconds
+from bench.table import Bar, Line, faster
+
+CORES = 2
+BAR = Bar(1.4)
+
+
+def predicted(settings: BenchSettings) -> list[Line]:
+    """Run G: both sides write the path of every photo and its 1,280 features."""
+    count = settings.sizes.photos
+    job = TableJob(
+        kind="photos",
+        model=settings.models / "mobilenet.keras",
+        folder=photos.photo_folder(settings.data, count, settings.photos),
+        num_rows=count,
+        penstock_options=("--keep", "path", *settings.penstock_options),
+        scratch=settings.scratch,
+    )
+    with only_cores(CORES):
+        return _compare(job, settings)
+
+
+def _compare(job: TableJob, settings: BenchSettings) -> list[Line]:
+    photos.warm(job.folder)
+    piece = photos.photo_folder(settings.data, max(100, job.num_rows // SWEEP_FRACTION), settings.photos)
+    swept = sweep_ray(settings.peers_python, job, piece)
+    ray = RayData(settings.peers_python, swept["settings"])
+    sides = {"penstock": partial(run_penstock, job), "ray": partial(ray.run, job, is_warm=False)}
+    results = interleave(sides, settings.repeats)
+    outputs.check_rows_in_order(job.penstock_output, job.num_rows)
+    agreement = outputs.check_by_path(job.penstock_output, job.ray_output, job.num_rows)
+    whole = tuple(median_of(results[side], whole_seconds) for side in sides)
+    running = tuple(median_of(results[side], run_seconds) for side in sides)
+    samples = {side: [sample_of(finished) for finished in runs] for side, runs in results.items()}
+    what = f"{job.num_rows:,} photos → MobileNetV2, {CORES} cores"
+    return [
+        faster("G", f"{what}, start to finish", whole, BAR, samples=samples, ray=swept, agreement=agreement),
+        faster("G", f"{what}, from the first replica or actor ready", running, None),
+    ]

@@ -1,0 +1,46 @@
+"""The process of J: lists a folder and prints its own peak memory, as the system counts it."""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROWS_PER_SPAN = 64
+
+
+def with_penstock(folder: str) -> int:
+    """Open and divide, as a job does; return the rows of all spans, which are the files."""
+    from penstock.registry import open_files
+
+    source = open_files([folder])
+    # Kept, as a job keeps them: the manifest holds every span.
+    spans = list(source.divide(ROWS_PER_SPAN))
+    return sum(span.rows for span in spans)
+
+
+def as_a_list(folder: str) -> int:
+    """What anybody would write: sorted paths, with the sizes that a fingerprint needs."""
+    found = [
+        (os.path.join(place, name), os.stat(os.path.join(place, name)).st_size)
+        for place, _, names in os.walk(folder)
+        for name in names
+    ]
+    return len(sorted(found))
+
+
+WAYS: dict[str, Callable[[str], int]] = {"penstock": with_penstock, "list": as_a_list}
+
+
+def main(way: str, folder: str) -> None:
+    began = time.perf_counter()
+    files = WAYS[way](str(Path(folder).resolve()))
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"files": files, "seconds": seconds, "peak_megabytes": peak}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,119 @@
+"""How many loaders: an observation goes in, a number comes out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.loader_count import LEAST_GAIN, LOADERS_WAIT, REPLICAS_WAIT, LoaderCount, Observation
+
+
+def starving(rate: float = 100.0) -> Observation:
+    """Replicas wait for data all the time."""
+    return Observation(1.0, int(rate), replica_busy_s=0.2, replica_wait_s=0.8, loader_busy_s=1.0, loader_wait_s=0.0)
+
+
+def content(rate: float = 100.0) -> Observation:
+    """Nobody waits."""
+    return Observation(1.0, int(rate), replica_busy_s=1.0, replica_wait_s=0.0, loader_busy_s=1.0, loader_wait_s=0.0)
+
+
+def idling(rate: float = 100.0) -> Observation:
+    """Loaders wait for replicas nearly all the time."""
+    return Observation(1.0, int(rate), replica_busy_s=1.0, replica_wait_s=0.0, loader_busy_s=0.05, loader_wait_s=0.95)
+
+
+def test_more_loaders_are_tried_while_replicas_wait_and_each_brings_something() -> None:
+    policy = LoaderCount(start=1, most=4)
+    counts = [policy.decide(starving(rate)) for rate in (100, 200, 200, 300, 300, 400, 400)]
+    assert counts == [2, 2, 3, 3, 4, 4, 4]
+    assert policy.highest == 4
+    assert policy.start == 1
+
+
+def test_loader_that_brought_nothing_is_taken_back_and_not_tried_again() -> None:
+    policy = LoaderCount(start=2, most=8)
+    assert policy.decide(starving(100)) == 3
+    assert policy.decide(starving(100)) == 2
+    assert [policy.decide(starving(100)) for _ in range(10)] == [2] * 10
+    assert policy.highest == 3
+
+
+def test_loader_that_made_it_slower_is_taken_back() -> None:
+    policy = LoaderCount(start=2, most=8)
+    policy.decide(starving(100))
+    assert policy.decide(starving(50)) == 2
+
+
+def test_gain_must_be_worth_a_core() -> None:
+    small, enough = 1000 * (1 + LEAST_GAIN / 2), 1000 * (1 + LEAST_GAIN * 2)
+    for rate, expected in ((small, 1), (enough, 2)):
+        policy = LoaderCount(start=1, most=8)
+        policy.decide(starving(1000))
+        assert policy.decide(starving(rate)) == expected
+
+
+def test_nothing_changes_while_nobody_waits() -> None:
+    policy = LoaderCount(start=3, most=8)
+    assert [policy.decide(content()) for _ in range(5)] == [3] * 5
+
+
+def test_fewer_loaders_are_kept_while_they_wait_for_replicas() -> None:
+    policy = LoaderCount(start=4, most=8)
+    assert [policy.decide(idling()) for _ in range(6)] == [3, 2, 1, 1, 1, 1]
+
+
+def test_loaders_that_wait_a_little_stay() -> None:
+    policy = LoaderCount(start=4, most=8)
+    wait = LOADERS_WAIT - 0.05
+    seen = Observation(1.0, 100, 1.0, 0.0, loader_busy_s=1 - wait, loader_wait_s=wait)
+    assert policy.decide(seen) == 4
+
+
+def test_replicas_that_wait_a_little_have_enough() -> None:
+    policy = LoaderCount(start=1, most=8)
+    wait = REPLICAS_WAIT - 0.01
+    assert policy.decide(Observation(1.0, 100, 1 - wait, wait, 1.0, 0.0)) == 1
+
+
+def test_nothing_was_seen_and_nothing_changes() -> None:
+    policy = LoaderCount(start=2, most=8)
+    assert policy.decide(Observation(0.0, 0, 0.0, 0.0, 0.0, 0.0)) == 2
+
+
+def test_loaders_may_grow_again_after_they_shrank() -> None:
+    policy = LoaderCount(start=2, most=4)
+    assert policy.decide(idling()) == 1
+    assert policy.decide(starving()) == 2
+
+
+seconds = st.floats(0, 10)
+
+
+@given(
+    start=st.integers(1, 6),
+    room=st.integers(0, 6),
+    seen=st.lists(
+        st.builds(
+            Observation,
+            seconds=seconds,
+            rows=st.integers(0, 1000),
+            replica_busy_s=seconds,
+            replica_wait_s=seconds,
+            loader_busy_s=seconds,
+            loader_wait_s=seconds,
+        ),
+        max_size=30,
+    ),
+)
+def test_there_is_always_one_and_never_more_than_allowed_and_it_changes_by_one(
+    start: int, room: int, seen: list[Observation]
+) -> None:
+    policy = LoaderCount(start, most=start + room)
+    before = start
+    for observation in seen:
+        count = policy.decide(observation)
+        assert 1 <= count <= start + room
+        assert abs(count - before) <= 1
+        assert policy.highest >= count
+        before = count
