@@ -37,8 +37,10 @@ def _compare(job: TableJob, settings: BenchSettings) -> list[Line]:
     results = interleave(sides, settings.repeats)
     outputs.check_rows_in_order(job.penstock_output, job.num_rows)
     agreement = outputs.check_by_path(job.penstock_output, job.ray_output, job.num_rows)
-    whole = tuple(median_of(results[side], whole_seconds) for side in sides)
-    running = tuple(median_of(results[side], run_seconds) for side in sides)
+    whole, running = (
+        (median_of(results["penstock"], seconds), median_of(results["ray"], seconds))
+        for seconds in (whole_seconds, run_seconds)
+    )
     samples = {side: [sample_of(finished) for finished in runs] for side, runs in results.items()}
     what = f"{job.num_rows:,} photos → MobileNetV2, {CORES} cores"
     return [

@@ -64,8 +64,9 @@ def through_slots(slots: Slots, line: Channel, count: int) -> list[float]:
 
 def _fill(image: Any, index: int) -> None:
     """Write every byte, as decoding does, and last the moment at which the batch is whole."""
+    moment = image.reshape(-1)[:8].view(np.float64)
     image[...] = index % 251
-    image.reshape(-1)[:8].view(np.float64)[0] = time.perf_counter()
+    moment[0] = time.perf_counter()
 
 
 def _seconds_since_filled(image: Any, index: int) -> float:
@@ -112,6 +113,7 @@ def read(line_descriptor: int, slots_descriptor: int) -> None:
     for filled in _messages(line):
         batch = open_batch(filled, slots, assembly)
         seconds = _seconds_since_filled(batch.arrays["image"], filled.index)
+        assert filled.slot is not None
         line.send((Emptied(filled.slot), seconds))
 
 

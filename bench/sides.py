@@ -1,4 +1,4 @@
-"""The sides of A1, A2, G and H: the same folder and the same model, to Penstock, to Ray Data, and to bare TensorFlow."""
+"""The sides of A1, A2, G and H: the same folder and the same model, to Penstock, to Ray Data, to bare TensorFlow."""
 
 import json
 import shutil

@@ -95,7 +95,7 @@ class Feeding:
     def _remember(self, message: Filled) -> None:
         batch = open_batch(message, self._slots, Assembly(self._slots))
         self.first_pixels = batch.arrays["image"][:CHECKED_PHOTOS].copy()
-        self.first_paths = [str(path) for path in batch.kept["path"][:CHECKED_PHOTOS].to_pylist()]
+        self.first_paths = [str(path) for path in batch.kept["path"][:CHECKED_PHOTOS]]
 
 
 def _endless(spans: list[Span]) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""Ray on the loopback address alone, and silent. Import this before `ray`: it reads its environment on import."""
+"""Ray on the loopback address alone, and silent. Take `ray` from here: it reads its environment on import."""
 
 import logging
 import os
@@ -14,8 +14,10 @@ from contextlib import contextmanager
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
 os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
 
-import ray  # noqa: E402
-import ray.data  # noqa: E402
+import ray
+import ray.data
+
+__all__ = ["local_ray", "ray"]
 
 LOOPBACK = "127.0.0.1"
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bench.decoders import SIDE
-from bench.peers.local_ray import local_ray, ray  # before anything else imports ray
+from bench.peers.local_ray import local_ray, ray
 
 # None leaves the number of blocks to Ray; fewer blocks are larger, and cost less to hand over.
 BLOCK_COUNTS = (None, 4, 16, 64)

@@ -13,10 +13,10 @@ from typing import Any
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
-from bench.decoders import SIDE  # noqa: E402
-from bench.photos import files_of  # noqa: E402
+from bench.decoders import SIDE
+from bench.photos import files_of
 
 
 def read_photo(path: Any) -> Any:

@@ -14,10 +14,10 @@ from typing import Any
 
 os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
-import keras  # noqa: E402
-import pyarrow as pa  # noqa: E402
-import pyarrow.parquet as pq  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import keras
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
 
 PIXELS = 784
 FEATURES = {"image": tf.io.FixedLenFeature([PIXELS], tf.float32)}

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from bench.decoders import DECODERS, stay_in_one_thread
 from bench.photos import files_of
 
 
-class Photos(Dataset[Any]):
-    """The photos again and again, as one long epoch: the clock must not see workers stop and start."""
+class Photos:
+    """A dataset of the photos again and again, as one long epoch: the clock must not see workers stop and start."""
 
     def __init__(self, paths: list[Path], length: int, decoder: str) -> None:
         self._paths = paths

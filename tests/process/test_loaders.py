@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 from tests.support.photos import draw_folder
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import os, signal, time
 import numpy as np
 
@@ -42,7 +42,7 @@ def misshapen(row):
 
 def short(block):
     return {"photo": block["image"][1:]} if 23 in map(number, block["path"]) else {"photo": block["image"]}
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,12 @@ def test_user_function_that_raises_exits_crashes_or_hangs_fails_its_row_alone(
 ) -> None:
     more = ["--preprocess", "functions:faulty", "--row-timeout", 4, "--limit", 60]
     ran = subprocess.run(
-        command(models, tmp_path / "out", *more), capture_output=True, text=True, cwd=place, env=ENVIRONMENT, check=False
+        command(models, tmp_path / "out", *more),
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env=ENVIRONMENT,
+        check=False,
     )
     assert ran.returncode == 3, ran.stderr
     assert (summary_of(ran)["rows"], summary_of(ran)["failed"]) == (56, 4)

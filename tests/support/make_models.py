@@ -52,9 +52,9 @@ def main(folder: Path) -> None:
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     mask = keras.Input((None,), name="token_mask")
     weighted = layers.Multiply()([layers.Embedding(50, 4)(tokens), layers.Reshape((-1, 1))(mask)])
-    keras.Model(
-        {"tokens": tokens, "token_mask": mask}, {"tags": layers.Dense(3, name="tags")(weighted)}
-    ).save(folder / "tags.keras")
+    keras.Model({"tokens": tokens, "token_mask": mask}, {"tags": layers.Dense(3, name="tags")(weighted)}).save(
+        folder / "tags.keras"
+    )
 
     class Two(tf.Module):
         def __init__(self) -> None:

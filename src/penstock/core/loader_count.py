@@ -7,7 +7,9 @@ from dataclasses import dataclass
 WINDOW_S = 1.0
 REPLICAS_WAIT = 0.1
 LOADERS_WAIT = 0.5
-LEAST_GAIN = 0.03
+LEAST_SHARE_OF_GAIN = 0.25
+"""A step pays where the speed grows by at least this share of what so many more loaders could bring."""
+PATIENCE = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Observation:
 
 
 class LoaderCount:
-    """Decides once a window. A loader that brought nothing is taken back, and not tried again: it only takes cores.
+    """Decides once a window. Loaders that brought nothing only take cores: they are taken back, and it is a while until
+    more are tried again, twice as long each time.
 
     Args:
         start: How many there are.
@@ -42,23 +45,31 @@ class LoaderCount:
     def __init__(self, start: int, most: int) -> None:
         self.start = self.count = self.highest = start
         self._most = most
-        self._rate_before: float | None = None
+        self._before: tuple[int, float] | None = None
+        self._windows_to_wait = 0
+        self._patience = PATIENCE
 
     def decide(self, seen: Observation) -> int:
         """How many there should be from now on."""
         rate = seen.rows / seen.seconds if seen.seconds > 0 else 0.0
-        if self._rate_before is not None:
-            gained = rate - self._rate_before
-            if gained < LEAST_GAIN * self._rate_before:
-                self._most = self.count = max(1, self.count - 1)
-            self._rate_before = None
-        elif self._replicas_starve(seen) and self.count < self._most:
-            self.count += 1
-            self._rate_before = rate
+        self._windows_to_wait = max(0, self._windows_to_wait - 1)
+        if self._before is not None:
+            self._judge(rate, *self._before)
+        elif self._replicas_starve(seen) and self.count < self._most and not self._windows_to_wait:
+            self._before = (self.count, rate)
+            self.count = min(self._most, self.count + max(1, self.count // 4))
         elif self._loaders_idle(seen) and self.count > 1:
             self.count -= 1
         self.highest = max(self.highest, self.count)
         return self.count
+
+    def _judge(self, rate: float, count_before: int, rate_before: float) -> None:
+        """Whether the step that was tried in the last window pays."""
+        possible = rate_before * (self.count - count_before) / count_before
+        if rate - rate_before < LEAST_SHARE_OF_GAIN * possible:
+            self.count = count_before
+            self._windows_to_wait, self._patience = self._patience, 2 * self._patience
+        self._before = None
 
     @staticmethod
     def _replicas_starve(seen: Observation) -> bool:

@@ -59,6 +59,12 @@ class LoaderFeed:
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
         self.pool.submit(replace(sample, index=_WARM))
 
+    def run_begins(self, placement: Placement) -> None:
+        """A GPU is faster than any loader: the cores that its start left alone are taken now."""
+        if self._policy is not None and placement.devices[0].kind == "gpu":
+            self._policy.count = placement.most_loaders
+            self.pool.resize(placement.most_loaders)
+
     def route(self, span: Span, replica: int) -> None:
         """This span is for that replica: load it."""
         self._routes[span.index] = replica
@@ -93,6 +99,9 @@ class LoaderFeed:
         now = time.monotonic()
         if self._policy is None or now - self._seen_at < WINDOW_S or not self._seen.rows:
             return
+        if self.pool.has_newcomers:
+            self._look_again(now)
+            return
         busy, waited = self.pool.busy_s, self.pool.wait_s
         seen = Observation(
             now - self._seen_at,
@@ -102,8 +111,12 @@ class LoaderFeed:
             busy - self._loaders_seen[0],
             waited - self._loaders_seen[1],
         )
-        self._seen_at, self._seen, self._loaders_seen = now, Timings(), (busy, waited)
+        self._look_again(now)
         self.pool.resize(self._policy.decide(seen))
+
+    def _look_again(self, now: float) -> None:
+        self._seen_at, self._seen = now, Timings()
+        self._loaders_seen = (self.pool.busy_s, self.pool.wait_s)
 
     def describe(self) -> str:
         """How many loaders there were, in words."""

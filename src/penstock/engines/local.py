@@ -115,6 +115,8 @@ class LocalEngine:
         if coming.first is None:
             coming.check()
             return
+        if self._feed is not None:
+            self._feed.run_begins(self._placement)
         depth = self._depth()
         release = getattr(self._settings.job.source, "release", None)
         self._scheduler = Scheduler(

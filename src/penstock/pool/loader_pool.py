@@ -45,6 +45,7 @@ class _Loader:
     board: Board
     spans: list[Span] = field(default_factory=list)
     slots: set[int] = field(default_factory=set)
+    has_loaded: bool = False
     is_retiring: bool = False
     hung_s: float | None = None
 
@@ -104,6 +105,11 @@ class LoaderPool:
     @property
     def count(self) -> int:
         return sum(not loader.is_retiring for loader in self._loaders.values())
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a loader is still starting, or at its first span: what it brings cannot be seen yet."""
+        return not all(loader.has_loaded for loader in self._loaders.values())
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
         """Ask the first loader what the user's function gives. `learnt` has the answer when it has come."""
@@ -166,6 +172,7 @@ class LoaderPool:
                 self._deliver(message)
             case SpanLoaded(span=index):
                 loader.spans = [span for span in loader.spans if span.index != index]
+                loader.has_loaded = True
                 self._deaths_in_a_row = 0
                 self._trouble.pop(index, None)
                 self.busy_s += message.read_s

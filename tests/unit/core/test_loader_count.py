@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.loader_count import LEAST_GAIN, LOADERS_WAIT, REPLICAS_WAIT, LoaderCount, Observation
+from penstock.core.loader_count import (
+    LEAST_SHARE_OF_GAIN,
+    LOADERS_WAIT,
+    PATIENCE,
+    REPLICAS_WAIT,
+    LoaderCount,
+    Observation,
+)
 
 
 def starving(rate: float = 100.0) -> Observation:
@@ -31,12 +41,43 @@ def test_more_loaders_are_tried_while_replicas_wait_and_each_brings_something() 
     assert policy.start == 1
 
 
-def test_loader_that_brought_nothing_is_taken_back_and_not_tried_again() -> None:
+def test_steps_grow_with_the_number_of_loaders() -> None:
+    policy = LoaderCount(start=8, most=13)
+    assert [policy.decide(starving(rate)) for rate in (100, 200, 200, 300, 300, 400, 400)] == [
+        10,
+        10,
+        12,
+        12,
+        13,
+        13,
+        13,
+    ]
+
+
+def test_loaders_that_brought_nothing_are_taken_back_and_not_tried_again_for_a_while() -> None:
     policy = LoaderCount(start=2, most=8)
     assert policy.decide(starving(100)) == 3
     assert policy.decide(starving(100)) == 2
-    assert [policy.decide(starving(100)) for _ in range(10)] == [2] * 10
+    assert [policy.decide(starving(100)) for _ in range(PATIENCE - 1)] == [2] * (PATIENCE - 1)
+    assert policy.decide(starving(100)) == 3
     assert policy.highest == 3
+
+
+def test_every_vain_try_makes_the_next_one_wait_twice_as_long() -> None:
+    policy = LoaderCount(start=2, most=8)
+    counts = [policy.decide(starving(100)) for _ in range(10 * PATIENCE)]
+    tries = [window for window, count in enumerate(counts) if count == 3]
+    assert [later - earlier for earlier, later in itertools.pairwise(tries)][:3] == [
+        PATIENCE + 1,
+        2 * PATIENCE + 1,
+        4 * PATIENCE + 1,
+    ]
+
+
+def test_all_loaders_of_a_step_are_taken_back() -> None:
+    policy = LoaderCount(start=8, most=16)
+    assert policy.decide(starving(100)) == 10
+    assert policy.decide(starving(100)) == 8
 
 
 def test_loader_that_made_it_slower_is_taken_back() -> None:
@@ -45,12 +86,13 @@ def test_loader_that_made_it_slower_is_taken_back() -> None:
     assert policy.decide(starving(50)) == 2
 
 
-def test_gain_must_be_worth_a_core() -> None:
-    small, enough = 1000 * (1 + LEAST_GAIN / 2), 1000 * (1 + LEAST_GAIN * 2)
-    for rate, expected in ((small, 1), (enough, 2)):
-        policy = LoaderCount(start=1, most=8)
-        policy.decide(starving(1000))
-        assert policy.decide(starving(rate)) == expected
+@pytest.mark.parametrize("start", [1, 4, 16])
+def test_gain_must_be_a_good_share_of_what_so_many_loaders_could_bring(start: int) -> None:
+    step = max(1, start // 4)
+    for share, expected in ((LEAST_SHARE_OF_GAIN * 0.9, start), (LEAST_SHARE_OF_GAIN * 1.1, start + step)):
+        policy = LoaderCount(start, most=64)
+        policy.decide(starving(10_000))
+        assert policy.decide(starving(10_000 * (1 + share * step / start))) == expected
 
 
 def test_nothing_changes_while_nobody_waits() -> None:
@@ -106,7 +148,7 @@ seconds = st.floats(0, 10)
         max_size=30,
     ),
 )
-def test_there_is_always_one_and_never_more_than_allowed_and_it_changes_by_one(
+def test_there_is_always_one_and_never_more_than_allowed_and_it_changes_in_steps(
     start: int, room: int, seen: list[Observation]
 ) -> None:
     policy = LoaderCount(start, most=start + room)
@@ -114,6 +156,6 @@ def test_there_is_always_one_and_never_more_than_allowed_and_it_changes_by_one(
     for observation in seen:
         count = policy.decide(observation)
         assert 1 <= count <= start + room
-        assert abs(count - before) <= 1
+        assert abs(count - before) <= max(1, before // 4)
         assert policy.highest >= count
         before = count

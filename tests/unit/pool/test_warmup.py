@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.core.events import Prepared
-from penstock.core.records import Columns, Job, Span, TensorSpec
+from penstock.core.records import Binding, Columns, Job, Signature, Span, TensorSpec
 from penstock.errors import ModelError
 from penstock.pool.loading import load_batches
 from penstock.pool.warmup import warm_up
@@ -57,3 +58,19 @@ class TestWarmUp:
         x[1] = 1000
         prepared = warmed(Doubler(poison=1000), Job(InMemory({"x": x}), (X,), (), 4), 4)
         assert [spec.name for spec in prepared.outputs] == ["y", "total"]
+
+    def test_output_that_follows_the_length_of_its_rows_is_described_as_lists(self) -> None:
+        class PerToken(Doubler):
+            signature = Signature((TensorSpec("x", "float32", (None,)),), (TensorSpec("y", "float32", (None,)),))
+
+            def predict(self, batch: Columns) -> Columns:
+                return {"y": batch["x"] * 2, "total": batch["x"].sum(axis=1)}
+
+        lengths = pa.array([[1.0, 2.0], [3.0], [4.0]], pa.list_(pa.float32()))
+        binding = Binding("x", ("x",), "float32", (None,))
+        job = Job(InMemory({"x": lengths}), (binding,), (), 4, buckets={"x": [[8]]})
+        prepared = warmed(PerToken(), job, 3)
+        assert prepared.outputs == (
+            TensorSpec("y", "float32", (1,), varies=True),
+            TensorSpec("total", "float32", ()),
+        )
