@@ -44,7 +44,12 @@ A  peer: Ray Data, at the best settings of a sweep on this machine ({ray}).
    to its last file, in runs of their own in which Ray is up, has read and written a file, and every actor
    holds the loaded and traced model before the first row is read.
 B, C  peer: model.predict of the same model in the same process, without its progress bar.
-D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms."""
+D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms.
+F  images a second in the steady state, penstock and peer; the ratio is of these.
+G  peer: Ray Data, as in A. H  peers as named. Start to finish as in A; without start, on every side, from its model
+   loaded: what Ray has read until then is not on this clock.
+I  from a batch decoded in its slot to an array in another process. J  peak resident memory of a fresh process.
+   A bar with a unit is held against penstock's own figure."""
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +76,7 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Penstock against its peers.")
     parser.add_argument("--scale", type=float, default=1.0, help="1.0: the issue's sizes")
-    parser.add_argument("--only", type=_workload_names, default=list(WORKLOADS), help="such as A1,A2,B,C,D")
+    parser.add_argument("--only", type=_workload_names, default=list(WORKLOADS), help="such as A1,A2,B,C,D,F")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
     parser.add_argument("--data", type=Path, default=Path(".bench"), help="data and the peers' environment")
     parser.add_argument("--photos", type=Path, help="JPEG files for F and G; without it, pictures are drawn")

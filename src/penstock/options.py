@@ -177,7 +177,8 @@ class PredictOptions:
             raise UsageError("sample_by says how, but not how many", hint=f"--sample N --sample-by {self.sample_by}")
         if not self.row_timeout > 0:
             raise UsageError("row_timeout must be a number of seconds", received=f"row_timeout={self.row_timeout!r}")
-        if self.buckets is not None and (not self.buckets or list(self.buckets) != sorted({*self.buckets, 0} - {0})):
+        grows = self.buckets is None or list(self.buckets) == sorted(set(self.buckets))
+        if self.buckets is not None and (not self.buckets or not grows or self.buckets[0] < 1):
             raise UsageError(
                 "buckets are lengths that grow", received=f"buckets={self.buckets!r}", allowed="for example 32,64,128"
             )

@@ -20,8 +20,6 @@ from penstock.options import (
     parse_size,
 )
 
-NEGATIVE_LENGTHS_PASS = pytest.mark.xfail(strict=True, reason="PredictOptions takes lengths below 1")
-
 
 def refusal(**options: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
@@ -197,8 +195,8 @@ class TestLoading:
             (0, 8),
             (64, 32),
             (8, 8),
-            pytest.param((-1,), marks=NEGATIVE_LENGTHS_PASS),
-            pytest.param((-8, 8), marks=NEGATIVE_LENGTHS_PASS),
+            (-1,),
+            (-8, 8),
         ],
         ids=str,
     )

@@ -34,8 +34,8 @@ class Prepare:
     slot_bytes: int = 0
     slot_count: int = 0
     warm: Filled | None = None
-    warm_chunks: tuple[Chunk, ...] = ()
-    """The first batch, where loader processes read it."""
+    warm_chunks: tuple[tuple[Chunk, bytes], ...] = ()
+    """The first batch, where loader processes read it, and what of it has no room in a slot."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.records import STRING, Job, Placement, Span, Timings
 from penstock.pool.batch_transfer import bytes_needed
 from penstock.pool.loader_pool import LoaderPool
+from penstock.pool.slots import Slots
 from penstock.pool.supervisor import Launch
 
 _WARM = -1
@@ -35,12 +36,14 @@ class LoaderFeed:
     """
 
     def __init__(self, launch: Launch, send: Send, timeout_s: float) -> None:
+        self._launch = launch
         self._send = send
         self.pool = LoaderPool(launch, self._deliver, timeout_s)
         self._routes: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
         self.warm: Filled | None = None
-        self.warm_chunks: list[Chunk] = []
+        self.warm_chunks: list[tuple[Chunk, bytes]] = []
+        self._slots: Slots | None = None
         self.slot_bytes = self.slot_count = 0
         self._policy: LoaderCount | None = None
         self._seen_at = time.monotonic()
@@ -57,6 +60,7 @@ class LoaderFeed:
         if placement.loaders < placement.most_loaders:
             self._policy = LoaderCount(placement.loaders, placement.most_loaders)
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
+        self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
         self.pool.submit(replace(sample, index=_WARM))
 
     def run_begins(self, placement: Placement) -> None:
@@ -142,9 +146,15 @@ class LoaderFeed:
             self._held.setdefault(replica, set()).add(slot)
 
     def _keep_warm(self, message: Chunk | Filled | SpanLoaded, slot: int | None) -> None:
-        """The first batch stays in its slot: replicas that start later warm up with it, too."""
-        if isinstance(message, Chunk) and self.warm is None:
-            self.warm_chunks.append(message)
+        """The first batch stays in its slot: replicas that start later warm up with it, too.
+
+        What it sent ahead is copied out: there may be more of it than there are slots.
+        """
+        if isinstance(message, Chunk):
+            if self.warm is None and message.key[1] == 0:
+                assert self._slots is not None
+                self.warm_chunks.append((message, bytes(self._slots.view(message.slot, message.nbytes))))
+            self.pool.release(message.slot)
         elif isinstance(message, Filled) and self.warm is None:
             self.warm = message
         elif slot is not None:

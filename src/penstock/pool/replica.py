@@ -57,9 +57,9 @@ class BatchInlet:
     def forget(self, span: Span) -> None:
         self._expected.pop(span.index, None)
 
-    def open(self, filled: Filled, chunks: Sequence[Chunk] = ()) -> Batch:
-        for chunk in chunks:
-            self._assembly.add(chunk)
+    def open(self, filled: Filled, chunks: Sequence[tuple[Chunk, bytes]] = ()) -> Batch:
+        for chunk, content in chunks:
+            self._assembly.put(chunk, content)
         return open_batch(filled, self._slots, self._assembly)
 
     def take(self, message: Chunk | Filled | SpanLoaded, pipeline: Pipeline) -> None:

@@ -115,10 +115,14 @@ class Assembly:
 
     def add(self, chunk: Chunk) -> None:
         """Copy a chunk out of its slot, which is free again when this returns."""
+        self.put(chunk, self._slots.view(chunk.slot, chunk.nbytes))
+
+    def put(self, chunk: Chunk, content: memoryview | bytes) -> None:
+        """Take a chunk that is no longer in its slot."""
         buffer = self._buffers.get(chunk.key)
         if buffer is None:
             buffer = self._buffers[chunk.key] = memoryview(np.empty(chunk.total, np.uint8).data)
-        buffer[chunk.offset : chunk.offset + chunk.nbytes] = self._slots.view(chunk.slot, chunk.nbytes)
+        buffer[chunk.offset : chunk.offset + chunk.nbytes] = content
 
     def drop(self, key: tuple[int, ...]) -> None:
         """Forget what was sent under `key`."""

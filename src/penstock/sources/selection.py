@@ -71,10 +71,13 @@ class SelectedRows(Around):
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
         for inner, runs in _opened(span):
+            last, rows = runs[-1]
             for block in self.source.read(inner, columns):
                 for first, count in overlap(runs, block.start, block.start + block.rows):
                     yield _cut(block, first, count, row)
                     row += count
+                if block.start + block.rows >= last + rows:
+                    break
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
         """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
