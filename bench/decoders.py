@@ -5,6 +5,7 @@ environment: nothing here needs Penstock.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def with_pillow_draft(path: Path) -> Pixels:
 def with_opencv(path: Path) -> Pixels:
     import cv2
 
-    pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR_RGB)
+    pixels = cv2.imdecode(np.frombuffer(_bytes_of(path), np.uint8), cv2.IMREAD_COLOR_RGB)
     made: Pixels = cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
     return made
 
@@ -53,7 +54,7 @@ def with_opencv_reduced(path: Path) -> Pixels:
     import cv2
     import simplejpeg
 
-    data = path.read_bytes()
+    data = _bytes_of(path)
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     flags = {
         1: cv2.IMREAD_REDUCED_COLOR_8,
@@ -71,7 +72,7 @@ def with_simplejpeg(path: Path) -> Pixels:
     import cv2
     import simplejpeg
 
-    data = path.read_bytes()
+    data = _bytes_of(path)
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     eighths = _eighths(height, width)
     least = {"min_height": -(-height * eighths // 8), "min_width": -(-width * eighths // 8)}
@@ -87,6 +88,15 @@ DECODERS: dict[str, Decoder] = {
     "OpenCV reduced": with_opencv_reduced,
     "simplejpeg + cv2.resize": with_simplejpeg,
 }
+
+
+def _bytes_of(path: Path) -> bytes:
+    """A file without Python's file objects, which cost a tenth of a millisecond where caches are full of pixels."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _eighths(height: int, width: int) -> int:

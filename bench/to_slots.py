@@ -21,6 +21,8 @@ USUAL_DECODERS = ("Pillow", "Pillow draft", "OpenCV")
 FASTEST_DECODER = "simplejpeg + cv2.resize"
 # One thread is timed on a part of the photos: five decoders take their turns.
 DECODER_FRACTION = 4
+# A small folder is read several times over: in less than a second, nothing is steady.
+LEAST_TIMED = 2000
 
 Documents = dict[str, list[dict[str, Any]]]
 
@@ -30,11 +32,12 @@ def decoded(settings: BenchSettings) -> list[Line]:
     count, cores = settings.sizes.photos, len(os.sched_getaffinity(0))
     folder = photos.photo_folder(settings.data, count, settings.photos)
     photos.warm(folder)
+    timed = max(LEAST_TIMED, count)
     sides = {
-        "penstock": partial(_ours, folder, cores, count),
+        "penstock": partial(_ours, folder, cores, timed),
         "decoders": partial(_here, "bench.decoders", str(folder), str(max(100, count // DECODER_FRACTION))),
-        "DataLoader": partial(_data_loader, settings, folder, cores, count),
-        "tf.data": partial(_peer, settings, "tf_photos", str(folder), "--photos", str(count)),
+        "DataLoader": partial(_data_loader, settings, folder, cores, timed),
+        "tf.data": partial(_peer, settings, "tf_photos", str(folder), "--photos", str(timed)),
         "Ray Data": partial(_peer, settings, "ray_photos", str(folder)),
     }
     results = interleave(sides, settings.repeats)
@@ -42,17 +45,17 @@ def decoded(settings: BenchSettings) -> list[Line]:
     return _lines(documents, cores)
 
 
-def _ours(folder: Path, cores: int, count: int) -> Finished:
-    return _here("bench.to_slots_child", str(folder), "--loaders", str(cores), "--photos", str(count))
+def _ours(folder: Path, cores: int, timed: int) -> Finished:
+    return _here("bench.to_slots_child", str(folder), "--loaders", str(cores), "--photos", str(timed))
 
 
 def _here(module: str, *arguments: str) -> Finished:
     return run([sys.executable, "-m", module, *arguments])
 
 
-def _data_loader(settings: BenchSettings, folder: Path, cores: int, count: int) -> Finished:
+def _data_loader(settings: BenchSettings, folder: Path, cores: int, timed: int) -> Finished:
     decoders = ",".join([*USUAL_DECODERS, FASTEST_DECODER])
-    options = ["--photos", str(count), "--workers", str(cores), "--decoders", decoders]
+    options = ["--photos", str(timed), "--workers", str(cores), "--decoders", decoders]
     return _peer(settings, "torch_photos", str(folder), *options)
 
 

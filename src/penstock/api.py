@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from penstock import folders, registry, steps
 from penstock.errors import OutputError, UsageError
-from penstock.inspection import describe_input, describe_model
+from penstock.inspection import describe_data, describe_input, describe_model
 from penstock.opening import open_data, open_model
 from penstock.options import DeviceRequest, PredictOptions, ReadOptions, parse_size
 from penstock.pool.probe import devices_with_runtimes
@@ -64,10 +65,14 @@ class Keywords(TypedDict, total=False):
 def make_options(keywords: Keywords) -> PredictOptions:
     """Options from keywords; what is None counts as not given."""
     given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
-    unknown = set(given) - set(Keywords.__annotations__)
+    unknown = sorted(set(given) - set(Keywords.__annotations__))
     if unknown:
+        close = difflib.get_close_matches(unknown[0], Keywords.__annotations__, n=1)
         raise UsageError(
-            "unknown option", received=", ".join(sorted(unknown)), allowed=", ".join(Keywords.__annotations__)
+            "unknown option",
+            received=", ".join(unknown),
+            allowed=", ".join(Keywords.__annotations__),
+            hint=f"did you mean {close[0]!r}?" if close else None,
         )
     if "devices" in given:
         given["devices"] = DeviceRequest.parse(given["devices"])
@@ -181,7 +186,6 @@ def make_task(
     """The job behind a call, with the description that its fingerprint covers."""
     opened, digest, location = open_model(model, options)
     source, inputs = open_data(data, options.reading)
-    options = steps.keep_by_default(options, source)
     request = {
         "model": location,
         "inputs": inputs,
@@ -287,16 +291,19 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
     options = make_options(keywords)
     opened, _, _ = open_model(model, options, needs_digest=False)
     source, _ = open_data(data, options.reading)
-    return stream_blocks(opened, source, steps.keep_by_default(options, source), is_verbose=verbose)
+    return stream_blocks(opened, source, options, is_verbose=verbose)
 
 
-def inspect(target: str, *, signature: str | None = None, runtime: str | None = None) -> dict[str, Any]:
-    """What a model takes and gives, or what an input holds.
+def inspect(target: Any, *, signature: str | None = None, runtime: str | None = None) -> dict[str, Any]:
+    """What a model file takes and gives, or what an input holds: files, or what else `predict` takes as data.
 
     Returns:
         For a model: `kind`, `inputs`, `outputs`, `signatures`, `parameters`, `writer`. For an input: `files`, `rows`,
         `columns`.
     """
+    if not isinstance(target, (str, os.PathLike)):
+        return describe_data(open_data(target, ReadOptions())[0])
+    target = os.fspath(target)
     file = registry.find_model(target, signature=signature, trust=False)
     return describe_model(file, runtime) if file is not None else describe_input(target)
 

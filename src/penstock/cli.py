@@ -153,9 +153,11 @@ def status(output: str, as_json: bool) -> int:
         click.echo(json.dumps(found))
         return 0
     share = (found["committed"] + found["failed"]) / max(1, found["rows"])
-    click.echo(f"{found['state']}: {found['committed']:,} of {found['rows']:,} rows committed ({share:.0%})")
+    done = found["committed"] + found["failed"]
+    click.echo(f"{found['state']}: {done:,} of {found['rows']:,} rows done ({share:.0%})")
     parts = f"{found['parts']} part{'s' if found['parts'] != 1 else ''}"
-    click.echo(f"{found['failed']:,} failed, {parts}, model {found['model'] or 'in memory'}")
+    written = f"{found['committed']:,} written in {parts}, {found['failed']:,} failed"
+    click.echo(f"{written}, model {found['model'] or 'in memory'}")
     if found["state"] == "unfinished":
         click.echo(f"go on with: penstock resume {output}")
     return 0

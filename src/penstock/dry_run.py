@@ -9,6 +9,7 @@ from typing import Any
 from penstock import api, folders, jobs
 from penstock.core import mapping
 from penstock.core.stopping import StopFlag
+from penstock.inspection import num_files
 from penstock.options import PredictOptions
 from penstock.storage.places import place_of
 from penstock.telemetry.meter import Meter
@@ -29,7 +30,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
             manifest = folders.make_manifest(task, started, "")
     return {
         "model": task.request["model"],
-        "files": len(manifest.fragments),
+        "files": num_files(task.source),
         "rows": manifest.rows,
         "inputs": [mapping.describe(binding) for binding in manifest.bindings],
         "outputs": {column.name: str(column) for column in manifest.schema.columns},
@@ -40,7 +41,16 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         "bytes": manifest.rows * manifest.schema.row_bytes,
         "devices": [str(device) for device in started.placement.devices],
         "recipe": manifest.recipe.as_json(),
+        "first_rows": started.prepared.first_rows,
+        "first_failures": [failure.reason for failure in started.prepared.first_failures],
     }
+
+
+def _troubles(found: dict[str, Any]) -> list[str]:
+    failures = found["first_failures"]
+    if not failures:
+        return []
+    return [f"of the first {found['first_rows']:,} rows {len(failures):,} fail, the first: {failures[0]}"]
 
 
 def in_words(found: dict[str, Any]) -> str:
@@ -48,7 +58,8 @@ def in_words(found: dict[str, Any]) -> str:
     outputs = ", ".join(f"{name} {spec}" for name, spec in found["outputs"].items())
     return "\n".join(
         [
-            f"would read {found['rows']:,} rows of {found['files']} files",
+            f"would read {found['rows']:,} rows of {found['files']:,} files",
+            *_troubles(found),
             *(f"input: {binding}" for binding in found["inputs"]),
             f"would write {found['parts']} {found['format']} parts, about {found['bytes'] / 1e6:,.1f} MB, "
             f"to {found['output'] or 'the folder given by --output'}",

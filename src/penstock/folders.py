@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from penstock import jobs, registry
+from penstock import jobs, registry, written
 from penstock.core import division
 from penstock.core.records import ModelFile, Result
 from penstock.core.stopping import StopFlag
@@ -150,7 +150,7 @@ class _Run:
             fixed=fixed,
         )
         with contextlib.closing(started):
-            for line in (*jobs.describe_source(task.source), *(f"input: {guess}" for guess in started.guesses)):
+            for line in (*written.describe_source(task.source), *written.describe_feeding(started)):
                 self._progress.note(line)
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
@@ -175,7 +175,7 @@ class _Run:
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
                 spans = started.divide(manifest.part_rows) if started.is_streamed else committer.pending
-                self._write_all(started.engine.run(spans), committer)
+                self._write_all(started.engine.run(spans), committer, started.options)
             finally:
                 self._progress.end()
             if started.is_streamed:
@@ -204,13 +204,13 @@ class _Run:
             ended.save(self._place)
         return ended
 
-    def _write_all(self, results: Iterator[Result], committer: Committer) -> None:
+    def _write_all(self, results: Iterator[Result], committer: Committer, options: PredictOptions) -> None:
         """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
         problem: PenstockError | None = None
         with contextlib.closing(_Writer(committer, self._meter)) as writer:
             try:
                 for result in results:
-                    writer.put(jobs.renamed(result, self._task.options))
+                    writer.put(written.renamed(result, options))
                     problem = self._too_many_failures(result)
                     if problem is not None:
                         break
@@ -265,7 +265,7 @@ class _Run:
 
 def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
-    schema = jobs.output_schema(started, task.options)
+    schema = written.output_schema(started, started.options)
     registry.SINKS[task.options.format].check(schema)
     spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from penstock import registry
+from penstock.core.protocols import Source
 from penstock.core.records import ModelFile, Placement
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
@@ -46,13 +47,19 @@ def describe_input(target: str) -> dict[str, Any]:
     if not is_url(target) and not os.path.exists(target) and not any(mark in target for mark in "*?["):
         raise InputError("no such model, file or folder", received=target)
     source = registry.open_files([target])
-    schema = source.schema()
-    rows = sum(span.rows for span in source.divide(1 << 16))
     fragments = source.fragments()
-    return {
-        "input": target,
-        "files": len(fragments),
-        "bytes": sum(fragment.size for fragment in fragments),
-        "rows": rows,
-        "columns": {name: str(spec) for name, spec in schema.items()},
-    }
+    files = {"files": num_files(source), "bytes": sum(fragment.size for fragment in fragments)}
+    return {"input": target, **files, **describe_data(source)}
+
+
+def num_files(source: Source) -> int:
+    """How many files there are: a fragment may stand for many small ones."""
+    return len(getattr(source, "paths", None) or source.fragments())
+
+
+def describe_data(source: Source) -> dict[str, Any]:
+    """The rows and columns of a source. A stream is not counted: it can be read only once."""
+    columns = {name: f"{spec} {spec.encoding or ''}".strip() for name, spec in source.schema().items()}
+    if not getattr(source, "is_resumable", True):
+        return {"rows": None, "columns": columns}
+    return {"rows": sum(span.rows for span in source.divide(1 << 16)), "columns": columns}

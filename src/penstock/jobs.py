@@ -18,17 +18,14 @@ from penstock.core import batching, division, mapping
 from penstock.core.events import Prepared
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
-    KEPT,
     STRING,
     Binding,
     Device,
     Fragment,
     Job,
     ModelFile,
-    OutputSchema,
     Placement,
     Recipe,
-    Result,
     Signature,
     Span,
     TensorSpec,
@@ -74,13 +71,13 @@ class Started:
     signature: Signature
     prepared: Prepared
     guesses: list[str]
+    options: PredictOptions
     shared: SharedMemory | None = None
 
     def close(self) -> None:
         self.engine.close()
-        close = getattr(self.source, "close", None)
-        if close is not None and self.source is not self.shared:
-            close()
+        if self.is_streamed:
+            self.source.close()  # type: ignore[attr-defined]
         if self.shared is not None:
             self.shared.close()
 
@@ -97,8 +94,10 @@ class Started:
         return iter(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
 
     def rows_per_second(self) -> float:
-        """What the warm-up promises: an upper bound, as it has not read anything."""
-        return self.placement.replicas * self.job.batch_size / max(self.prepared.batch_seconds, 1e-6)
+        """What the warm-up promises: an upper bound, as one batch says little about reading."""
+        computed = self.placement.replicas * self.job.batch_size / max(self.prepared.batch_seconds, 1e-6)
+        loaded = self.prepared.rows_loaded_per_s
+        return computed if loaded is None else min(computed, loaded * self.placement.most_loaders)
 
 
 def start(
@@ -182,11 +181,12 @@ def _decide(
         fit_to = getattr(source, "fit_to", None)
         if fit_to is not None:
             fit_to(signature.inputs)  # raw bytes in a record are numbers where the model says so
-        preprocess = steps.make_preprocess(source, options)
+        preprocess = steps.make_preprocess(source, signature, options)
         if preprocess is not None:
             preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))
         else:
             source = find_images(source, signature, options.inputs, options.reading, options.keep)
+        options = steps.keep_by_default(options, source)
         columns = preprocess.gives if preprocess is not None else source.schema()
         bindings = fixed.bindings if fixed else bind(signature, source, columns, options)
         prefer_floats(source, bindings, options.keep)
@@ -200,7 +200,7 @@ def _decide(
         runtime, threads = runtime_and_threads
         recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, buckets=buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
-        return Started(engine, source, job, recipe, placement, signature, prepared, guesses)
+        return Started(engine, source, job, recipe, placement, signature, prepared, guesses, options)
     except BaseException:
         engine.close()
         raise
@@ -326,59 +326,6 @@ def embedded_placement(model: LiveModel) -> Placement:
     # Two lanes even on one core: while one converts its answer, the other computes.
     lanes = _GPU_LANES if model.devices[0].kind == "gpu" else 2
     return Placement(tuple(model.devices), loaders=1, lanes=lanes)
-
-
-def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
-    """The key of every column of a Result to the name it is written under.
-
-    A name that both an output and a kept column have is renamed for the output.
-
-    Raises:
-        UsageError: A rename names nothing that is written.
-    """
-    outputs = list(outputs)
-    unknown = [name for name in options.rename if name not in outputs and name not in options.keep]
-    if unknown:
-        raise UsageError(
-            "--rename names a column that is not written",
-            received=unknown[0],
-            allowed=", ".join([*outputs, *options.keep]),
-        )
-    names = {name: options.rename.get(name, name) for name in outputs}
-    for name in options.keep:
-        names[KEPT + name] = name if name in outputs else options.rename.get(name, name)
-    return names
-
-
-def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
-    """The columns that will be written, under the names that they will have."""
-    kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
-    kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
-    specs = {spec.name: spec for spec in started.prepared.outputs}
-    specs |= {KEPT + name: kept[name] for name in options.keep}
-    names = written_names([spec.name for spec in started.prepared.outputs], options)
-    named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
-    return OutputSchema(named, len(started.prepared.outputs))
-
-
-def describe_source(source: Source) -> list[str]:
-    """What people should know about an input before it is read."""
-    lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
-    if not getattr(source, "is_resumable", True):
-        lines.append("this input can be read only once: the job cannot be resumed")
-    return lines
-
-
-def as_kept(spec: TensorSpec) -> TensorSpec:
-    """A column as it is written: images and audio as the bytes that they were."""
-    return spec if spec.encoding is None else TensorSpec(spec.name, STRING, ())
-
-
-def renamed(result: Result, options: PredictOptions) -> Result:
-    """A result under the names that are written."""
-    outputs = [key for key in result.columns if not key.startswith(KEPT)]
-    names = written_names(outputs, options) if result.columns else {}
-    return replace(result, columns={names[key]: column for key, column in result.columns.items()})
 
 
 def fingerprint(digest: str, fragments: Iterable[Fragment], request: Mapping[str, Any]) -> str:

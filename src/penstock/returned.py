@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock import jobs, steps
+from penstock import jobs, steps, written
 from penstock.core import division
+from penstock.core.columns import OPAQUE
 from penstock.core.protocols import Source
-from penstock.core.records import Array, Column, Job, ModelFile, Result, Signature
+from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, UsageError
@@ -48,7 +49,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     live = wrap_live(model, as_list=is_list_of_arrays(data), scaling=steps.make_scaling(options))
     signature = live.replicas[0].signature
     source, _ = open_data(data, options.reading, [spec.name for spec in signature.inputs])
-    if isinstance(source, InMemory) and _is_plain(options):
+    if isinstance(source, InMemory) and _is_plain(options) and _is_fed_as_it_is(source, signature):
         columns_out = _predict_columns(live, source, signature, options)
     else:
         with log_without_folder(False) as log:
@@ -68,6 +69,12 @@ def _is_plain(options: PredictOptions) -> bool:
     """Whether this is a call such as `model.predict` takes it, with nothing that must be looked at first."""
     likely = {name: getattr(options, name) for name in ("inputs", "batch_size", "preset", "scale", "offset")}
     return options == PredictOptions(**likely)
+
+
+def _is_fed_as_it_is(source: InMemory, signature: Signature) -> bool:
+    """Whether no column has to be looked into: text may be the paths of images, and a struct may hold them."""
+    needs_look = any(spec.dtype in (STRING, OPAQUE) for spec in source.schema().values())
+    return not needs_look or any(spec.dtype == STRING for spec in signature.inputs)
 
 
 def _predict_columns(
@@ -101,7 +108,8 @@ def _gather(results: Iterator[Result]) -> dict[str, Any]:
                 hint="with an output folder, failed rows are recorded and the others are written",
             )
         for name, column in result.columns.items():
-            gathered.setdefault(name, []).append(_to_numpy(column))
+            if not name.startswith(KEPT):
+                gathered.setdefault(name, []).append(_to_numpy(column))
     return {name: _joined(arrays) for name, arrays in gathered.items()}
 
 
@@ -127,7 +135,7 @@ def stream_blocks(
         started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
             for result in started.engine.run(started.divide()):
-                shown = jobs.renamed(result, options)
+                shown = written.renamed(result, started.options)
                 yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
+from penstock.core.records import Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS, Scaling
 from penstock.errors import UsageError
 from penstock.options import PredictOptions, ReadOptions
@@ -31,12 +32,24 @@ def keep_by_default(options: PredictOptions, source: Source) -> PredictOptions:
     return replace(options, keep=(*options.keep, *wanted))
 
 
-def make_preprocess(source: Source, options: PredictOptions) -> Preprocess | None:
+def make_preprocess(source: Source, signature: Signature, options: PredictOptions) -> Preprocess | None:
+    """The user's function. Images come to it in the size that the model takes, where that is known."""
     function = options.preprocess if options.preprocess is not None else options.preprocess_row
     if function is None:
         return None
     made = Preprocess.of(function, is_by_row=options.preprocess_row is not None)
-    return replace(made, takes=source.schema())
+    images = [spec.shape for spec in signature.inputs if spec.shape is not None and len(spec.shape) == 3]
+    size = images[0] if len(images) == 1 else (None, None, None)
+    return replace(made, takes={name: _sized(spec, size) for name, spec in source.schema().items()})
+
+
+def _sized(spec: TensorSpec, size: Shape) -> TensorSpec:
+    """A column of images, what is open in its size taken from the model. Other columns as they are."""
+    if spec.encoding != "image" or spec.shape is None or None in size[:2]:
+        return spec
+    channels = spec.shape[2] or (size[2] if size[2] in (1, 3, 4) else None)
+    height, width = size[:2] if None in spec.shape[:2] else spec.shape[:2]
+    return replace(spec, shape=(height, width, channels))
 
 
 def make_scaling(options: PredictOptions) -> Scaling | None:

@@ -145,10 +145,15 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The step is compiled. `batch_seconds` is the time of one warm batch."""
+    """The step is compiled. `batch_seconds` is the time of one warm batch, `rows_loaded_per_s` what one loader
+    process managed with the first rows, where there are such processes; `first_failures` are those of the first
+    batch, which has `first_rows` rows."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
+    rows_loaded_per_s: float | None = None
+    first_rows: int = 0
+    first_failures: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True)

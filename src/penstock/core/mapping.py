@@ -138,7 +138,10 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
             hint="say which column feeds which input: " + " ".join(f"--input {s.name}=COLUMN" for s in missing),
         )
     spec = missing[0]
-    fitting = [name for name, column in free.items() if misfit(_as_fed(column, spec), spec) is None]
+    # A column that is kept may be meant as well, if there is no other.
+    fitting = _fitting(spec, free) or _fitting(spec, schema)
+    if any(schema[name].encoding is not None for name in fitting):
+        fitting = [name for name in fitting if schema[name].encoding is not None]
     if RAW_RECORD in fitting:
         # A whole record is for models that parse it: never a guess beside a column that could be meant.
         wants_records = any(word in spec.name.lower() for word in ("example", "serialized"))
@@ -158,10 +161,14 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
         )
     raise InputError(
         f"no column fits the input {spec.name!r}",
-        received=_list([f"{name} {column}" for name, column in free.items()]),
+        received=_list([f"{name} {column}" for name, column in schema.items()]),
         allowed=f"one column of {spec}, or columns of numbers that are stacked into it",
-        hint=f"name it: {example}, or --input {spec.name}=prefix* to stack columns",
+        hint=f"name it: {example}, or --input {spec.name}=prefix* to stack columns; --image COLUMN for images",
     )
+
+
+def _fitting(spec: TensorSpec, columns: Schema) -> list[str]:
+    return [name for name, column in columns.items() if misfit(_as_fed(column, spec), spec) is None]
 
 
 def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding:
@@ -201,6 +208,8 @@ def misfit(column: TensorSpec, spec: TensorSpec) -> str | None:
         return f"the dtype {column.dtype}"
     if spec.shape is None or column.shape is None:
         return None
+    if column.encoding == "audio" and len(spec.shape) in (1, 2):
+        return None  # samples, or samples by channels
     same_rank = len(column.shape) == len(spec.shape)
     if same_rank and all(a == b or a is None or b is None for a, b in zip(column.shape, spec.shape, strict=True)):
         return None
@@ -243,7 +252,7 @@ def _fed_shape(column: TensorSpec, spec: TensorSpec) -> Shape:
         return (None, *column.shape[1:]) if column.varies and column.shape else column.shape or ()
     if column.varies and column.shape and spec.shape[:1] == (None,) and len(column.shape) == len(spec.shape):
         return (None, *(b if a is None else a for a, b in zip(column.shape[1:], spec.shape[1:], strict=True)))
-    if None not in spec.shape:
+    if None not in spec.shape or column.encoding == "audio":
         return spec.shape
     if column.shape is not None and len(column.shape) == len(spec.shape):
         return tuple(b if a is None else a for a, b in zip(column.shape, spec.shape, strict=True))

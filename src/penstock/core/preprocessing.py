@@ -7,6 +7,8 @@ fails alone.
 from __future__ import annotations
 
 import importlib
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -80,6 +82,7 @@ class Preprocess:
                 "the preprocessing function cannot be imported",
                 received=f"{self.location}: {one_line(error)}",
                 allowed="module:function, importable from this folder",
+                hint=f"without the suffix: {module.removesuffix('.py')}:{name}" if module.endswith(".py") else None,
             ) from error
         if not callable(found):
             raise UsageError("this is not a function", received=f"--preprocess {self.location}")
@@ -94,6 +97,7 @@ class Preprocess:
         Raises:
             UsageError: It fails on every one of them.
         """
+        self.function  # noqa: B018 - one that cannot be imported is told as such, not as failing on every row
         first: RowFailure | None = None
         empty: dict[str, TensorSpec] | None = None
         unread = {failure.row for failure in block.failures}
@@ -212,7 +216,13 @@ def _plain(columns: Mapping[str, SourceColumn]) -> dict[str, Column]:
 def _failure(row: int, error: Exception) -> RowFailure:
     if isinstance(error, Undecodable):
         return RowFailure(row, "", "load", error.kind, str(error))
-    return RowFailure(row, "", "preprocess", type(error).__name__, one_line(error))
+    return RowFailure(row, "", "preprocess", type(error).__name__, one_line(error) + _place_of(error))
+
+
+def _place_of(error: Exception) -> str:
+    """Where in the user's own code an exception was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
 def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:

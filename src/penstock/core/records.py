@@ -58,7 +58,8 @@ class TensorSpec:
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[?]"
-        return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+        lengths = (None, *self.shape[1:]) if self.varies and self.shape else self.shape
+        return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in lengths)}]"
 
 
 @dataclass(frozen=True)

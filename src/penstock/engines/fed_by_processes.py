@@ -42,8 +42,10 @@ class LoaderFeed:
         self._routes: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
         self.warm: Filled | None = None
+        self.rows_loaded_per_s: float | None = None
         self.warm_chunks: list[tuple[Chunk, bytes]] = []
         self._slots: Slots | None = None
+        self._warm_rows = 0
         self.slot_bytes = self.slot_count = 0
         self._policy: LoaderCount | None = None
         self._seen_at = time.monotonic()
@@ -61,6 +63,7 @@ class LoaderFeed:
             self._policy = LoaderCount(placement.loaders, placement.most_loaders)
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
         self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
+        self._warm_rows = sample.rows
         self.pool.submit(replace(sample, index=_WARM))
 
     def run_begins(self, placement: Placement) -> None:
@@ -155,7 +158,9 @@ class LoaderFeed:
                 assert self._slots is not None
                 self.warm_chunks.append((message, bytes(self._slots.view(message.slot, message.nbytes))))
             self.pool.release(message.slot)
-        elif isinstance(message, Filled) and self.warm is None:
+        elif isinstance(message, SpanLoaded):
+            self.rows_loaded_per_s = self._warm_rows / max(message.read_s, 1e-6)
+        elif self.warm is None:
             self.warm = message
         elif slot is not None:
             self.pool.release(slot)

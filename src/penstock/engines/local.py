@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.connection
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.coming import Coming
@@ -107,7 +107,7 @@ class LocalEngine:
         while self._prepared is None:
             self._stop.check()
             self._pump()
-        return self._prepared
+        return replace(self._prepared, rows_loaded_per_s=self._feed.rows_loaded_per_s if self._feed else None)
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._settings is not None

@@ -24,7 +24,8 @@ def warm_up(replica: Replica, batch: Batch, sample: Span) -> Prepared:
     seconds, outputs = _timed(replica, batch, sample)
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
     given = {name: answers(replica.signature, name, output[: batch.rows], batch) for name, output in outputs.items()}
-    return Prepared(tuple(describe(name, column) for name, column in given.items()), seconds)
+    specs = tuple(describe(name, column) for name, column in given.items())
+    return Prepared(specs, seconds, first_rows=batch.rows, first_failures=batch.failures)
 
 
 def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns]:

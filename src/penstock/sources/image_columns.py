@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from penstock.options import ReadOptions
 from penstock.sources.around import Around
 from penstock.sources.files import is_url
 from penstock.sources.images import EncodedImages, ImagePaths, Images, MixedImages, image_spec
+
+_LOOKED_AT = 32
 
 
 class ImageColumns(Around):
@@ -47,6 +50,15 @@ class ImageColumns(Around):
         found = source.schema()
         for name in self._names:
             _check(name, found)
+
+    @cached_property
+    def keeps(self) -> tuple[str, ...]:
+        """What the source inside keeps, and the paths: without them nobody knows which prediction is whose."""
+        inside: tuple[str, ...] = getattr(self.source, "keeps", ())
+        first = next(iter(self.source.divide(_LOOKED_AT)), None)
+        block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
+        columns = block.columns if block is not None else {}
+        return (*inside, *(name for name in self._names if name in columns and _holds_paths(columns[name])))
 
     def schema(self) -> dict[str, TensorSpec]:
         found = self.source.schema()
@@ -150,3 +162,10 @@ def _fields(name: str, values: pa.StructArray) -> tuple[pa.Array, pa.Array]:
         raise _not_images(name, str(values.type))
     encoded, named = (fields.get(field, pa.nulls(len(values))) for field in ("bytes", "path"))
     return encoded.cast(pa.large_binary()), named.cast(pa.large_string())
+
+
+def _holds_paths(column: SourceColumn) -> bool:
+    if isinstance(column, Deferred):
+        return False
+    values = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    return any(isinstance(value, str) for value in values)

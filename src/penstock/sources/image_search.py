@@ -39,9 +39,7 @@ def find_images(
     if not wanted or any(misfit(column, spec) is None for spec in wanted for column in schema.values()):
         return source
     asked = {name for spec in wanted for name in inputs.get(spec.name, ())}
-    candidates = [
-        name for name, column in schema.items() if _may_hold(column) and (name in asked if asked else name not in keep)
-    ]
+    candidates = [name for name, column in schema.items() if _may_hold(column) and (not asked or name in asked)]
     if not candidates:
         return source
     first = next(iter(source.divide(_LOOKED_AT)), None)
@@ -50,7 +48,7 @@ def find_images(
         return source
     found = [name for name in candidates if _holds_images(block.columns[name])]
     encoded = [name for name in found if not _is_path(block.columns[name])]
-    chosen = found if asked else encoded or found
+    chosen = found if asked else encoded or [name for name in found if name not in keep] or found
     # Two columns of images cannot be told apart: the error that follows says which columns there are.
     return ImageColumns(source, chosen, reading) if len(chosen) == 1 or (asked and chosen) else source
 

@@ -186,9 +186,7 @@ class ImagePaths(Images):
 
     def head(self, position: int) -> Data:
         path = self._path(position)
-        if not files.is_url(path):
-            _check_file(path)
-        return files.read_bytes(path, 0, _HEAD_BYTES)
+        return files.read_bytes(path, 0, _HEAD_BYTES) if files.is_url(path) else _read_local(path, _HEAD_BYTES)
 
     def is_far(self) -> bool:
         return any(path is not None and files.is_url(path) for path in self.paths)
@@ -237,17 +235,30 @@ def read_image(path: str) -> bytes:
         BadImage: It is no file, or is empty or much too large.
         OSError, InputError: It is not there, or cannot be read.
     """
-    if not files.is_url(path):
-        _check_file(path)
-    data = files.read_bytes(path)
+    data = files.read_bytes(path) if files.is_url(path) else _read_local(path)
     if not data:
         raise BadImage(f"the file is empty (0 bytes): {path}")
     return data
 
 
-def _check_file(path: str) -> None:
-    """Before it is opened: opening a pipe waits for ever, and a device never ends."""
-    status = os.stat(path)
+def _read_local(path: str, most: int | None = None) -> bytes:
+    """Without Python's file objects: for a photo of 60 KB they cost four times what reading it does.
+
+    Not blocking, because opening a pipe waits for ever; and looked at once it is open, because a device never ends.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        _check_file(path, status)
+        pieces = [os.read(descriptor, status.st_size if most is None else most)]
+        while most is None and (piece := os.read(descriptor, 1 << 20)):  # it grew, or came in pieces
+            pieces.append(piece)
+    finally:
+        os.close(descriptor)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _check_file(path: str, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise BadImage(f"this is a folder, not a file: {path}")
     if not stat.S_ISREG(status.st_mode):

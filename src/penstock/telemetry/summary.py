@@ -40,7 +40,8 @@ class Summary:
             f"{self.rows:,} rows in {self.parts} part{'s' if self.parts != 1 else ''} in {self.output}",
         ]
         if self.failed:
-            lines.append(f"{self.failed:,} rows failed: see _penstock/failures.jsonl there")
+            rows = "row" if self.failed == 1 else "rows"
+            lines.append(f"{self.failed:,} {rows} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl")
         if self.rows_before and not self.run_seconds:
             lines.append("the job was finished already; nothing was redone")
             return "\n".join(lines)

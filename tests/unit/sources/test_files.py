@@ -201,7 +201,7 @@ def test_urls_are_told_from_paths() -> None:
         ("X.TAR.GZ", ".tar.gz"),
         ("x.gz", ".gz"),
         ("/d/rows.tfrecord-00003-of-00010", ".tfrecord"),
-        ("train-00003-of-00010", ""),
+        ("train-00003-of-00010", "-of-"),
         ("train-00003-of-00010.parquet", ".parquet"),
         ("s3://bucket/v1.2/a.csv", ".csv"),
     ],

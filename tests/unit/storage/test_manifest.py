@@ -112,11 +112,11 @@ def test_manifest_that_lacks_a_part_is_an_output_error(output: str, key: str) ->
 
 
 def test_version_of_another_penstock_is_told(output: str) -> None:
-    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 2}', encoding="utf-8")
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 1}', encoding="utf-8")
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
-    assert "version 2" in (caught.value.received or "")
-    assert caught.value.allowed == "version 1"
+    assert "version 1" in (caught.value.received or "")
+    assert caught.value.allowed == "version 2"
 
 
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""What people are told of a job that begins, and what is written under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from penstock import steps
+from penstock.core.protocols import Source
+from penstock.core.records import KEPT, STRING, OutputSchema, Result, TensorSpec
+from penstock.errors import UsageError
+from penstock.jobs import Started
+from penstock.options import PredictOptions
+
+
+def describe_source(source: Source) -> list[str]:
+    """What people should know about an input before it is read."""
+    lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
+    if not getattr(source, "is_resumable", True):
+        lines.append("this input can be read only once: the job cannot be resumed")
+    return lines
+
+
+def describe_feeding(started: Started) -> list[str]:
+    """How columns reach the model, where nobody spelled it out."""
+    lines = [f"input: {guess}" for guess in started.guesses]
+    schema = started.source.schema()
+    columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
+    is_scaled = steps.make_scaling(started.options) is not None or started.job.preprocess is not None
+    if not is_scaled and any(name in schema and schema[name].encoding == "image" for name in columns):
+        lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
+    return lines
+
+
+def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
+    """The key of every column of a Result to the name it is written under.
+
+    A name that both an output and a kept column have is renamed for the output.
+
+    Raises:
+        UsageError: A rename names nothing that is written.
+    """
+    outputs = list(outputs)
+    unknown = [name for name in options.rename if name not in outputs and name not in options.keep]
+    if unknown:
+        raise UsageError(
+            "--rename names a column that is not written",
+            received=unknown[0],
+            allowed=", ".join([*outputs, *options.keep]),
+        )
+    names = {name: options.rename.get(name, name) for name in outputs}
+    for name in options.keep:
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, name)
+    return names
+
+
+def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
+    """The columns that will be written, under the names that they will have."""
+    kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
+    kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
+    specs = {spec.name: spec for spec in started.prepared.outputs}
+    specs |= {KEPT + name: kept[name] for name in options.keep}
+    names = written_names([spec.name for spec in started.prepared.outputs], options)
+    named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
+    return OutputSchema(named, len(started.prepared.outputs))
+
+
+def as_kept(spec: TensorSpec) -> TensorSpec:
+    """A column as it is written: images and audio as the bytes that they were."""
+    return spec if spec.encoding is None else TensorSpec(spec.name, STRING, ())
+
+
+def renamed(result: Result, options: PredictOptions) -> Result:
+    """A result under the names that are written."""
+    outputs = [key for key in result.columns if not key.startswith(KEPT)]
+    names = written_names(outputs, options) if result.columns else {}
+    return replace(result, columns={names[key]: column for key, column in result.columns.items()})
