@@ -141,7 +141,10 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
     TensorFlow puts headings and stack traces before the reason, and Keras puts the reason of a traced function last.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:  # an exception of a user may not even be able to say what it is
+        lines = ["it cannot be shown"]
     told = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
     is_traced = bool(lines) and lines[0].lower().startswith("in user code")
     text = (told[-1] if is_traced else told[0]) if told else ""

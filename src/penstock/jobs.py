@@ -42,6 +42,7 @@ from penstock.sources.csv import CsvFiles
 from penstock.sources.image_search import find_images
 from penstock.sources.jsonl import JsonLines
 from penstock.sources.memory import InMemory, SharedMemory
+from penstock.sources.selection import SelectedRows
 from penstock.telemetry.meter import Meter
 
 _MOST_LOADER_THREADS = 8
@@ -278,7 +279,12 @@ def choose_batch_size(
 def _first_rows(source: Source, batch_size: int) -> Span:
     first = next(iter(source.divide(batch_size)), None)
     if first is None:
-        raise InputError("the input has no rows", received=", ".join(f.path for f in source.fragments()[:3]))
+        is_selected = isinstance(source, SelectedRows)
+        raise InputError(
+            "no row is left of the input" if is_selected else "the input has no rows",
+            received=", ".join(f.path for f in source.fragments()[:3]),
+            hint="--skip leaves out all of it" if is_selected else None,
+        )
     return first
 
 

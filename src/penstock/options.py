@@ -19,6 +19,7 @@ RUNTIMES = ("tensorflow", "jax", "torch")
 FORMATS = ("parquet", "npy", "jsonl")
 RESIZES = ("stretch", "crop", "pad")
 COLORS = ("grayscale", "rgb", "rgba")
+MOST_PIXELS = 1 << 26
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
 
 
@@ -85,6 +86,13 @@ class ReadOptions:
     def __post_init__(self) -> None:
         _check_choice("resize", self.resize, RESIZES)
         _check_choice("color", self.color, COLORS)
+        height, width = self.image_size or (1, 1)
+        if height < 1 or width < 1 or height * width > MOST_PIXELS:
+            raise UsageError(
+                "the image size is out of range",
+                received=f"image_size={height}x{width}",
+                allowed=f"at least 1x1, at most {MOST_PIXELS:,} pixels",
+            )
 
 
 @dataclass(frozen=True)

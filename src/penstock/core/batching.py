@@ -16,11 +16,12 @@ from penstock.core.records import Array, Column, Columns, RowFailure
 from penstock.core.watching import UNWATCHED, Watch
 
 BATCH_BYTES = 8 << 20
+MOST_BATCH_BYTES = 128 << 20
 SMALLEST_BATCH, LARGEST_BATCH = 32, 8192
 
 
 def default_batch_size(row_bytes: int, rows: int | None = None) -> int:
-    """The power of two that keeps a batch of inputs near 8 MB, between 32 and 8,192.
+    """The power of two that keeps a batch of inputs near 8 MB, between 32 and 8,192; fewer where 32 would be 128 MB.
 
     An input of fewer rows than that gets the power of two that holds it, so that little is padded.
 
@@ -33,6 +34,8 @@ def default_batch_size(row_bytes: int, rows: int | None = None) -> int:
     """
     near = 1 << max(0, round(math.log2(BATCH_BYTES / max(1, row_bytes))))
     size = min(max(near, SMALLEST_BATCH), LARGEST_BATCH)
+    while size > 1 and size * row_bytes > MOST_BATCH_BYTES:
+        size //= 2
     if rows is not None and rows < size:
         size = 1 << math.ceil(math.log2(max(1, rows)))
     return size

@@ -138,7 +138,7 @@ class Preprocess:
                 continue
             try:
                 yield self._call(rows_of(block, start, stop), watch)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
                 if stop - start > 1:
                     middle = (start + stop) // 2
                     pieces += [(middle, stop), (start, middle)]
@@ -213,13 +213,13 @@ def _plain(columns: Mapping[str, SourceColumn]) -> dict[str, Column]:
     return {name: column for name, column in columns.items() if not isinstance(column, Deferred)}
 
 
-def _failure(row: int, error: Exception) -> RowFailure:
+def _failure(row: int, error: BaseException) -> RowFailure:
     if isinstance(error, Undecodable):
         return RowFailure(row, "", "load", error.kind, str(error))
     return RowFailure(row, "", "preprocess", type(error).__name__, one_line(error) + _place_of(error))
 
 
-def _place_of(error: Exception) -> str:
+def _place_of(error: BaseException) -> str:
     """Where in the user's own code an exception was raised."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""

@@ -13,7 +13,7 @@ from penstock.core.deferred import BadRows, Deferred
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
-from penstock.core.watching import UNWATCHED, Watch
+from penstock.core.watching import UNWATCHED, Telling, Watch
 from penstock.errors import InputError
 
 
@@ -30,6 +30,8 @@ def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = 
 def read_pieces(job: Job, span: Span, watch: Watch = UNWATCHED) -> Iterator[Piece]:
     """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
     rows = 0
+    if isinstance(job.source, Telling):
+        job.source.tell(watch)
     watch.begin(span.start, span.rows)
     for block in job.source.read(span, job.columns):
         yield from _pieces_of(job, block, watch)

@@ -126,7 +126,7 @@ class CsvFiles:
         records = self._lines.records(excerpt)
         nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
         table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
-        return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
+        return table, excerpt.failures(records, reasons, span.start)
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
         """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
@@ -144,14 +144,14 @@ class CsvFiles:
 def _describe(name: str, column: pa.Array) -> TensorSpec:
     """As numbers where nearly all of the first values are: one word among them fails its row, not the whole file."""
     spec = describe(name, column)
-    if not pa.types.is_string(column.type):
+    if not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):
         return spec
     values = [value for value in column.to_pylist() if value]
     numbers = sum(_is_number(value) for value in values)
     return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: str | bytes) -> bool:
     try:
         float(text)
     except ValueError:

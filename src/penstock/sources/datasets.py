@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.core.columns import describe, whole
 from penstock.core.protocols import Source
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.watching import UNWATCHED, Watch
 from penstock.errors import InputError, one_line
 from penstock.sources.memory import InMemory
 from penstock.sources.python_rows import Raised, RowTemplate
@@ -43,6 +44,7 @@ class MapDataset:
         self._rows = len(dataset)
         self._template: RowTemplate | None = None
         self._lock = threading.Lock()
+        self._watch = UNWATCHED
 
     @property
     def is_positional(self) -> bool:
@@ -83,6 +85,7 @@ class MapDataset:
         step = max(1, min(_STEP_ROWS, _STEP_BYTES // max(1, template.row_bytes)))
         for start in range(span.start, span.stop, step):
             rows = min(step, span.stop - start)
+            self._watch.begin(start, rows)
             gathered, bad = template.gather(self._items(start, start + rows))
             failures = tuple(
                 RowFailure(start + place, self.origin(span, start + place), "read", error, reason)
@@ -93,7 +96,7 @@ class MapDataset:
     def _items(self, start: int, stop: int) -> list[Any]:
         """Items in order, each an object or Raised."""
         with self._lock:
-            if hasattr(self._dataset, "__getitems__"):
+            if hasattr(self._dataset, "__getitems__") and not self._watch.is_careful:
                 try:
                     items = list(self._dataset.__getitems__(list(range(start, stop))))
                     if len(items) == stop - start:
@@ -103,10 +106,18 @@ class MapDataset:
             return [self._item(row) for row in range(start, stop)]
 
     def _item(self, row: int) -> Any:
+        if row in self._watch.poisoned:
+            return Raised(RuntimeError(self._watch.poisoned[row].reason))
+        if self._watch.is_careful:
+            self._watch.begin(row, 1)
         try:
             return self._dataset[row]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Raised(error)
+
+    def tell(self, watch: Watch) -> None:
+        """Who is told of every item: one that hangs or kills its process is left out the next time."""
+        self._watch = watch
 
     def _like_first(self) -> RowTemplate:
         """The template: made from the first item, or the first that can be had."""
@@ -120,17 +131,17 @@ class MapDataset:
                         raise item.error
                     self._template = RowTemplate(item)
                     break
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     reason = reason if row else f"item 0: {one_line(error)}"
             else:
                 raise InputError("no item of the dataset can be read", received=f"{self._name}: {reason}")
         return self._template
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_watch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock(), _watch=UNWATCHED)
 
 
 class _Digest:

@@ -80,10 +80,11 @@ class JsonLines:
         self, excerpt: Excerpt, span: Span, schema: pa.Schema
     ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
         """The slow road: lines told apart one by one, so that a broken one takes no other down."""
-        lines = [line.removeprefix(BOM) for line in self._lines.records(excerpt)]
+        records = self._lines.records(excerpt)
+        lines = [line.removeprefix(BOM) for line in records]
         nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
         table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
-        return table, tuple(excerpt.failure(span.start + place, why) for place, why in sorted(reasons.items()))
+        return table, excerpt.failures(records, reasons, span.start)
 
     def _sample(self) -> pa.Table:
         path = self._lines.sample_path()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ _SCAN_BYTES = 16 << 20
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 BOM = b"\xef\xbb\xbf"
 
+_COUNTED = re.compile(r"Row #\d+: ")
+"""Arrow counts rows from where it began to parse, which says nothing to people."""
+
 
 @dataclass(frozen=True)
 class Excerpt:
@@ -28,8 +32,17 @@ class Excerpt:
     rows: int
     raw: bytes
 
-    def failure(self, row: int, reason: str) -> RowFailure:
-        return RowFailure(row, f"{self.path}, bytes from {self.offset}", "read", "BadRecord", reason)
+    def failures(self, records: Sequence[bytes], reasons: Mapping[int, str], first_row: int) -> tuple[RowFailure, ...]:
+        """A failure for every record that has a reason, with the place where it begins."""
+        found: list[RowFailure] = []
+        place = 0
+        for position, record in enumerate(records if reasons else ()):
+            place = max(place, self.raw.find(record, place))
+            if position in reasons:
+                origin = f"{self.path}, byte {self.offset + place}"
+                found.append(RowFailure(first_row + position, origin, "read", "BadRecord", reasons[position]))
+            place += len(record)
+        return tuple(found)
 
 
 class LineFiles:
@@ -202,7 +215,7 @@ def parse_surviving(
             tables.append(table)
         except (pa.ArrowInvalid, ValueError) as error:
             if stop - start == 1:
-                reasons[start] = str(error).splitlines()[0]
+                reasons[start] = _COUNTED.sub("", str(error).splitlines()[0])
                 tables.append(nothing)
             else:
                 middle = (start + stop) // 2

@@ -25,7 +25,7 @@ class BadRow(ValueError):
 class Raised:
     """Stands in the place of a row that could not be had."""
 
-    error: Exception
+    error: BaseException
 
 
 class RowTemplate:
@@ -56,7 +56,7 @@ class RowTemplate:
                 self._put(buffers, position, row)
             except BadRow as error:
                 bad[position] = "BadRow", str(error)
-            except Exception as error:  # what an object of the user says when it is asked for its values
+            except (Exception, SystemExit) as error:  # what an object of the user says when it is asked for its values
                 bad[position] = type(error).__name__, one_line(error)
         return {name: cell.finish(buffers[name]) for name, cell in self._cells.items()}, bad
 

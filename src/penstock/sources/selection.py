@@ -33,6 +33,8 @@ class SelectedRows(Around):
         self._stops = [first + rows for first, rows in runs]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "tell":
+            raise AttributeError(name)  # rows have other numbers inside
         found = super().__getattr__(name)
         if name == "release":
             return lambda span: [found(inner) for inner, _ in _opened(span)]

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.batching import BATCH_BYTES, LARGEST_BATCH, SMALLEST_BATCH, Batch, cut, default_batch_size
+from penstock.core.batching import (
+    BATCH_BYTES,
+    LARGEST_BATCH,
+    MOST_BATCH_BYTES,
+    SMALLEST_BATCH,
+    Batch,
+    cut,
+    default_batch_size,
+)
 from penstock.core.columns import to_arrow
 from penstock.core.feeds import Fixed, Piece, Ragged
 from penstock.core.records import Columns, RowFailure
@@ -39,7 +47,8 @@ def pieces_of(blocks: Iterable[Columns], first_row: int = 0) -> Iterator[Piece]:
 def test_default_size_is_a_power_of_two_within_bounds(row_bytes: int) -> None:
     size = default_batch_size(row_bytes)
     assert size & (size - 1) == 0
-    assert SMALLEST_BATCH <= size <= LARGEST_BATCH
+    assert size <= LARGEST_BATCH
+    assert size >= SMALLEST_BATCH or size == 1 or 2 * size * row_bytes > MOST_BATCH_BYTES
 
 
 @given(row_bytes=st.integers(BATCH_BYTES // LARGEST_BATCH, BATCH_BYTES // SMALLEST_BATCH))
@@ -54,14 +63,17 @@ def test_default_batch_is_near_8_megabytes_between_the_bounds(row_bytes: int) ->
         (224 * 224 * 3, None, 64),
         (224 * 224 * 3 * 4, None, 32),
         (0, None, 8192),
-        (1 << 40, None, 32),
+        (1 << 40, None, 1),
+        (12_000 * 12_000 * 3, None, 1),
+        (4 << 20, None, 32),
+        (5 << 20, None, 16),
         (784, 100, 128),
         (784, 128, 128),
         (784, 1, 1),
         (784, 0, 1),
         (784, 8191, 8192),
         (784, 1_000_000, 8192),
-        (1 << 40, 5, 8),
+        (1 << 40, 5, 1),
     ],
 )
 def test_default_size_of_known_cases(row_bytes: int, rows: int | None, expected: int) -> None:

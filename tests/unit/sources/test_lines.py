@@ -115,8 +115,8 @@ def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
     files = LineFiles([str(tmp_path / "a")], ",")
     excerpts = [files.excerpt(span) for span in files.spans(2)]
     assert [excerpt.raw for excerpt in excerpts] == [b"1\n2\n", b"3\n"]
-    failure = excerpts[1].failure(2, "broken")
-    assert failure.origin == f"{tmp_path / 'a'}, bytes from 6"
+    (failure,) = excerpts[0].failures([b"1\n", b"2\n"], {1: "broken"}, 10)
+    assert (failure.row, failure.origin, failure.reason) == (11, f"{tmp_path / 'a'}, byte 4", "broken")
 
 
 @pytest.mark.parametrize("delimiter", [None, ","])

@@ -244,7 +244,7 @@ def test_stream_without_rows_has_no_schema() -> None:
         ([[1, 2], [3, 4]], {"x0": "int64[2]"}, True),
         ({"t": np.array(["a", "b"])}, {"t": "string[]"}, False),
         ({"t": ["a", None]}, {"t": "string[]"}, False),
-        ({"r": [[1], [2, 3]]}, {"r": "int64[1]"}, False),
+        ({"r": [[1], [2, 3]]}, {"r": "int64[?]"}, False),
         (pa.table({"a": [1, 2]}), {"a": "int64[]"}, False),
         (pa.record_batch({"a": [1, 2]}), {"a": "int64[]"}, False),
     ],
