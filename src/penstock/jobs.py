@@ -254,7 +254,9 @@ def as_lenient_as_keras(signature: Signature, schema: Mapping[str, TensorSpec]) 
 
 
 def _as_keras_takes_it(spec: TensorSpec) -> TensorSpec:
-    """Keras turns float64 arrays into float32 before a model sees them; integers stay."""
+    """Keras turns float64 arrays into float32 before a model sees them; integers stay. Lists may have any length."""
+    if spec.varies and spec.shape:
+        spec = replace(spec, shape=(None, *spec.shape[1:]))
     return replace(spec, dtype="float32") if spec.dtype == "float64" else spec
 
 

@@ -77,6 +77,7 @@ def as_request(options: PredictOptions) -> dict[str, Any]:
         "sample": options.sample,
         "sample_by": options.sample_by,
         "seed": options.seed,
+        "row_timeout": options.row_timeout,
     }
 
 
@@ -97,7 +98,7 @@ def from_request(request: dict[str, Any]) -> dict[str, Any]:
             hint="call penstock.predict again with the same arguments",
         )
     name = "preprocess_row" if request["preprocess_is_by_row"] else "preprocess"
-    keywords = {key: request[key] for key in ("preset", "skip", "limit", "sample", "sample_by", "seed")}
+    keywords = {key: request[key] for key in ("preset", "skip", "limit", "sample", "sample_by", "seed", "row_timeout")}
     for key in ("scale", "offset", "buckets"):
         keywords[key] = tuple(request[key]) if request[key] is not None else None
     return keywords | {"reading": ReadOptions(**reading), name: function["location"] if function else None}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import numpy as np
 
 from penstock.sources.audio import AudioFiles
 
-from .promises import AUDIO_FRAMES
+from .case import Bad, Case
+from .reading import AUDIO_FRAMES
 
 FILES = 30
+BAD_ROW = 17
 RATES = [8000, 16000, 44100]
 
 
@@ -38,13 +42,12 @@ def write_flac(path: Path, samples: np.ndarray[Any, Any], rate: int = 16000) -> 
     return str(path)
 
 
-def open_audio(folder: Path, suffix: str) -> AudioFiles:
-    paths = [folder / f"{number:03}{suffix}" for number in range(FILES)]
-    if not paths[0].exists():
-        for number, path in enumerate(paths):
-            write = write_wav if suffix == ".wav" else write_flac
-            write(path, samples_of(number), RATES[number % 3])
-    return AudioFiles([str(path) for path in paths])
+def write_audio(suffix: str) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        one = write_wav if suffix == ".wav" else write_flac
+        return [one(folder / f"{row:03}{suffix}", samples_of(row), RATES[row % 3]) for row in range(FILES)]
+
+    return write
 
 
 def padded(number: int) -> list[float]:
@@ -58,3 +61,26 @@ EXPECTED: dict[str, list[Any]] = {
     "audio": [padded(number) for number in range(FILES)],
     "sample_rate": [RATES[number % 3] for number in range(FILES)],
 }
+
+
+def spoil_audio(paths: list[str]) -> Bad:
+    """A file that breaks off inside its samples: its header can still be read."""
+    path = paths[BAD_ROW]
+    os.truncate(path, os.path.getsize(path) - 21)
+    return Bad(BAD_ROW, path, "", {"audio": [0.0] * AUDIO_FRAMES}, stage="load")
+
+
+def audio_case(suffix: str) -> Case:
+    return Case(
+        suffix.removeprefix("."),
+        write_audio(suffix),
+        AudioFiles,
+        EXPECTED,
+        lambda paths, row: paths[row],
+        path_of=lambda paths, row: paths[row],
+        spoil=spoil_audio,
+        is_row_a_file=True,
+    )
+
+
+CASES = [audio_case(".wav"), audio_case(".flac")]

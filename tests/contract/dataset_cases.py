@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 
 from penstock.core.protocols import Source
 from penstock.sources.datasets import open_object
+from penstock.sources.streaming import Rows
 
-from .promises import Opened
+from .case import Bad, Case, write_nothing
 
 ROWS = 300
+BAD_ROW = 271
 PIXELS = np.random.default_rng(3).integers(0, 256, (ROWS, 3, 4), dtype=np.uint8)
 WORDS = [f"w{i} ü" for i in range(ROWS)]
 
@@ -20,17 +23,26 @@ WORDS = [f"w{i} ü" for i in range(ROWS)]
 class Pairs:
     """As most datasets of PyTorch: an array and a label."""
 
+    def __init__(self, bad_row: int | None = None, shift: int = 0) -> None:
+        self.bad_row = bad_row
+        self.shift = shift
+
     def __len__(self) -> int:
         return ROWS
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad_row:
+            raise OSError("a bad sector")
+        return self.item(index)
+
+    def item(self, index: int) -> Any:
         return PIXELS[index], index % 10
 
 
 class Records(Pairs):
     """Dicts, and several at a time."""
 
-    def __getitem__(self, index: int) -> Any:
+    def item(self, index: int) -> Any:
         return {"pixels": PIXELS[index], "word": WORDS[index], "half": index / 2}
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
@@ -38,7 +50,7 @@ class Records(Pairs):
 
 
 class Singles(Pairs):
-    def __getitem__(self, index: int) -> Any:
+    def item(self, index: int) -> Any:
         return PIXELS[index].astype(np.float32)
 
 
@@ -48,38 +60,119 @@ def opened(data: Any) -> Source:
     return source
 
 
-def hugging_face(folder: Path, *, is_on_disk: bool, is_shuffled: bool = False) -> Source:
+def made_dataset(words: Sequence[str] = WORDS) -> Any:
     import datasets  # type: ignore[import-untyped]
 
+    datasets.disable_progress_bars()
     kinds = {
         "id": datasets.Value("int32"),
         "pixels": datasets.Array2D((3, 4), "uint8"),
         "word": datasets.Value("string"),
     }
-    rows = {"id": list(range(ROWS)), "pixels": PIXELS.tolist(), "word": WORDS}
-    dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
-    if is_on_disk:
-        place = folder / "dataset"
-        if not place.exists():
-            dataset.save_to_disk(str(place))
-        dataset = datasets.load_from_disk(str(place))
-    return opened(dataset.select(range(ROWS - 1, -1, -1)) if is_shuffled else dataset)
+    rows = {"id": list(range(ROWS)), "pixels": PIXELS.tolist(), "word": list(words)}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
 
 
-TABLE = {"id": list(range(ROWS)), "pixels": PIXELS.tolist(), "word": WORDS}
+def save_dataset(folder: Path) -> list[str]:
+    place = str(folder / "dataset")
+    made_dataset().save_to_disk(place)
+    return [place]
+
+
+def load_dataset(paths: list[str], *, is_reversed: bool = False) -> Source:
+    import datasets
+
+    dataset = datasets.load_from_disk(paths[0])
+    return opened(dataset.select(range(ROWS - 1, -1, -1)) if is_reversed else dataset)
+
+
+def files_of_dataset(paths: list[str]) -> list[str]:
+    return sorted(str(path) for path in Path(paths[0]).glob("*.arrow"))
+
+
+def map_case(kind: type[Pairs], expected: dict[str, list[Any]], left: dict[str, Any]) -> Case:
+    return Case(
+        f"map dataset of {kind.__name__.lower()}",
+        write_nothing,
+        lambda _: opened(kind()),
+        expected,
+        lambda _, row: f"{kind.__name__}, item {row}",
+        spoil=lambda _: Bad(BAD_ROW, f"{kind.__name__}, item {BAD_ROW}", "a bad sector", left),
+        open_spoiled=lambda _: opened(kind(BAD_ROW)),
+        others=lambda: [opened(kind(shift=1)), opened(kind(0))],
+    )
+
+
+def streamed_rows(bad_row: int | None = None) -> Iterator[Any]:
+    for row in range(ROWS):
+        yield {"pixels": PIXELS[row] if row != bad_row else PIXELS[row, :2], "word": WORDS[row], "half": row / 2}
+
+
+def streamed_batches(bad_row: int | None = None) -> Iterator[Any]:
+    """Of 7 rows; a bad row is a text that is none."""
+    words = np.array(WORDS, object)
+    if bad_row is not None:
+        words[bad_row] = 7.5
+    for start in range(0, ROWS, 7):
+        rows = slice(start, start + 7)
+        yield {"pixels": PIXELS[rows], "word": words[rows], "half": np.arange(ROWS)[rows] / 2}
+
+
+def stream_case(name: str, called: str, make: Callable[[int | None], Any], bad: Bad | None) -> Case:
+    return Case(
+        name,
+        write_nothing,
+        lambda _: opened(make(None)),
+        RECORDS,
+        lambda _, row: f"{called}, row {row}",
+        spoil=None if bad is None else lambda _: bad,
+        open_spoiled=None if bad is None else lambda _: opened(make(BAD_ROW)),
+        unspoilable="" if bad is not None else "a batch is as it is: what a value is worth is seen when it is fed",
+        is_stream=True,
+    )
+
+
+ZEROS = np.zeros((3, 4), np.uint8).tolist()
+TABLE: dict[str, list[Any]] = {"id": list(range(ROWS)), "pixels": PIXELS.tolist(), "word": WORDS}
+RECORDS: dict[str, list[Any]] = {"pixels": PIXELS.tolist(), "word": WORDS, "half": [i / 2 for i in range(ROWS)]}
+STREAM = stream_case(
+    "stream of rows",
+    "Rows",
+    lambda bad_row: Rows(streamed_rows(bad_row)),
+    Bad(BAD_ROW, f"Rows, row {BAD_ROW}", "'pixels' has the shape (2, 4)", {"pixels": ZEROS, "word": "", "half": 0.0}),
+)
+HUGGING_FACE = Case(
+    "hugging face on disk",
+    save_dataset,
+    load_dataset,
+    TABLE,
+    lambda _, row: f"datasets.Dataset, item {row}",
+    unspoilable="tables of Arrow are whole or refused",
+    unseen=files_of_dataset,
+)
 CASES = [
-    Opened("pairs", lambda _: opened(Pairs()), {"x0": PIXELS.tolist(), "x1": [i % 10 for i in range(ROWS)]}),
-    Opened(
-        "records",
-        lambda _: opened(Records()),
-        {"pixels": PIXELS.tolist(), "word": WORDS, "half": [i / 2 for i in range(ROWS)]},
+    map_case(Pairs, {"x0": PIXELS.tolist(), "x1": [i % 10 for i in range(ROWS)]}, {"x0": ZEROS, "x1": 0}),
+    map_case(Records, RECORDS, {"pixels": ZEROS, "word": "", "half": 0.0}),
+    map_case(Singles, {"x0": PIXELS.tolist()}, {"x0": ZEROS}),
+    Case(
+        "hugging face in memory",
+        write_nothing,
+        lambda _: opened(made_dataset()),
+        TABLE,
+        lambda _, row: "memory",
+        unspoilable="held",
+        others=lambda: [opened(made_dataset(["other", *WORDS[1:]]))],
     ),
-    Opened("singles", lambda _: opened(Singles()), {"x0": PIXELS.tolist()}),
-    Opened("hugging face in memory", lambda folder: hugging_face(folder, is_on_disk=False), TABLE),
-    Opened("hugging face on disk", lambda folder: hugging_face(folder, is_on_disk=True), TABLE),
-    Opened(
+    HUGGING_FACE,
+    Case(
         "hugging face with indices",
-        lambda folder: hugging_face(folder, is_on_disk=True, is_shuffled=True),
+        save_dataset,
+        lambda paths: load_dataset(paths, is_reversed=True),
         {name: values[::-1] for name, values in TABLE.items()},
+        HUGGING_FACE.origin,
+        unspoilable=HUGGING_FACE.unspoilable,
+        unseen=files_of_dataset,
     ),
+    STREAM,
+    stream_case("stream of batches", "generator", streamed_batches, None),
 ]

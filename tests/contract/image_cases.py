@@ -5,19 +5,13 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
-from penstock.core.deferred import Deferred
-from penstock.core.protocols import Source
-from penstock.core.records import Array, Span
 from penstock.sources.csv import CsvFiles
 from penstock.sources.image_columns import ImageColumns
 from penstock.sources.image_files import ImageFiles
@@ -25,41 +19,11 @@ from penstock.sources.jsonl import JsonLines
 from penstock.sources.parquet import ParquetFiles
 from penstock.sources.tar import TarFiles
 
-ROWS = 60
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-SIZE = (16, 24)
+from .case import Bad, Case
+from .picture import FORMATS, ROWS, encode, encoded, picture
 
-
-def color(row: int) -> tuple[int, int, int]:
-    return (row * 4, 255 - row * 4, (row * 53) % 256)
-
-
-def picture(row: int) -> Image.Image:
-    """A plain colour, another one for every row; heights and widths differ."""
-    return Image.new("RGB", (20 + row % 7, 30 + row % 5), color(row))
-
-
-def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    if kind in ("JPEG", "WEBP"):
-        options.setdefault("quality", 95)
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def encoded(row: int) -> bytes:
-    return encode(picture(row), FORMATS[row % len(FORMATS)])
-
-
-@dataclass(frozen=True)
-class ImageCase:
-    """A source of ROWS pictures in the column `image`: how to write its files, and how to open it."""
-
-    name: str
-    write: Callable[[Path], list[str]]
-    open: Callable[[Sequence[str]], Source]
-    replace_row: Callable[[list[str], int, bytes], None]
-    """Put other bytes in the place of a row's image."""
+BAD_ROW = 33
+Replace = Callable[[list[str], int, bytes], None]
 
 
 def write_files(folder: Path) -> list[str]:
@@ -122,11 +86,14 @@ def write_tar(folder: Path, rows: Sequence[bytes] | None = None) -> list[str]:
     for number, path in enumerate(paths):
         with tarfile.open(path, "w", format=[tarfile.GNU_FORMAT, tarfile.PAX_FORMAT][number]) as archive:
             for row in range(number * ROWS // 2, (number + 1) * ROWS // 2):
-                long = "folder-of-a-long-name/" * 12 if row % 10 == 0 else ""
-                suffix = FORMATS[row % len(FORMATS)].lower()
-                add_member(archive, f"{long}{row:03}.{suffix}", found[row])
-                add_member(archive, f"{long}{row:03}.cls", str(row).encode())
+                add_member(archive, tar_name(row), found[row])
+                add_member(archive, f"{tar_name(row).rpartition('.')[0]}.cls", str(row).encode())
     return paths
+
+
+def tar_name(row: int) -> str:
+    long = "folder-of-a-long-name/" * 12 if row % 10 == 0 else ""
+    return f"{long}{row:03}.{FORMATS[row % len(FORMATS)].lower()}"
 
 
 def replace_in_tar(paths: list[str], row: int, data: bytes) -> None:
@@ -143,58 +110,80 @@ def add_member(archive: tarfile.TarFile, name: str, data: bytes, **fields: Any) 
     archive.addfile(member, io.BytesIO(data))
 
 
+def image_case(
+    name: str, write: Callable[[Path], list[str]], inside: Callable[[Sequence[str]], Any], replace: Replace
+) -> Case:
+    """A table with a column of images."""
+    pictures = list(range(ROWS))
+    is_table_of_paths = replace is replace_beside
+    expected = {"id": pictures, "image": pictures} if is_table_of_paths else {"image": pictures}
+    return Case(
+        name,
+        write,
+        lambda paths: ImageColumns(inside(paths), ["image"]),
+        expected,
+        (lambda paths, row: paths[0]) if is_table_of_paths else row_of_parquet,
+        spoil=spoil_picture(replace, lambda paths: paths[0] if is_table_of_paths else row_of_parquet(paths, BAD_ROW)),
+        unseen=pictures_beside if is_table_of_paths else None,
+        most_times=1 if is_table_of_paths else 8,
+    )
+
+
+def row_of_parquet(paths: list[str], row: int) -> str:
+    half = ROWS // 2
+    return f"{paths[row // half]}, row {row % half}"
+
+
+def member_of(paths: list[str], row: int) -> str:
+    return f"{paths[row // (ROWS // 2)]}/{tar_name(row)}"
+
+
+def pictures_beside(paths: list[str]) -> list[str]:
+    return sorted(str(path) for path in (Path(paths[0]).parent / "pictures").iterdir())
+
+
+def spoil_picture(replace: Replace, origin: Callable[[list[str]], str]) -> Callable[[list[str]], Bad]:
+    """A JPEG file that breaks off."""
+
+    def spoil(paths: list[str]) -> Bad:
+        whole = encode(picture(BAD_ROW).resize((300, 200)), "JPEG")
+        replace(paths, BAD_ROW, whole[: len(whole) // 2])
+        return Bad(BAD_ROW, origin(paths), "", {"image": -1}, stage="load")
+
+    return spoil
+
+
 CASES = [
-    ImageCase("files", write_files, ImageFiles, replace_file),
-    ImageCase(
-        "parquet bytes",
-        write_parquet(False),
-        lambda paths: ImageColumns(ParquetFiles(paths), ["image"]),
-        replace_in_parquet(False),
+    Case(
+        "image files",
+        write_files,
+        ImageFiles,
+        {"image": list(range(ROWS))},
+        lambda paths, row: paths[row],
+        path_of=lambda paths, row: paths[row],
+        spoil=spoil_picture(replace_file, lambda paths: paths[BAD_ROW]),
+        is_row_a_file=True,
     ),
-    ImageCase(
-        "parquet struct",
-        write_parquet(True),
-        lambda paths: ImageColumns(ParquetFiles(paths), ["image"]),
-        replace_in_parquet(True),
+    image_case("images in parquet bytes", write_parquet(False), ParquetFiles, replace_in_parquet(False)),
+    image_case("images in parquet structs", write_parquet(True), ParquetFiles, replace_in_parquet(True)),
+    image_case("images by path in csv", write_table(".csv"), CsvFiles, replace_beside),
+    image_case("images by path in jsonl", write_table(".jsonl"), JsonLines, replace_beside),
+    Case(
+        "tar",
+        write_tar,
+        TarFiles,
+        {"image": list(range(ROWS)), "cls": [str(row) for row in range(ROWS)]},
+        member_of,
+        path_of=member_of,
+        spoil=spoil_picture(replace_in_tar, lambda paths: member_of(paths, BAD_ROW)),
     ),
-    ImageCase("csv of paths", write_table(".csv"), lambda p: ImageColumns(CsvFiles(p), ["image"]), replace_beside),
-    ImageCase("jsonl of paths", write_table(".jsonl"), lambda p: ImageColumns(JsonLines(p), ["image"]), replace_beside),
-    ImageCase("tar", write_tar, TarFiles, replace_in_tar),
 ]
-
-
-def decode_span(source: Source, span: Span) -> tuple[Array, dict[int, str]]:
-    """The pictures of a span and the reasons of those that failed; that blocks follow each other is checked."""
-    pictures: list[Array] = []
-    failed: dict[int, str] = {}
-    position = span.start
-    for block in source.read(span, ["image"]):
-        assert block.start == position
-        column = block.columns["image"]
-        assert isinstance(column, Deferred)
-        assert len(column) == block.rows
-        out = np.full((block.rows, *SIZE, 3), 7, np.uint8)
-        announced: list[int] = []
-        bad = column.fill(out, announced.append)
-        assert announced == list(range(block.rows))
-        failed |= {block.start + place: reason for place, reason in bad.items()}
-        failed |= {failure.row: failure.reason for failure in block.failures}
-        pictures.append(out)
-        position += block.rows
-    assert position == span.stop
-    return np.concatenate(pictures), failed
-
-
-def decode_all(source: Source, spans: Iterable[Span]) -> tuple[Array, dict[int, str]]:
-    """All pictures, read in the order given and put into the order of the input."""
-    found = {span.start: decode_span(source, span) for span in spans}
-    failed = {row: reason for _, reasons in found.values() for row, reason in reasons.items()}
-    return np.concatenate([found[start][0] for start in sorted(found)]), failed
-
-
-def rows_of(pictures: Array) -> list[int]:
-    """Which picture each one is, told by its colour; -1 for black."""
-    colors = np.array([color(row) for row in range(ROWS)])
-    means = pictures.reshape(len(pictures), -1, 3).mean(axis=1)
-    nearest = np.abs(means[:, None] - colors[None]).sum(axis=2).argmin(axis=1)
-    return [int(row) if mean.any() else -1 for row, mean in zip(nearest, means, strict=True)]
+REPLACE: dict[str, Replace] = {
+    "image files": replace_file,
+    "images in parquet bytes": replace_in_parquet(False),
+    "images in parquet structs": replace_in_parquet(True),
+    "images by path in csv": replace_beside,
+    "images by path in jsonl": replace_beside,
+    "tar": replace_in_tar,
+}
+"""Put other bytes in the place of a row's image, by the name of the case."""

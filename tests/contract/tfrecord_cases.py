@@ -12,8 +12,12 @@ from penstock.options import ReadOptions
 from penstock.sources.tfrecord import TFRecordFiles
 from tests.support.tfrecord_writer import Values, example, record, sequence_example
 
-from .reading import Case, Rows, names_of, numbers, pieces
+from .case import Bad, Case, Rows
+from .table_cases import BAD_ROW, SPLIT, file_of, names_of, numbers, pieces
 
+Encode = Callable[[dict[str, Any], int], bytes]
+Packing = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+_PLAIN: Packing = (bytes, bytes)
 _FEATURES = {"weight": "float64", "pixels": "uint8[2,6]"}
 
 
@@ -44,9 +48,7 @@ def _sequence(piece: dict[str, Any], row: int) -> bytes:
     return sequence_example(_values(piece, row), {"frames": frames})
 
 
-def write_tfrecords(
-    encode: Callable[[dict[str, Any], int], bytes], suffix: str, compress: Callable[[bytes], bytes] = bytes
-) -> Callable[[Path], list[str]]:
+def write_tfrecords(encode: Encode, suffix: str, compress: Callable[[bytes], bytes]) -> Callable[[Path], list[str]]:
     def write(folder: Path) -> list[str]:
         paths = names_of(folder, suffix)
         for path, piece in zip(paths, pieces(), strict=True):
@@ -57,7 +59,7 @@ def write_tfrecords(
     return write
 
 
-def expected_examples(encode: Callable[[dict[str, Any], int], bytes], *, is_sequence: bool = False) -> Rows:
+def expected_examples(encode: Encode, *, is_sequence: bool = False) -> Rows:
     columns = numbers()
     cubes = columns["pixels"].reshape(-1, 2, 6)
     rows: Rows = {
@@ -77,22 +79,39 @@ def open_tfrecords(paths: list[str]) -> TFRecordFiles:
     return TFRecordFiles(paths, ReadOptions(features=_FEATURES))
 
 
-def _case(name: str, encode: Callable[[dict[str, Any], int], bytes], *, write: Callable[[Path], list[str]]) -> Case:
-    # As text files do, these go on after damage: what a source of one table refuses is here a failed row.
-    return Case(name, write, open_tfrecords, expected_examples(encode), is_text=True)
+def record_of_file(paths: list[str], row: int) -> str:
+    return f"{paths[file_of(row)]}, record {row - SPLIT[file_of(row)]}"
 
 
+def spoil_record(rows: Rows, pack: Packing) -> Callable[[list[str]], Bad]:
+    """A record whose data is not what its CRC says."""
+    compress, decompress = pack
+
+    def spoil(paths: list[str]) -> Bad:
+        path = paths[file_of(BAD_ROW)]
+        raw = bytearray(decompress(Path(path).read_bytes()))
+        start = 0
+        for _ in range(BAD_ROW - SPLIT[file_of(BAD_ROW)]):
+            start += 16 + int.from_bytes(raw[start : start + 8], "little")
+        raw[start + 20] ^= 0x55
+        Path(path).write_bytes(compress(bytes(raw)))
+        origin = f"{record_of_file(paths, BAD_ROW)}, at byte {start}"
+        return Bad(BAD_ROW, origin, "CRC", dict.fromkeys(rows))
+
+    return spoil
+
+
+def _case(name: str, encode: Encode, suffix: str = ".tfrecord", pack: Packing = _PLAIN) -> Case:
+    rows = expected_examples(encode, is_sequence=encode is _sequence)
+    write = write_tfrecords(encode, suffix, pack[0])
+    return Case(name, write, open_tfrecords, rows, record_of_file, spoil=spoil_record(rows, pack))
+
+
+SEQUENCES = _case("tfrecord sequences", _sequence)
 CASES = [
-    _case("tfrecord", _example, write=write_tfrecords(_example, ".tfrecord")),
-    _case("tfrecord in any order", _shuffled, write=write_tfrecords(_shuffled, ".tfrecord")),
-    _case("tfrecord gzip", _example, write=write_tfrecords(_example, ".tfrecord.gz", gzip.compress)),
-    _case("tfrecord zlib", _example, write=write_tfrecords(_example, ".tfrecord", zlib.compress)),
+    _case("tfrecord", _example),
+    _case("tfrecord in any order", _shuffled),
+    _case("tfrecord gzip", _example, ".tfrecord.gz", (gzip.compress, gzip.decompress)),
+    _case("tfrecord zlib", _example, pack=(zlib.compress, zlib.decompress)),
+    SEQUENCES,
 ]
-SEQUENCES = Case(
-    "tfrecord sequences",
-    write_tfrecords(_sequence, ".tfrecord"),
-    open_tfrecords,
-    expected_examples(_sequence, is_sequence=True),
-    is_text=True,
-)
-"""Apart from the others: the length of a feature list is never part of the schema."""

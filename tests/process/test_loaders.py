@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
-from tests.support.photos import draw_folder
+from tests.support.photos import assert_colours, draw_folder
 
 FUNCTIONS = """
 import os, signal, time
@@ -61,15 +61,11 @@ def command(models: Path, output: Path, *more: object) -> list[str]:
     )  # fmt: skip
 
 
-def loaders_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if "penstock.pool.loader" in child.cmdline():
-                found.append(child)
-        except psutil.NoSuchProcess:
-            pass  # it ended while we looked
-    return found
+def children_of(process: subprocess.Popen[str], module: str) -> list[psutil.Process]:
+    try:
+        return [child for child in psutil.Process(process.pid).children(recursive=True) if module in child.cmdline()]
+    except psutil.NoSuchProcess:
+        return []  # it ended while we looked
 
 
 def failures_in(output: Path) -> dict[int, dict[str, str]]:
@@ -134,7 +130,7 @@ def test_killed_loaders_lose_no_row_and_fail_none(models: Path, place: Path, tmp
     kills = 0
     while process.poll() is None:
         time.sleep(generator.uniform(0.05, 0.4))
-        loaders = loaders_of(process) if process.poll() is None and output.exists() else []
+        loaders = children_of(process, "penstock.pool.loader") if process.poll() is None and output.exists() else []
         if loaders and kills < 6:
             generator.choice(loaders).kill()
             kills += 1
@@ -143,6 +139,28 @@ def test_killed_loaders_lose_no_row_and_fail_none(models: Path, place: Path, tmp
     assert kills >= 3
     assert json.loads(out)["rows"] == 400
     assert read_rows(output).column("row").to_pylist() == list(range(400))
+    assert_colours(read_rows(output))
+
+
+def test_killed_replicas_that_loaders_feed_lose_no_row(models: Path, place: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = subprocess.Popen(
+        command(models, output, "--preprocess", "functions:slow", "--loaders", 2, "--devices", "cpu:2"),
+        cwd=place, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    kills = 0
+    while process.poll() is None:
+        time.sleep(0.1)
+        children = children_of(process, "penstock.pool.replica") if (output / "_penstock" / "journal").exists() else []
+        if len(children) == 2 and kills < 2 and (output / "_penstock" / "journal").stat().st_size:
+            children[kills].kill()
+            kills += 1
+            time.sleep(1.0)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert kills
+    assert read_rows(output).column("row").to_pylist() == list(range(400))
+    assert_colours(read_rows(output))
 
 
 def test_killed_coordinator_leaves_no_loader_and_no_shared_memory(

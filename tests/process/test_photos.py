@@ -13,9 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import Penstock, read_rows, summary_of
-from tests.support.photos import colour_of, damage, draw, draw_folder
-
-TOLERANCE = 4.0
+from tests.support.photos import TOLERANCE, assert_colours, colour_of, damage, draw, draw_folder, number_of
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +21,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     draw_folder(folder, 300)
     return folder
-
-
-def number_of(path: str) -> int:
-    return int(Path(path).stem)
-
-
-def assert_colours(table: pa.Table, column: str = "path") -> None:
-    expected = np.array([colour_of(number_of(path)) for path in table.column(column).to_pylist()])
-    found = np.array(table.column("colour").to_pylist())
-    assert np.abs(found - expected).max() < TOLERANCE
 
 
 def failures_in(output: Path) -> list[dict[str, object]]:
@@ -118,6 +106,9 @@ def test_images_in_tables_are_found_decoded_and_their_columns_kept(
         rows = read_rows(output)
         assert rows.column("name").to_pylist() == names
         assert_colours(rows, "name")
+        if table.endswith(".csv"):
+            expected = names if table == "table.csv" else [f"photos/{path.name}" for path in paths]
+            assert rows.column("file").to_pylist() == expected, "the paths are kept, as the table has them"
 
 
 def test_scaling_runs_on_the_device_as_its_formula_says(

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
+
+TOLERANCE = 4.0
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
@@ -42,3 +45,14 @@ def damage(path: Path, way: int) -> None:
             path.write_bytes(raw[:-2])
         case _:
             path.write_bytes(bytes(len(raw)))
+
+
+def number_of(path: str) -> int:
+    return int(Path(path).stem)
+
+
+def assert_colours(table: pa.Table, column: str = "path") -> None:
+    """Every row of a table has the colour of the photo that it names."""
+    expected = np.array([colour_of(number_of(path)) for path in table.column(column).to_pylist()])
+    found = np.array(table.column("colour").to_pylist())
+    assert np.abs(found - expected).max() < TOLERANCE

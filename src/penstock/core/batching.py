@@ -46,8 +46,8 @@ class Batch:
     """What one device sees in one step: `arrays` always have the full batch size, of which `rows` are real.
 
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
-    `kept` and `failures` are those of the real rows. Where rows differ in size, `lengths` are theirs, all padded to
-    `padded_length`, and of the `values` in `arrays` so many are `padded`.
+    `kept` and `failures` are those of the real rows. Where rows differ in length, `lengths` are
+    theirs for each such input, and of the `values` in `arrays` so many are `padded`.
     """
 
     index: int
@@ -56,8 +56,7 @@ class Batch:
     arrays: Columns
     kept: Mapping[str, Column] = field(default_factory=dict)
     failures: tuple[RowFailure, ...] = ()
-    lengths: Array | None = None
-    padded_length: int = 0
+    lengths: Mapping[str, Array] = field(default_factory=dict)
     values: int = 0
     padded: int = 0
 

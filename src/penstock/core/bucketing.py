@@ -69,6 +69,10 @@ def boundary(length: int, boundaries: Boundaries) -> int:
     return int(last * 2 ** math.ceil(math.log2(length / last)))
 
 
+MOST_BEYOND = 16
+"""A row of so many times the largest size that was planned for is a failure: it would pad its whole batch."""
+
+
 def cut_by_size(
     pieces: Sequence[Piece], batch_size: int, buckets: Mapping[str, Sequence[Boundaries]], room: Room, watch: Watch
 ) -> Iterator[Batch]:
@@ -98,7 +102,10 @@ class _Rows:
         self._buckets = buckets
         self._starts = np.cumsum([0, *(piece.rows for piece in pieces)])
         first = pieces[0].feeds
-        self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in first}
+        self._sizes = {
+            name: _bounded(np.concatenate([piece.feeds[name].sizes() for piece in pieces]), buckets.get(name, ()))
+            for name in first
+        }
         cost = np.zeros(int(self._starts[-1]), np.int64)
         for name in buckets:
             cost += self._sizes[name].prod(axis=1)
@@ -122,7 +129,6 @@ class _Rows:
         for array in arrays.values():
             array[len(positions) :] = array[len(positions) - 1]
         values, padded = self._padding(positions, shapes, batch_size)
-        sized = next(iter(self._buckets))
         return Batch(
             index,
             positions,
@@ -130,8 +136,7 @@ class _Rows:
             arrays,
             joined(kept),
             tuple(failures.values()),
-            lengths=self._sizes[sized][positions, 0],
-            padded_length=shapes[sized][0],
+            lengths={name: self._sizes[name][positions, 0] for name, sizes in self._buckets.items() if len(sizes) == 1},
             values=values,
             padded=padded,
         )
@@ -158,6 +163,14 @@ class _Rows:
             fixed = math.prod(length for length in varying if length is not None)
             real += int(self._sizes[name][positions].prod(axis=1).sum()) * fixed
         return values, values - real
+
+
+def _bounded(sizes: Array, boundaries: Sequence[Boundaries]) -> Array:
+    """Sizes without those that are far beyond what was planned for: such rows get no room, and fail when written."""
+    if not boundaries:
+        return sizes
+    largest = np.array([ends[-1] for ends in boundaries]) * MOST_BEYOND ** (1 / len(boundaries))
+    return np.where((sizes > largest).any(axis=1, keepdims=True), 1, sizes)
 
 
 def _take(column: Column, positions: Array) -> Column:

@@ -37,7 +37,11 @@ class Deferred(abc.ABC):
 
     @abc.abstractmethod
     def raw(self) -> pa.Array:
-        """The encoded values, for a column that is kept, or fed to a model that decodes by itself."""
+        """The encoded values, for a model that decodes by itself."""
+
+    def kept(self) -> pa.Array:
+        """What is written of a column that is kept."""
+        return self.raw()
 
     @abc.abstractmethod
     def sizes(self) -> Array:

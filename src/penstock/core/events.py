@@ -79,9 +79,14 @@ class Learn:
 
 @dataclass(frozen=True)
 class LoadSpan:
-    """Load this span. `is_careful`: a loader died in it; `poisoned`: rows that are left out because of that."""
+    """Load this span. `is_careful`: a loader died in it; `poisoned`: rows that are left out because of that.
+
+    A span may be loaded again while another loader is still at it, for another replica: all that is said of it carries
+    the `attempt`, and what belongs to an older one is dropped.
+    """
 
     span: Span
+    attempt: int = 0
     is_careful: bool = False
     poisoned: tuple[RowFailure, ...] = ()
 
@@ -114,8 +119,8 @@ class Filled:
     layout: tuple[ColumnLayout, ...]
     spilled: tuple[ColumnLayout, ...]
     failures: tuple[RowFailure, ...]
+    attempt: int = 0
     text_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    padded_length: int = 0
     values: int = 0
     padded: int = 0
 
@@ -128,6 +133,7 @@ class SpanLoaded:
     num_batches: int
     read_s: float
     waited_s: float
+    attempt: int = 0
 
 
 # Replica to coordinator.
@@ -147,20 +153,21 @@ class Loaded:
 class Prepared:
     """The step is compiled. `batch_seconds` is the time of one warm batch, `rows_loaded_per_s` what one loader
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
-    batch, which has `first_rows` rows."""
+    batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
     rows_loaded_per_s: float | None = None
     first_rows: int = 0
     first_failures: tuple[RowFailure, ...] = ()
+    follows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """`nbytes` lie in `slot`; they belong at `offset` of the `total` bytes of a result, or of a batch.
 
-    `key` is the span of a result, or the span and the index of a batch.
+    `key` is the span of a result, or the span, the index and the attempt of a batch.
     """
 
     key: tuple[int, ...]

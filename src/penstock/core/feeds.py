@@ -89,9 +89,15 @@ class Ragged:
     def write(self, rows: Rows, out: Array, first_row: int, watch: Watch) -> BadRows:
         out[:] = b"" if out.dtype == object else 0
         starts, stops = self.offsets[:-1][rows], self.offsets[1:][rows]
+        bad = BadRows()
         for place, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            if stop - start > out.shape[1]:
+                bad[place] = (
+                    f"has {stop - start:,} values, far more than the other rows; --buckets can make room for it"
+                )
+                continue
             out[place, : stop - start] = self.values[start:stop]
-        return BadRows()
+        return bad
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.core.batching import Batch
 from penstock.core.columns import join, take_rows, to_arrow
-from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Signature, Span
+from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Span
 
 Answered = tuple[range | Array, Mapping[str, Column], Mapping[str, Column]]
 """Where the rows of a batch lie in their span, what the model gave for them, and their kept columns."""
@@ -36,13 +36,10 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
     return Result(span, columns, numbered)
 
 
-def answers(signature: Signature, name: str, output: Array, batch: Batch) -> Column:
-    """The rows of an output. Where it follows the length of a padded input, its rows are cut to their own length."""
-    spec = next((spec for spec in signature.outputs if spec.name == name), None)
-    follows = spec is None or (spec.shape is not None and len(spec.shape) > 0 and spec.shape[0] is None)
-    if batch.lengths is None or not follows or output.ndim < 2 or output.shape[1] != batch.padded_length:
-        return output
-    return _as_lists(output, batch.lengths)
+def answers(follows: Mapping[str, str], name: str, output: Array, batch: Batch) -> Column:
+    """The rows of an output. Where it has a value for each value of an input, its rows are cut to their own length."""
+    lengths = batch.lengths.get(follows.get(name, ""))
+    return output if lengths is None else _as_lists(output, lengths)
 
 
 def _as_lists(output: Array, lengths: Array) -> Column:

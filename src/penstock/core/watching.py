@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 from penstock.core.records import RowFailure
 
@@ -26,10 +25,3 @@ class Watch:
 
 
 UNWATCHED = Watch()
-
-
-@runtime_checkable
-class Telling(Protocol):
-    """A source whose rows are made by code of the user, and which tells of each before it is made."""
-
-    def tell(self, watch: Watch) -> None: ...

@@ -7,7 +7,7 @@ array is answered as fast as `model.predict` answers it.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.coming import Coming
@@ -44,6 +44,7 @@ class EmbeddedEngine:
         self._job: Job | None = None
         self._stop = stop
         self._pipelines: list[Pipeline] = []
+        self._follows: Mapping[str, str] = {}
 
     def load(self) -> Signature:
         return self._replicas[0].signature
@@ -56,7 +57,9 @@ class EmbeddedEngine:
         self.take(job)
         self._placement = placement
         self._stop.check()
-        return warm_up(self._replicas[0], next(load_batches(job, sample)), sample)
+        prepared = warm_up(self._replicas[0], next(load_batches(job, sample)), sample, job.bindings)
+        self._follows = prepared.follows
+        return prepared
 
     def take(self, job: Job) -> None:
         """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""
@@ -115,6 +118,7 @@ class EmbeddedEngine:
             done.put,
             loaders=self._placement.loaders,
             lanes=self._placement.lanes,
+            follows=self._follows,
         )
 
     def _assign(self, assignments: list[Assignment]) -> None:

@@ -98,6 +98,7 @@ class LoaderFeed:
     def finish(self, span: int, timings: Timings) -> None:
         """A replica has delivered a span."""
         self._routes.pop(span, None)
+        self.pool.forget(span)
         self._seen.add(timings)
 
     def tick(self) -> None:

@@ -22,7 +22,7 @@ from penstock.pool.slots import Slots
 from penstock.pool.transfer import Assembly, Writable, lay_out, restore, spill
 
 _ALIGNMENT = 64
-_INPUT, _KEPT, _POSITIONS, _LENGTHS = "input:", "kept:", "positions", "lengths"
+_INPUT, _KEPT, _LENGTHS, _POSITIONS = "input:", "kept:", "lengths:", "positions"
 
 
 class SlotRoom:
@@ -34,6 +34,7 @@ class SlotRoom:
         self._slot: int | None = None
         self._layout: tuple[ColumnLayout, ...] = ()
         self.waited_s = 0.0
+        self.attempt = 0
 
     def __call__(self, wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> Columns:
         """Arrays inside a slot, where there is one large enough; else on the heap."""
@@ -65,8 +66,7 @@ class SlotRoom:
             offset = batch.positions.start
         else:
             rest[_POSITIONS] = batch.positions
-        if batch.lengths is not None:
-            rest[_LENGTHS] = batch.lengths
+        rest |= {_LENGTHS + name: lengths for name, lengths in batch.lengths.items()}
         spilled = self._add(span, batch, rest)
         filled = Filled(
             span,
@@ -77,8 +77,8 @@ class SlotRoom:
             self._layout,
             spilled,
             batch.failures,
+            self.attempt,
             text_shapes={name: array.shape for name, array in texts.items()},
-            padded_length=batch.padded_length,
             values=batch.values,
             padded=batch.padded,
         )
@@ -92,7 +92,7 @@ class SlotRoom:
         layout, buffers, total = lay_out(rest)
         used = _aligned(max((entry.offset + entry.nbytes for entry in self._layout), default=0))
         if self._slot is None or used + total > self._into.slots.slot_bytes:
-            spill((span, batch.index), layout, buffers, total, self._into)
+            spill((span, batch.index, self.attempt), layout, buffers, total, self._into)
             return layout
         view = self._into.slots.view(self._slot, used + total)
         for entry, buffer in zip(layout, buffers, strict=True):
@@ -116,7 +116,7 @@ def open_batch(filled: Filled, slots: Slots, assembly: Assembly) -> Batch:
                 columns[entry.name] = restore(
                     ColumnLayout(entry.name, 0, entry.nbytes, entry.dtype, entry.shape), piece
                 )
-    columns |= assembly.columns((filled.span, filled.index), filled.spilled)
+    columns |= assembly.columns((filled.span, filled.index, filled.attempt), filled.spilled)
     positions = columns.pop(_POSITIONS, None)
     inputs = {name.removeprefix(_INPUT): _array(column) for name, column in columns.items() if name.startswith(_INPUT)}
     inputs |= {name: inputs[name].reshape(shape) for name, shape in filled.text_shapes.items()}
@@ -127,8 +127,7 @@ def open_batch(filled: Filled, slots: Slots, assembly: Assembly) -> Batch:
         inputs,
         {name.removeprefix(_KEPT): column for name, column in columns.items() if name.startswith(_KEPT)},
         filled.failures,
-        _array(columns[_LENGTHS]) if _LENGTHS in columns else None,
-        filled.padded_length,
+        {name.removeprefix(_LENGTHS): _array(column) for name, column in columns.items() if name.startswith(_LENGTHS)},
         filled.values,
         filled.padded,
     )

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from penstock.pool.slots import anonymous_memory
 
 _ENTRY = struct.Struct("<dqq")
+_COUNTER = struct.Struct("<q")
+_AT = 64
+_TRIES = 8
 _SIZE = mmap.PAGESIZE
 
 
@@ -24,11 +27,16 @@ class Notice:
 
 
 class Board:
-    """One page of shared memory."""
+    """One page of shared memory: a notice, and a counter that is odd while it is written.
+
+    A notice that is read while it is written would say that rows of now began long ago, and a loader that works would
+    be taken for one that hangs.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, _SIZE)
+        self._count = 0
 
     @classmethod
     def create(cls) -> Board:
@@ -37,15 +45,26 @@ class Board:
         return cls(descriptor)
 
     def write(self, first_row: int, rows: int) -> None:
-        _ENTRY.pack_into(self._memory, 0, time.monotonic(), first_row, rows)
+        self._put(time.monotonic(), first_row, rows)
 
     def clear(self) -> None:
-        _ENTRY.pack_into(self._memory, 0, 0.0, 0, 0)
+        self._put(0.0, 0, 0)
+
+    def _put(self, since: float, first_row: int, rows: int) -> None:
+        _COUNTER.pack_into(self._memory, 0, self._count + 1)
+        _ENTRY.pack_into(self._memory, _AT, since, first_row, rows)
+        self._count += 2
+        _COUNTER.pack_into(self._memory, 0, self._count)
 
     def read(self) -> Notice | None:
-        """What is under way; None where nothing is."""
-        since, first_row, rows = _ENTRY.unpack_from(self._memory, 0)
-        return Notice(since, first_row, rows) if rows > 0 else None
+        """What is under way; None where nothing is, or where it is just being written."""
+        for _ in range(_TRIES):
+            (before,) = _COUNTER.unpack_from(self._memory, 0)
+            since, first_row, rows = _ENTRY.unpack_from(self._memory, _AT)
+            (after,) = _COUNTER.unpack_from(self._memory, 0)
+            if before == after and before % 2 == 0:
+                return Notice(since, first_row, rows) if rows > 0 else None
+        return None
 
     def close(self) -> None:
         self._memory.close()

@@ -88,7 +88,7 @@ class LoaderProcess:
                 self._job = job
                 self._room = SlotRoom(Writable(slots, self._granted, self._channel.send), self._watch)
             case Learn(source=source, preprocess=preprocess, sample=sample, poisoned=poisoned):
-                self._watch.take(LoadSpan(sample, True, poisoned))
+                self._watch.take(LoadSpan(sample, is_careful=True, poisoned=poisoned))
                 block = next(iter(source.read(sample, tuple(preprocess.takes))))
                 self._channel.send(Learnt(preprocess.learn(block, self._watch)))
             case LoadSpan():
@@ -98,6 +98,7 @@ class LoaderProcess:
         assert self._job is not None
         assert self._room is not None
         self._watch.take(order)
+        self._room.attempt = order.attempt
         started, waited_before = time.perf_counter(), self._room.waited_s
         count = 0
         for batch in load_batches(self._job, order.span, self._room, self._watch):
@@ -106,7 +107,7 @@ class LoaderProcess:
             count += 1
         waited = self._room.waited_s - waited_before
         read = time.perf_counter() - started - waited
-        self._channel.send(SpanLoaded(order.span.index, count, read, waited))
+        self._channel.send(SpanLoaded(order.span.index, count, read, waited, order.attempt))
 
     def _fail(self, error: BaseException) -> None:
         details = "".join(traceback.format_exception(error))

@@ -10,6 +10,7 @@ loader's board. A row that kills a loader twice, or hangs once more, is a row fa
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -68,6 +69,7 @@ class _Trouble:
 
     deaths_at: Counter[int] = field(default_factory=Counter)
     deaths: int = 0
+    is_slow: bool = False
 
 
 class LoaderPool:
@@ -92,6 +94,9 @@ class LoaderPool:
         self._trouble: dict[int, _Trouble] = {}
         self._poisoned: dict[int, RowFailure] = {}
         self._deaths_in_a_row = 0
+        self._attempts: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._is_always_careful = False
         self._learning: Learn | None = None
         self._learnt: Preprocess | None = None
         self.busy_s = 0.0
@@ -140,10 +145,16 @@ class LoaderPool:
         self._dispatch()
 
     def submit(self, span: Span) -> None:
-        """Load a span, in its turn."""
+        """Load a span, in its turn. What a loader still sends of it, for a replica that is gone, is dropped."""
+        self._attempts[span.index] = next(self._numbers)
         if span not in self._waiting:
             self._waiting.append(span)
         self._dispatch()
+
+    def forget(self, span_index: int) -> None:
+        """The result of a span is there: whatever is still said of it is dropped."""
+        self._attempts.pop(span_index, None)
+        self._waiting = deque(span for span in self._waiting if span.index != span_index)
 
     def withdraw(self) -> list[Span]:
         """Take back the spans that no loader has begun."""
@@ -165,20 +176,10 @@ class LoaderPool:
             self._lose(loader)
             return
         match message:
-            case Chunk(slot=slot) | Filled(slot=int(slot)):
-                loader.slots.discard(slot)
-                self._deliver(message)
-            case Filled():
-                self._deliver(message)
-            case SpanLoaded(span=index):
-                loader.spans = [span for span in loader.spans if span.index != index]
-                loader.has_loaded = True
-                self._deaths_in_a_row = 0
-                self._trouble.pop(index, None)
-                self.busy_s += message.read_s
-                self.wait_s += message.waited_s
-                self._deliver(message)
-                self._retire_if_idle(loader)
+            case Chunk() | Filled():
+                self._take(loader, message)
+            case SpanLoaded():
+                self._end_span(loader, message)
             case Learnt(preprocess=preprocess):
                 self._learnt, self._learning = preprocess, None
                 self._trouble.clear()
@@ -190,6 +191,28 @@ class LoaderPool:
                     hint="this is a bug of penstock: please report it with the stack trace from --verbose",
                 )
         self._dispatch()
+
+    def _take(self, loader: _Loader, message: Chunk | Filled) -> None:
+        if message.slot is not None:
+            loader.slots.discard(message.slot)
+        span, attempt = message.key[::2] if isinstance(message, Chunk) else (message.span, message.attempt)
+        if attempt == self._attempts.get(span):
+            self._deliver(message)
+        elif message.slot is not None:
+            self._free.append(message.slot)
+
+    def _end_span(self, loader: _Loader, message: SpanLoaded) -> None:
+        loader.spans = [span for span in loader.spans if span.index != message.span]
+        loader.has_loaded = True
+        self._deaths_in_a_row = 0
+        self.busy_s += message.read_s
+        self.wait_s += message.waited_s
+        if message.attempt == self._attempts.get(message.span):
+            trouble = self._trouble.pop(message.span, None)
+            # A call for many rows took too long, and no row did: the next ones would take as long.
+            self._is_always_careful |= trouble is not None and trouble.is_slow
+            self._deliver(message)
+        self._retire_if_idle(loader)
 
     def check_time(self) -> None:
         """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""
@@ -232,7 +255,8 @@ class LoaderPool:
                 span = self._waiting.popleft()
                 poisoned = tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
                 loader.spans.append(span)
-                loader.send(LoadSpan(span, span.index in self._trouble, poisoned))
+                is_careful = self._is_always_careful or span.index in self._trouble
+                loader.send(LoadSpan(span, self._attempts[span.index], is_careful, poisoned))
         hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
         while hungry and self._free:
             loader = min(hungry, key=lambda loader: len(loader.slots))
@@ -263,7 +287,10 @@ class LoaderPool:
             self._suspect(loader, notice, how)
         elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW:
             raise self._died(how, "starting")
-        self._waiting.extendleft(reversed(loader.spans))
+        again = [span for span in loader.spans if span.index in self._attempts and span not in self._waiting]
+        for span in again:
+            self._attempts[span.index] = next(self._numbers)
+        self._waiting.extendleft(reversed(again))
         indices = [span.index for span in loader.spans]
         self._launch.note(f"loader {loader.number} {how}; spans {indices} are loaded again")
         if not loader.is_retiring:
@@ -275,10 +302,13 @@ class LoaderPool:
         is_careful = self._learning is not None or span.index in self._trouble
         trouble = self._trouble.setdefault(span.index, _Trouble())
         trouble.deaths += 1
+        trouble.is_slow = loader.hung_s is not None and (notice is None or notice.rows > 1)
         if is_careful and notice is not None and notice.rows == 1:
             row = notice.first_row
             trouble.deaths_at[row] += 1
-            if trouble.deaths_at[row] >= _DEATHS_OF_A_ROW or loader.hung_s is not None:
+            is_sure = trouble.deaths_at[row] >= _DEATHS_OF_A_ROW or loader.hung_s is not None
+            # One that is left out already and still kills is read by a source that cannot leave it out.
+            if is_sure and row not in self._poisoned:
                 self._poisoned[row] = self._row_failure(loader, row, how)
                 trouble.deaths = 0
                 self._deaths_in_a_row = 0

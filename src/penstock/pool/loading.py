@@ -13,7 +13,7 @@ from penstock.core.deferred import BadRows, Deferred
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
-from penstock.core.watching import UNWATCHED, Telling, Watch
+from penstock.core.watching import UNWATCHED, Watch
 from penstock.errors import InputError
 
 
@@ -30,8 +30,9 @@ def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = 
 def read_pieces(job: Job, span: Span, watch: Watch = UNWATCHED) -> Iterator[Piece]:
     """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
     rows = 0
-    if isinstance(job.source, Telling):
-        job.source.tell(watch)
+    tell = getattr(job.source, "tell", None)
+    if tell is not None:
+        tell(watch)
     watch.begin(span.start, span.rows)
     for block in job.source.read(span, job.columns):
         yield from _pieces_of(job, block, watch)
@@ -71,7 +72,7 @@ def _piece(job: Job, read: Block, made: Block, watch: Watch) -> Piece:
 
 def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:
     column: SourceColumn = read.columns[name][rows] if name in read.columns else made.columns[name]
-    return column.raw() if isinstance(column, Deferred) else column
+    return column.kept() if isinstance(column, Deferred) else column
 
 
 def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:

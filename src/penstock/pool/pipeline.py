@@ -44,6 +44,9 @@ class _OpenSpan:
     timings: Timings = field(default_factory=Timings)
 
 
+EVERY_OUTPUT_HAS_ONE_SHAPE: Mapping[str, str] = {}
+
+
 def _nothing_to_release() -> None:
     pass
 
@@ -58,10 +61,22 @@ class Pipeline:
         fail: Takes the error that stops the pipeline.
         loaders: Threads that read; none where loader processes send batches.
         lanes: Threads that run the model.
+        follows: Outputs that have one value for each value of an input's row, and that input.
     """
 
-    def __init__(self, replica: Replica, job: Job, emit: Emit, fail: Fail, *, loaders: int, lanes: int) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        job: Job,
+        emit: Emit,
+        fail: Fail,
+        *,
+        loaders: int,
+        lanes: int,
+        follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
+    ) -> None:
         self._replica = replica
+        self._follows = follows
         self._job = job
         self._emit = emit
         self._fail = fail
@@ -194,7 +209,7 @@ class Pipeline:
         outputs, rejected = predict_surviving(self._replica, batch, work.span.start)
         check_rows(outputs, self._job.batch_size)
         trimmed = {
-            name: answers(self._replica.signature, name, _own(output[: batch.rows], batch, release), batch)
+            name: answers(self._follows, name, _own(output[: batch.rows], batch, release), batch)
             for name, output in outputs.items()
         }
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
@@ -218,10 +233,11 @@ class Pipeline:
             if count is None or len(work.outputs) != count:
                 return
             work.num_batches = None
-        self._sent.pop(work.span.index, None)
         failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]
         batches = [(work.positions[index], work.outputs[index], work.kept[index]) for index in range(count)]
         self._emit(to_result(work.span, batches, failures), work.timings)
+        # Only now: a batch that comes once more meanwhile must still be known.
+        self._sent.pop(work.span.index, None)
 
 
 def _own(output: Array, batch: Batch, release: Release) -> Array:

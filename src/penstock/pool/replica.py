@@ -64,7 +64,9 @@ class BatchInlet:
 
     def take(self, message: Chunk | Filled | SpanLoaded, pipeline: Pipeline) -> None:
         match message:
-            case Chunk(slot=slot):
+            case Chunk(slot=slot, key=(index, number, _)):
+                if message.offset == 0:
+                    self._assembly.drop((index, number))  # of a loader that died before it was whole
                 self._assembly.add(message)
                 self._say(Emptied(slot))
             case Filled(span=index, slot=slot):
@@ -152,9 +154,15 @@ class ReplicaProcess:
             batch = self._batches.open(message.warm, message.warm_chunks)
         else:
             batch = next(load_batches(message.job, message.sample))
-        prepared = warm_up(self._replica, batch, message.sample)
+        prepared = warm_up(self._replica, batch, message.sample, message.job.bindings)
         self._pipeline = Pipeline(
-            self._replica, message.job, self._emit, self._fail, loaders=message.loaders, lanes=message.lanes
+            self._replica,
+            message.job,
+            self._emit,
+            self._fail,
+            loaders=message.loaders,
+            lanes=message.lanes,
+            follows=prepared.follows,
         )
         return prepared
 

@@ -124,9 +124,10 @@ class Assembly:
             buffer = self._buffers[chunk.key] = memoryview(np.empty(chunk.total, np.uint8).data)
         buffer[chunk.offset : chunk.offset + chunk.nbytes] = content
 
-    def drop(self, key: tuple[int, ...]) -> None:
-        """Forget what was sent under `key`."""
-        self._buffers.pop(key, None)
+    def drop(self, batch: tuple[int, int]) -> None:
+        """Forget what was sent of a batch, in whatever attempt."""
+        for key in [key for key in self._buffers if key[:2] == batch]:
+            del self._buffers[key]
 
     def finish(self, span: Span, done: SpanDone) -> Result:
         return Result(span, self.columns((span.index,), done.layout), done.failures)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.columns import describe
 from penstock.core.events import Prepared
 from penstock.core.protocols import Replica
-from penstock.core.records import Columns, Span
+from penstock.core.records import Array, Binding, Columns, Span
 from penstock.core.reordering import answers
-from penstock.errors import ModelError
+from penstock.errors import ModelError, PenstockError
 from penstock.pool.surviving import check_rows, predict_surviving
 
 
-def warm_up(replica: Replica, batch: Batch, sample: Span) -> Prepared:
+def warm_up(replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Binding] = ()) -> Prepared:
     """Run the first batch, of the span `sample`, twice: once to compile, once to time.
 
     Raises:
@@ -23,9 +26,39 @@ def warm_up(replica: Replica, batch: Batch, sample: Span) -> Prepared:
     _timed(replica, batch, sample)
     seconds, outputs = _timed(replica, batch, sample)
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
-    given = {name: answers(replica.signature, name, output[: batch.rows], batch) for name, output in outputs.items()}
+    follows = find_followed(replica, batch, outputs, bindings)
+    given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
     specs = tuple(describe(name, column) for name, column in given.items())
-    return Prepared(specs, seconds, first_rows=batch.rows, first_failures=batch.failures)
+    return Prepared(specs, seconds, first_rows=batch.rows, first_failures=batch.failures, follows=follows)
+
+
+def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]) -> dict[str, str]:
+    """Outputs that grow by one value when an input does, and that input: found out by letting each input grow.
+
+    Comparing lengths would not do: two inputs may happen to be padded to one length, or to the number of classes.
+    """
+    masks = {binding.input: binding.mask_of for binding in bindings if binding.mask_of is not None}
+    follows: dict[str, str] = {}
+    for name in batch.lengths:
+        if name in masks:
+            continue
+        growing = [name, *(mask for mask, of in masks.items() if of == name)]
+        arrays = {each: _grown(array) if each in growing else array for each, array in batch.arrays.items()}
+        try:
+            grown = replica.predict(arrays)
+        except PenstockError:
+            raise
+        except Exception:  # a model that takes no other length has no output that follows it
+            continue
+        for output, before in outputs.items():
+            if before.ndim > 1 and grown[output].shape[1] == before.shape[1] + 1:
+                follows.setdefault(output, name)
+    return follows
+
+
+def _grown(array: Array) -> Array:
+    """One value more in every row: the last one again."""
+    return np.concatenate([array, array[:, -1:]], axis=1)
 
 
 def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns]:

@@ -86,7 +86,7 @@ class ImageColumns(Around):
         if _is_bytes(values.type):
             return EncodedImages(values, resize)
         if is_text(values.type) or pa.types.is_null(values.type):
-            return ImagePaths(self._located(values), resize)
+            return ImagePaths(self._located(values), resize, texts=values)
         raise _not_images(name, str(values.type))
 
     def _located(self, paths: pa.Array) -> list[str | None]:

@@ -106,6 +106,12 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     Raises:
         BadImage: It is broken, too large, or no image; others as `decode_into`.
     """
+    size = _declared_size(data)
+    check_size(*size)
+    return size
+
+
+def _declared_size(data: bytes | memoryview) -> tuple[int, int]:
     if is_jpeg(data):
         if (decoder := simplejpeg()) is not None:
             height, width, _, _ = decoder.decode_jpeg_header(data)

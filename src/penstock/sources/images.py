@@ -169,17 +169,24 @@ class EncodedImages(Images):
 
 
 class ImagePaths(Images):
-    """Images in files, each read when its turn comes; None stands for a row that names no file."""
+    """Images in files, each read when its turn comes; None stands for a row that names no file.
 
-    def __init__(self, paths: Sequence[str | None], resize: str = "stretch") -> None:
+    `texts` is the column of a table that they come from, which is what is kept of them.
+    """
+
+    def __init__(self, paths: Sequence[str | None], resize: str = "stretch", texts: pa.Array | None = None) -> None:
         self.paths = paths
         self.resize = resize
+        self._texts = texts
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, rows: slice) -> ImagePaths:
-        return ImagePaths(self.paths[rows], self.resize)
+        return ImagePaths(self.paths[rows], self.resize, None if self._texts is None else self._texts[rows])
+
+    def kept(self) -> pa.Array:
+        return self.raw() if self._texts is None else self._texts
 
     def read(self, position: int) -> Data:
         return read_image(self._path(position))

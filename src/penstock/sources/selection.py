@@ -14,28 +14,32 @@ from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import Array, Block, RowFailure, Span, TensorSpec
 from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
+from penstock.core.watching import Watch
 from penstock.errors import InputError, UsageError
 from penstock.sources.around import Around
+from penstock.sources.streaming import StreamedRows
 
 _COUNT_ROWS = 1 << 16
 _NO_END = 1 << 62
 
 
 class SelectedRows(Around):
-    """The rows of `source` that lie in `runs`.
+    """The rows of `source` that lie in `runs`. `shift` rows were left out before the source begins.
 
     Inside the job they are numbered without gaps; `Span.numbers` says what they are called in the whole input.
     """
 
-    def __init__(self, source: Source, runs: Runs) -> None:
+    def __init__(self, source: Source, runs: Runs, shift: int = 0) -> None:
         super().__init__(source)
+        self._shift = shift
+        self._watch: Watch | None = None
         self._runs = runs
         self._stops = [first + rows for first, rows in runs]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "tell":
-            raise AttributeError(name)  # rows have other numbers inside
         found = super().__getattr__(name)
+        if name == "tell":
+            return self._tell_inside
         if name == "release":
             return lambda span: [found(inner) for inner, _ in _opened(span)]
         return found
@@ -54,12 +58,12 @@ class SelectedRows(Around):
             if not rows:
                 continue
             if pieces and (filled + rows > rows_per_span or inner.group is not None or group is not None):
-                yield _span(index, start, filled, pieces, group)
+                yield self._span(index, start, filled, pieces, group)
                 index, start, filled, pieces = index + 1, start + filled, 0, []
             pieces.append((inner.start, inner.rows, inner.locator, inner.group, runs))
             filled, group = filled + rows, inner.group
         if pieces:
-            yield _span(index, start, filled, pieces, group)
+            yield self._span(index, start, filled, pieces, group)
 
     def origin(self, span: Span, row: int) -> str:
         place = row - span.start
@@ -73,6 +77,8 @@ class SelectedRows(Around):
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
         for inner, runs in _opened(span):
+            if self._watch is not None:
+                self.source.tell(_Renumbered(self._watch, runs, row))  # type: ignore[attr-defined]
             last, rows = runs[-1]
             for block in self.source.read(inner, columns):
                 for first, count in overlap(runs, block.start, block.start + block.rows):
@@ -80,6 +86,13 @@ class SelectedRows(Around):
                     row += count
                 if block.start + block.rows >= last + rows:
                     break
+
+    def _span(self, index: int, start: int, rows: int, pieces: list[tuple[Any, ...]], group: str | None) -> Span:
+        numbers = tuple((first + self._shift, count) for piece in pieces for first, count in piece[4])
+        return Span(index, start, rows, tuple(pieces), group, numbers)
+
+    def _tell_inside(self, watch: Watch) -> None:
+        self._watch = watch
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
         """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
@@ -96,9 +109,26 @@ class SelectedRows(Around):
             yield from overlap([self._runs[position]], inner.start, inner.stop)
 
 
-def _span(index: int, start: int, rows: int, pieces: list[tuple[Any, ...]], group: str | None) -> Span:
-    numbers = tuple(run for piece in pieces for run in piece[4])
-    return Span(index, start, rows, tuple(pieces), group, numbers)
+class _Renumbered(Watch):
+    """Rows inside, as the job counts them. For those that the job does not take, no row can be blamed."""
+
+    def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:
+        self._outside = outside
+        self._numbers: dict[int, int] = {}
+        for first, count in runs:
+            self._numbers |= {first + place: row + place for place in range(count)}
+            row += count
+        self.is_careful = outside.is_careful
+        self.poisoned = {
+            inside: outside.poisoned[number] for inside, number in self._numbers.items() if number in outside.poisoned
+        }
+
+    def begin(self, first_row: int, rows: int) -> None:
+        number = self._numbers.get(first_row)
+        self._outside.begin(number if number is not None else first_row, rows if number is not None else max(2, rows))
+
+    def end(self) -> None:
+        self._outside.end()
 
 
 def _opened(span: Span) -> Iterator[tuple[Span, tuple[tuple[int, int], ...]]]:
@@ -120,6 +150,9 @@ def _cut(block: Block, first: int, count: int, row: int) -> Block:
 
 def select(source: Source, *, skip: int, limit: int | None) -> SelectedRows:
     """The rows after the first `skip`, at most `limit` of them."""
+    if isinstance(source, StreamedRows):
+        source.pass_over(skip)
+        return SelectedRows(source, [(0, _NO_END if limit is None else limit)], shift=skip)
     return SelectedRows(source, [(skip, _NO_END - skip if limit is None else limit)])
 
 

@@ -98,6 +98,16 @@ class StreamedRows:
         self._error: InputError | None = None
         self._is_under_way = False
         self._files = _SpanFiles()
+        self._begin = (0, 0)
+
+    def pass_over(self, rows: int) -> None:
+        """Leave out the first rows, for good: they are dropped as they come."""
+        number = 0
+        while (piece := self._piece(number)) is not None and piece.rows <= rows:
+            rows -= piece.rows
+            del self._head[number]
+            number += 1
+        self._begin = (number, rows)
 
     @property
     def is_positional(self) -> bool:
@@ -157,7 +167,7 @@ class StreamedRows:
 
     def _spans(self, rows_per_span: int) -> Iterator[Span]:
         start = 0
-        place = (0, 0)
+        place = self._begin
         for index in itertools.count():
             taken, place = self._take(rows_per_span, *place)
             rows = sum(stop - first for _, first, stop in taken)

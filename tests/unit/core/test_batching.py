@@ -221,7 +221,7 @@ def test_nothing_is_kept_where_nothing_was_asked_for() -> None:
     (batch,) = cut(pieces_of(blocks_of([3])), 4)
     assert dict(batch.kept) == {}
     assert batch.failures == ()
-    assert batch.lengths is None
+    assert not batch.lengths
     assert (batch.values, batch.padded) == (0, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.batching import Batch
 from penstock.core.columns import to_arrow
-from penstock.core.records import KEPT, Array, Column, RowFailure, Shape, Signature, Span, TensorSpec
+from penstock.core.records import KEPT, Array, Column, RowFailure, Span
 from penstock.core.reordering import Answered, answers, to_result
 
 
@@ -75,12 +75,11 @@ def test_span_of_which_no_batch_came_has_no_columns() -> None:
     assert dict(to_result(Span(0, 0, 2, ()), [], [failure(0), failure(1)]).columns) == {}
 
 
-def signature(shape: Shape | None) -> Signature:
-    return Signature((), (TensorSpec("y", "float32", shape),))
+FOLLOWS = {"y": "x"}
 
 
-def padded(lengths: list[int], padded_length: int) -> Batch:
-    return Batch(0, np.arange(len(lengths)), len(lengths), {}, lengths=np.array(lengths), padded_length=padded_length)
+def padded(lengths: list[int]) -> Batch:
+    return Batch(0, np.arange(len(lengths)), len(lengths), {}, lengths={"x": np.array(lengths)})
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8), inner=st.sampled_from([(), (2,), (2, 3)]))
@@ -88,7 +87,7 @@ def test_output_that_follows_a_padded_input_is_cut_to_the_length_of_every_row(
     lengths: list[int], inner: tuple[int, ...]
 ) -> None:
     output = np.random.default_rng(1).normal(size=(len(lengths), 6, *inner)).astype(np.float32)
-    given_back = answers(signature((None, *inner)), "y", output, padded(lengths, 6))
+    given_back = answers(FOLLOWS, "y", output, padded(lengths))
     found = to_arrow(given_back)
     assert len(found) == len(lengths)
     assert found.value_lengths().to_pylist() == lengths
@@ -97,33 +96,25 @@ def test_output_that_follows_a_padded_input_is_cut_to_the_length_of_every_row(
     np.testing.assert_array_equal(flat.ravel(), np.concatenate(wanted))
 
 
-@pytest.mark.parametrize(
-    ("shape", "output"),
-    [
-        ((6,), np.zeros((2, 6))),
-        ((), np.zeros(2)),
-        ((None,), np.zeros((2, 5))),
-        (None, np.zeros((2, 6))),
-    ],
-    ids=["another six values", "one value", "another length", "unknown rank"],
-)
-def test_output_that_does_not_follow_the_padded_input_stays_as_it_is(shape: Shape | None, output: Array) -> None:
-    assert answers(signature(shape), "y", output, padded([1, 2], 6)) is output
+@pytest.mark.parametrize("follows", [{}, {"z": "x"}, {"y": "another"}], ids=str)
+def test_output_that_does_not_follow_the_padded_input_stays_as_it_is(follows: dict[str, str]) -> None:
+    output = np.zeros((2, 6))
+    assert answers(follows, "y", output, padded([1, 2])) is output
 
 
 def test_outputs_stay_as_they_are_where_nothing_is_padded() -> None:
     output = np.zeros((2, 6))
-    assert answers(signature((None,)), "y", output, Batch(0, range(2), 2, {})) is output
+    assert answers(FOLLOWS, "y", output, Batch(0, range(2), 2, {})) is output
 
 
 def test_lists_of_different_batches_are_joined_in_order() -> None:
-    first = answers(signature((None,)), "y", np.array([[1.0, 2, 0], [3, 0, 0]]), padded([2, 1], 3))
-    second = answers(signature((None,)), "y", np.array([[4.0, 5, 6, 7, 0, 0]]), padded([4], 6))
+    first = answers(FOLLOWS, "y", np.array([[1.0, 2, 0], [3, 0, 0]]), padded([2, 1]))
+    second = answers(FOLLOWS, "y", np.array([[4.0, 5, 6, 7, 0, 0]]), padded([4]))
     batches: list[Answered] = [(np.array([0, 2]), {"y": first}, {}), (np.array([1]), {"y": second}, {})]
     result = to_result(Span(0, 0, 3, ()), batches, [failure(2)])
     assert to_arrow(result.columns["y"]).to_pylist() == [[1, 2], [4, 5, 6, 7]]
 
 
 def test_batch_of_which_every_row_is_empty_gives_empty_lists() -> None:
-    found = answers(signature((None,)), "y", np.zeros((2, 3), np.float32), padded([0, 0], 3))
+    found = answers(FOLLOWS, "y", np.zeros((2, 3), np.float32), padded([0, 0]))
     assert to_arrow(found).to_pylist() == [[], []]

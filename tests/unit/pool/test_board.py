@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -108,3 +109,32 @@ def test_watch_of_a_loader_writes_on_its_board_and_takes_what_it_is_told(boards:
     watch.take(LoadSpan(Span(1, 40, 10, ())))
     assert not watch.is_careful
     assert watch.poisoned == {}
+
+
+def test_notice_that_is_being_written_is_not_read(boards: tuple[Board, Board]) -> None:
+    ours, theirs = boards
+    theirs.write(5, 1)
+    theirs._memory[0] |= 1  # as it stands in the middle of a write
+    assert ours.read() is None
+    theirs.write(6, 2)
+    notice = ours.read()
+    assert notice is not None
+    assert (notice.first_row, notice.rows) == (6, 2)
+
+
+def test_reader_never_sees_rows_of_now_with_a_time_of_long_ago(boards: tuple[Board, Board]) -> None:
+    ours, theirs = boards
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            theirs.write(7, 7)
+            theirs.clear()
+
+    began = time.monotonic()
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = [notice for _ in range(20_000) if (notice := ours.read()) is not None]
+    is_over.set()
+    writer.join()
+    assert all((notice.first_row, notice.rows) == (7, 7) and notice.since >= began for notice in seen)

@@ -74,3 +74,20 @@ class TestWarmUp:
             TensorSpec("y", "float32", (1,), varies=True),
             TensorSpec("total", "float32", ()),
         )
+
+    def test_outputs_follow_the_input_that_they_grow_with_though_both_are_padded_alike(self) -> None:
+        class Two(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                question, text = batch["question"], batch["text"]
+                return {"marks": question * 2, "classes": np.ones((len(text), 8), np.float32)}
+
+        lists = pa.list_(pa.float32())
+        columns = {
+            "question": pa.array([[1.0], [1.0, 2.0]], lists),
+            "text": pa.array([[1.0] * 6, [2.0] * 7], lists),
+        }
+        bindings = tuple(Binding(name, (name,), "float32", (None,)) for name in ("text", "question"))
+        job = Job(InMemory(columns), bindings, (), 2, buckets={"text": [[8]], "question": [[8]]})
+        prepared = warmed(Two(), job, 2)
+        assert prepared.follows == {"marks": "question"}
+        assert [(spec.name, spec.varies) for spec in prepared.outputs] == [("marks", True), ("classes", False)]

@@ -1,0 +1,66 @@
+"""What every source promises: one suite over all of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import audio_cases, dataset_cases, image_cases, selected_cases, table_cases, text_cases, tfrecord_cases
+from .case import Case
+from .file_promises import FILE_PROMISES
+from .promises import PROMISES, Promise
+
+pytestmark = pytest.mark.timeout(60)
+
+CASES = [
+    *table_cases.CASES,
+    *text_cases.CASES,
+    *tfrecord_cases.CASES,
+    *image_cases.CASES,
+    *audio_cases.CASES,
+    *dataset_cases.CASES,
+    *selected_cases.CASES,
+]
+Written = Callable[[Case], tuple[Path, list[str]]]
+
+over_cases = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+
+def over(promises: list[Promise]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("promise", promises, ids=[promise.__name__ for promise in promises])
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The files of a case, written once, by all cases that have the same; whoever changes them copies them first."""
+    known: dict[object, tuple[Path, list[str]]] = {}
+
+    def write(case: Case) -> tuple[Path, list[str]]:
+        if case.write not in known:
+            folder = tmp_path_factory.mktemp(case.name.replace(" ", "-"))
+            known[case.write] = folder, case.write(folder)
+        return known[case.write]
+
+    return write
+
+
+def test_cases_have_names_of_their_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@over_cases
+@over(PROMISES)
+def test_source_promises(case: Case, promise: Promise, written: Written) -> None:
+    _, paths = written(case)
+    promise(case, paths)
+
+
+@over_cases
+@over(FILE_PROMISES)
+def test_source_with_files_of_its_own_promises(case: Case, promise: Promise, written: Written, tmp_path: Path) -> None:
+    folder, paths = written(case)
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    promise(case, [str(own / Path(path).relative_to(folder)) for path in paths])

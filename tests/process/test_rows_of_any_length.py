@@ -1,0 +1,97 @@
+"""Lists of different lengths: padded in buckets, masked, answered as if each came alone, in order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ENVIRONMENT, Penstock, read_rows, summary_of
+
+ROWS = 500
+SCRIPT = Path(__file__).parent.parent / "support" / "answer_one_by_one.py"
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[int]]]]:
+    random = np.random.default_rng(2)
+    rows = []
+    for number in range(ROWS):
+        words = random.integers(1, 50, 120 if number % 50 == 7 else random.integers(1, 40)).tolist()
+        rows.append({"words": words, "tokens": words[::-1]})
+    path = tmp_path_factory.mktemp("lists") / "rows.parquet"
+    kind = pa.list_(pa.int32())
+    columns = {name: pa.array([row[name] for row in rows], kind) for name in ("words", "tokens")}
+    pq.write_table(pa.table({**columns, "id": range(ROWS)}), path, row_group_size=100)
+    return path, rows
+
+
+def one_by_one(model: Path, rows: list[dict[str, Any]], folder: Path) -> list[Any]:
+    (folder / "rows.json").write_text(json.dumps(rows))
+    arguments = [str(model), str(folder / "rows.json"), str(folder / "answers.json")]
+    subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        check=True,
+        capture_output=True,
+        env=ENVIRONMENT | {"KERAS_BACKEND": "jax"},
+    )
+    found: list[Any] = json.loads((folder / "answers.json").read_text())
+    return found
+
+
+def test_padded_rows_are_answered_as_if_each_came_alone(
+    models: Path, lists: tuple[Path, list[dict[str, list[int]]]], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    path, rows = lists
+    options = ["--output", tmp_path / "out", "--keep", "id", "--batch-size", 16, "--runtime", "jax", "--json"]
+    summary = summary_of(penstock_run("predict", models / "words.keras", path, *options))
+    assert summary["failed"] == 0
+    (boundaries,) = summary["recipe"]["buckets"]["words"]
+    assert boundaries[-1] >= 120
+    assert len(boundaries) <= 8
+    assert 0 < summary["padding"] < 0.5
+    table = read_rows(tmp_path / "out")
+    assert table.column("id").to_pylist() == table.column("row").to_pylist() == list(range(ROWS))
+    some = list(range(0, ROWS, 9))
+    expected = one_by_one(models / "words.keras", [{"words": rows[row]["words"]} for row in some], tmp_path)
+    found = np.array(table.column("sense").to_pylist())[some]
+    assert np.abs(found - np.array([answer[0] for answer in expected])).max() < 1e-5
+
+
+def test_mask_is_made_and_answers_for_each_token_have_the_length_of_their_row(
+    models: Path, lists: tuple[Path, list[dict[str, list[int]]]], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    path, rows = lists
+    options = ["--output", tmp_path / "out", "--batch-size", 16, "--runtime", "jax"]
+    ran = penstock_run("predict", models / "tags.keras", path, *options)
+    assert ran.returncode == 0, ran.stderr
+    assert "token_mask ← ones where tokens is not padding" in ran.stderr
+    tags = read_rows(tmp_path / "out").column("tags").to_pylist()
+    assert [len(answer) for answer in tags] == [len(row["tokens"]) for row in rows]
+    some = list(range(3, ROWS, 31))
+    fed = [{"tokens": rows[row]["tokens"], "token_mask": [1.0] * len(rows[row]["tokens"])} for row in some]
+    for row, (expected,) in zip(some, one_by_one(models / "tags.keras", fed, tmp_path), strict=True):
+        assert np.abs(np.array(tags[row]) - np.array(expected)).max() < 1e-5
+
+
+def test_row_that_is_far_too_long_fails_alone(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    # Beyond what a sample of the input shows: the last row, in the last of many spans.
+    rows: list[list[int] | None] = [[1, 2, 3]] * 3000
+    rows[2500] = [4] * 100_000
+    pq.write_table(
+        pa.table({"words": pa.array(rows, pa.list_(pa.int32()))}), tmp_path / "rows.parquet", row_group_size=50
+    )
+    options = ["--output", tmp_path / "out", "--batch-size", 16, "--buckets", "4,8", "--runtime", "jax"]
+    ran = penstock_run("predict", models / "words.keras", tmp_path / "rows.parquet", *options)
+    assert ran.returncode == 3, ran.stderr
+    assert read_rows(tmp_path / "out").num_rows == 2999
+    (line,) = (tmp_path / "out" / "_penstock" / "failures.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"] == 2500
+    assert "100,000 values" in line
