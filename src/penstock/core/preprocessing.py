@@ -7,7 +7,6 @@ fails alone.
 from __future__ import annotations
 
 import importlib
-import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,7 +221,10 @@ def _failure(row: int, error: BaseException) -> RowFailure:
 def _place_of(error: BaseException) -> str:
     """Where in the user's own code an exception was raised."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    if not frames:
+        return ""
+    _, _, name = frames[-1].filename.rpartition("/")
+    return f" ({name}, line {frames[-1].lineno})"
 
 
 def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
