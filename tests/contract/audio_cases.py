@@ -64,10 +64,13 @@ EXPECTED: dict[str, list[Any]] = {
 
 
 def spoil_audio(paths: list[str]) -> Bad:
-    """A file that breaks off inside its samples: its header can still be read."""
+    """A file that breaks off inside its samples. The header of a WAV file says that; that of a FLAC file does not."""
     path = paths[BAD_ROW]
     os.truncate(path, os.path.getsize(path) - 21)
-    return Bad(BAD_ROW, path, "", {"audio": [0.0] * AUDIO_FRAMES}, stage="load")
+    silence: dict[str, Any] = {"audio": [0.0] * AUDIO_FRAMES}
+    if path.endswith(".wav"):
+        return Bad(BAD_ROW, path, "cut off", {**silence, "sample_rate": 0})
+    return Bad(BAD_ROW, path, "lost sync", silence, stage="load")
 
 
 def audio_case(suffix: str) -> Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Case:
     Args:
         write: Make the files in a folder; returns the paths that `open` takes.
         expected: The rows, without the column `path` where there is a `path_of`.
-        origin: What `origin` says of a row: all of it, or what comes before a comma.
+        origin: What `origin` says of a row: all, or what comes before a comma (one at its end: more must follow).
         path_of: The column `path`, which depends on the folder.
         spoil: Damage a row in the files at these paths.
         open_spoiled: Opens rows of which one is bad, where there are no files to damage.
@@ -42,8 +42,10 @@ class Case:
         others: Sources that differ from this one in a value, where there are no files that could change.
         unseen: Files that are read and that the fingerprint does not cover.
         numbers: What the rows are called in the whole input, where the source gives only some of them.
+        varying: Columns of lists whose length is no part of the schema.
         most_times: How many times larger than asked for a span may be.
         is_row_a_file: Every file is a row, and one that is gone is a failed row; all files are one fragment.
+        flaws: Promises that the source does not keep yet, by name, and why.
         is_stream: It can be divided once, only where it was made, and it is like no other.
     """
 
@@ -60,8 +62,10 @@ class Case:
     unseen: Callable[[list[str]], list[str]] | None = None
     numbers: tuple[int, ...] | None = None
     most_times: int = 1
+    varying: tuple[str, ...] = ()
     is_row_a_file: bool = False
     is_stream: bool = False
+    flaws: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:

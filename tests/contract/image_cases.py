@@ -23,6 +23,7 @@ from .case import Bad, Case
 from .picture import FORMATS, ROWS, encode, encoded, picture
 
 BAD_ROW = 33
+SPLIT = (0, 40, ROWS)  # two files where there are several rows in one
 Replace = Callable[[list[str], int, bytes], None]
 
 
@@ -41,7 +42,7 @@ def write_parquet(as_struct: bool) -> Callable[[Path], list[str]]:
         found = [encoded(row) for row in range(ROWS)] if rows is None else list(rows)
         paths = [str(folder / f"{number}.parquet") for number in range(2)]
         for number, path in enumerate(paths):
-            piece = found[number * ROWS // 2 : (number + 1) * ROWS // 2]
+            piece = found[SPLIT[number] : SPLIT[number + 1]]
             values = [{"bytes": data, "path": None} for data in piece] if as_struct else piece
             kind = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if as_struct else pa.binary()
             pq.write_table(pa.table({"image": pa.array(values, kind)}), path, row_group_size=7)
@@ -85,7 +86,7 @@ def write_tar(folder: Path, rows: Sequence[bytes] | None = None) -> list[str]:
     paths = [str(folder / f"{number}.tar") for number in range(2)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w", format=[tarfile.GNU_FORMAT, tarfile.PAX_FORMAT][number]) as archive:
-            for row in range(number * ROWS // 2, (number + 1) * ROWS // 2):
+            for row in range(SPLIT[number], SPLIT[number + 1]):
                 add_member(archive, tar_name(row), found[row])
                 add_member(archive, f"{tar_name(row).rpartition('.')[0]}.cls", str(row).encode())
     return paths
@@ -130,12 +131,12 @@ def image_case(
 
 
 def row_of_parquet(paths: list[str], row: int) -> str:
-    half = ROWS // 2
-    return f"{paths[row // half]}, row {row % half}"
+    file = int(row >= SPLIT[1])
+    return f"{paths[file]}, row {row - SPLIT[file]}"
 
 
 def member_of(paths: list[str], row: int) -> str:
-    return f"{paths[row // (ROWS // 2)]}/{tar_name(row)}"
+    return f"{paths[int(row >= SPLIT[1])]}/{tar_name(row)}"
 
 
 def pictures_beside(paths: list[str]) -> list[str]:

@@ -79,13 +79,13 @@ def what_is_divided_once_says_so(case: Case, paths: Paths) -> None:
     with opened(case, paths) as source:
         assert getattr(source, "is_resumable", True) is not case.is_stream
         for _ in range(2):  # to look at the first rows is no division yet
-            assert next(iter(source.divide(7))).rows == 7
-        list(source.divide(7))
+            assert next(iter(source.divide(3))).start == 0
+        assert sum(span.rows for span in source.divide(3)) == case.num_rows
         if case.is_stream:
             with pytest.raises(InputError, match="only once"):
-                list(source.divide(7))
+                list(source.divide(3))
         else:
-            assert len(list(source.divide(7))) > 2
+            assert sum(span.rows for span in source.divide(3)) == case.num_rows
 
 
 def spans_can_be_kept_as_json(case: Case, paths: Paths) -> None:
@@ -169,16 +169,15 @@ def schema_agrees_with_what_is_read(case: Case, paths: Paths) -> None:
     for name, spec in schema.items():
         assert spec.shape is not None
         if spec.encoding is None:
-            shape = np.shape(case.rows_at(paths)[name])[1:]
-            assert len(shape) == len(spec.shape)
-            assert all(said in (None, found) for said, found in zip(spec.shape, shape, strict=True))
+            shape: tuple[int, ...] = np.shape(case.rows_at(paths)[name])[1:]
+            assert spec.shape == ((None, *shape[1:]) if name in case.varying else shape)
 
 
 def assert_is_of(spec: TensorSpec, column: SourceColumn) -> None:
     if isinstance(column, Deferred):
         assert spec.encoding is not None
         return
-    found = describe(spec.name, column)
+    found: TensorSpec = describe(spec.name, column)
     assert spec.shape is not None
     assert found.shape is not None
     assert (spec.encoding, found.dtype, len(found.shape)) == (None, spec.dtype, len(spec.shape))
@@ -190,32 +189,33 @@ def origin_of_a_row_names_its_file_and_place(case: Case, paths: Paths) -> None:
         for span in source.divide(64):
             for row in {span.start, (span.start + span.stop) // 2, span.stop - 1}:
                 said, wanted = source.origin(span, row), case.origin(paths, row)
-                assert said == wanted or said.startswith(f"{wanted},")
+                assert said == wanted or said.startswith(f"{wanted.removesuffix(',')},")
 
 
 def pickled_source_reads_the_same(case: Case, paths: Paths) -> None:
     with opened(case, paths) as source:
         fresh = cloudpickle.dumps(source)
         schema = source.schema()
-        spans = list(source.divide(64))
-        under_way = source.read(spans[1], case.columns)
+        spans = list(source.divide(7))
+        under_way = source.read(spans[len(spans) // 2], case.columns)
         next(under_way)
         for pickled in (fresh, cloudpickle.dumps(source)):
             copied = cloudpickle.loads(pickled)
             assert read_all(copied, spans, case.columns) == case.rows_at(paths)
             if case.is_stream:
                 with pytest.raises(InputError, match="only once"):
-                    list(copied.divide(64))
+                    list(copied.divide(7))
             else:
                 assert copied.schema() == schema
-                assert list(copied.divide(64)) == spans
+                assert list(copied.divide(7)) == spans
         under_way.close()  # type: ignore[attr-defined]
 
 
 def pickled_source_reads_a_span_without_dividing_again(case: Case, paths: Paths) -> None:
     with opened(case, paths) as source:
         fresh = cloudpickle.dumps(source)
-        span = list(source.divide(7))[2]
+        spans = list(source.divide(7))
+        span = spans[len(spans) // 2]
         assert read_span(cloudpickle.loads(fresh), span, case.columns) == (
             rows_of_span(case.rows_at(paths), span),
             [],

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
-from penstock.core.records import RowFailure, SourceColumn, Span
+from penstock.core.records import Column, RowFailure, SourceColumn, Span
 from penstock.sources.audio import EncodedAudio
 
 from .case import Case as Case
@@ -25,7 +26,7 @@ AUDIO_FRAMES = 64
 def plain(column: SourceColumn) -> tuple[list[Any], dict[int, tuple[str, str]]]:
     """The values, and the errors and reasons of rows that cannot be decoded. A picture is told by its colour."""
     if not isinstance(column, Deferred):
-        return list(column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()), {}
+        return _values(column), {}
     is_audio = isinstance(column, EncodedAudio)
     shape: tuple[int, ...] = (AUDIO_FRAMES,) if is_audio else (*SIZE, 3)
     decoded = np.full((len(column), *shape), 7, np.float32 if is_audio else np.uint8)
@@ -34,6 +35,15 @@ def plain(column: SourceColumn) -> tuple[list[Any], dict[int, tuple[str, str]]]:
     assert announced == list(range(len(column)))
     reasons = {place: (bad.errors.get(place, ""), reason) for place, reason in bad.items()}
     return decoded.tolist() if is_audio else rows_of(decoded), reasons
+
+
+def _values(column: Column) -> list[Any]:
+    if isinstance(column, np.ndarray):
+        return list(column.tolist())
+    values: list[Any] = column.to_pylist()
+    if isinstance(column.type, pa.FixedShapeTensorType):  # whose rows Arrow gives without their shape
+        return [None if row is None else np.reshape(row, column.type.shape).tolist() for row in values]
+    return values
 
 
 def read_span(source: Source, span: Span, columns: Sequence[str]) -> tuple[Rows, list[RowFailure]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from penstock.core.sampling import sample_by_class, sample_evenly
@@ -27,7 +29,8 @@ def _cut(name: str, skip: int, limit: int | None) -> Case:
     stop = case.num_rows if limit is None else skip + limit
     rows = range(skip, min(stop, case.num_rows))
     said = f"skip {skip} and limit {limit} of {name}"
-    return some_rows(case, said, lambda source: select(source, skip=skip, limit=limit), list(rows))
+    chosen = some_rows(case, said, lambda source: select(source, skip=skip, limit=limit), list(rows))
+    return chosen
 
 
 def _sampled(name: str, wanted: int, seed: int) -> Case:
@@ -41,7 +44,9 @@ def _sampled_by(name: str, column: str, wanted: int, seed: int) -> Case:
     case = _BY_NAME[name]
     classes = np.unique(np.array(case.expected[column]), return_inverse=True)[1]
     rows = sample_by_class(classes, wanted, seed).tolist()
-    return some_rows(case, f"sample by {column} of {name}", lambda source: sample(source, wanted, column, seed), rows)
+    said = f"sample by {column} of {name}"
+    chosen = some_rows(case, said, lambda source: sample(source, wanted, column, seed), rows)
+    return replace(chosen, spoil=None, unspoilable="a row that is bad changes which rows are taken")
 
 
 CASES = [
@@ -57,6 +62,8 @@ CASES = [
     _cut("hugging face with indices", 30, 100),
     _cut("memory arrays", 3, 150),
     _cut("stream of rows", 0, 280),
+    _cut("stream of rows", 30, 250),
+    _cut("stream of batches", 30, None),
     _sampled("parquet nested", 90, seed=2),
     _sampled("text", 90, seed=2),
     _sampled("tfrecord", 90, seed=2),

@@ -35,10 +35,6 @@ def numbers() -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def as_lists(columns: dict[str, Any]) -> Rows:
-    return {name: column.tolist() for name, column in columns.items()}
-
-
 def names_of(folder: Path, suffix: str) -> list[str]:
     return [str(folder / f"{number}{suffix}") for number in range(len(SPLIT) - 1)]
 
@@ -111,9 +107,9 @@ def write_jsonl(folder: Path) -> list[str]:
 
 def expected(*names: str, nested: bool = False, word: str | None = None) -> Rows:
     columns = numbers()
-    rows: Rows = as_lists({name: columns[name] for name in names if name != "pixels"})
-    if "pixels" in names:
-        rows["pixels"] = (columns["pixels"].reshape(-1, 2, 6) if nested else columns["pixels"]).tolist()
+    if nested:
+        columns["pixels"] = columns["pixels"].reshape(-1, 2, 6)
+    rows: Rows = {name: columns[name].tolist() for name in names}
     if word is not None:
         rows["word"] = [word.format(value) for value in columns["id"].tolist()]
     return rows
@@ -186,7 +182,7 @@ def parquet_case(name: str, row_group: int, *, is_nested: bool = True) -> Case:
 def csv_case(name: str, delimiter: str) -> Case:
     rows = expected("id", "weight", word=f'w{delimiter}\n"{{}}"')
     write, spoil = write_csv(delimiter, f".{name}"), spoil_csv(delimiter)
-    return Case(name, write, CsvFiles, rows, lambda paths, row: paths[file_of(row)], spoil=spoil)
+    return Case(name, write, CsvFiles, rows, lambda paths, row: f"{paths[file_of(row)]},", spoil=spoil)
 
 
 def memory_case(name: str, make: Callable[[], Source], rows: Rows, others: Callable[[], Sequence[Source]]) -> Case:
@@ -211,7 +207,7 @@ FILES = [
     *BINARY,
     csv_case("csv", ","),
     csv_case("tsv", "\t"),
-    Case("jsonl", write_jsonl, JsonLines, JSONL, lambda paths, row: paths[file_of(row)], spoil=spoil_jsonl),
+    Case("jsonl", write_jsonl, JsonLines, JSONL, lambda paths, row: f"{paths[file_of(row)]},", spoil=spoil_jsonl),
 ]
 CASES = [
     *FILES,

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,33 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from penstock.core.records import TensorSpec
 from penstock.errors import InputError
 from penstock.sources.datasets import HuggingFaceRows, MapDataset, open_object
 from penstock.sources.memory import InMemory
 from penstock.sources.streaming import Rows, StreamedRows
 
-from .dataset_cases import CASES, PIXELS, ROWS, WORDS, hugging_face, opened
-from .promises import PROMISES, Opened, read_span
-
-
-@pytest.fixture(autouse=True)
-def no_progress_bars() -> None:
-    import datasets  # type: ignore[import-untyped]
-
-    datasets.disable_progress_bars()
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@pytest.mark.parametrize("promise", PROMISES, ids=[promise.__name__ for promise in PROMISES])
-def test_promise(case: Opened, promise: Callable[[Opened, Path], None], tmp_path: Path) -> None:
-    promise(case, tmp_path)
+from .dataset_cases import PIXELS, ROWS, WORDS, load_dataset, made_dataset, opened, save_dataset
+from .reading import read_span
 
 
 class TestHuggingFace:
     def test_dataset_on_disk_travels_light_and_is_known_by_its_own_fingerprint(self, tmp_path: Path) -> None:
-        source = hugging_face(tmp_path, is_on_disk=True)
+        paths = save_dataset(tmp_path)
+        source = load_dataset(paths)
         assert isinstance(source, HuggingFaceRows)
         assert len(cloudpickle.dumps(source)) < 10_000
         (fragment,) = source.fragments()
         assert fragment.path.startswith("huggingface:")
-        assert hugging_face(tmp_path, is_on_disk=True, is_shuffled=True).fragments() != [fragment]
+        assert load_dataset(paths, is_reversed=True).fragments() != [fragment]
 
-    def test_dataset_in_memory_is_a_table(self, tmp_path: Path) -> None:
-        assert isinstance(hugging_face(tmp_path, is_on_disk=False), InMemory)
+    def test_dataset_in_memory_is_a_table(self) -> None:
+        assert isinstance(opened(made_dataset()), InMemory)
 
     def test_columns_are_those_that_the_dataset_gives(self, tmp_path: Path) -> None:
-        import datasets
+        import datasets  # type: ignore[import-untyped]
 
-        hugging_face(tmp_path, is_on_disk=True)
-        dataset = datasets.load_from_disk(str(tmp_path / "dataset"))
+        dataset = datasets.load_from_disk(*save_dataset(tmp_path))
         assert list(opened(dataset.with_format("numpy", columns=["word"])).schema()) == ["word"]
         assert list(opened(dataset.remove_columns("word")).schema()) == ["id", "pixels"]
 
@@ -74,11 +62,10 @@ class TestHuggingFace:
     def test_streamed_dataset_gives_its_rows(self, tmp_path: Path) -> None:
         import datasets
 
-        hugging_face(tmp_path, is_on_disk=True)
-        dataset = datasets.load_from_disk(str(tmp_path / "dataset"))
+        dataset = datasets.load_from_disk(*save_dataset(tmp_path))
         source = opened(dataset.to_iterable_dataset())
         assert isinstance(source, StreamedRows)
-        assert str(source.schema()["pixels"]) == "uint8[3, 4]"
+        assert source.schema()["pixels"] == TensorSpec("pixels", "uint8", (3, 4), varies=True)
         spans = list(source.divide(70))
         assert [span.rows for span in spans] == [70, 70, 70, 70, 20]
         words = [word for span in spans for word in read_span(source, span, ["word"])[0]["word"]]

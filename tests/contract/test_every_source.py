@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,6 @@ CASES = [
 ]
 Written = Callable[[Case], tuple[Path, list[str]]]
 
-over_cases = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-
-
-def over(promises: list[Promise]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("promise", promises, ids=[promise.__name__ for promise in promises])
-
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
@@ -47,19 +41,36 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write
 
 
-def test_cases_have_names_of_their_own() -> None:
+def made(promises: Iterable[tuple[Promise, Callable[[Case], bool]]]) -> pytest.MarkDecorator:
+    """Every promise with every case that can make it."""
+    return pytest.mark.parametrize(
+        ("promise", "case"),
+        [
+            pytest.param(promise, case, id=f"{promise.__name__}-{case.name}", marks=flaw(case, promise))
+            for promise, is_made_by in promises
+            for case in CASES
+            if is_made_by(case)
+        ],
+    )
+
+
+def flaw(case: Case, promise: Promise) -> list[pytest.MarkDecorator]:
+    why = case.flaws.get(promise.__name__)
+    return [pytest.mark.xfail(reason=why, raises=AssertionError, strict=True)] if why is not None else []
+
+
+def test_cases_have_names_of_their_own_and_say_what_can_be_damaged() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+    assert all((case.spoil is None) == bool(case.unspoilable) for case in CASES)
 
 
-@over_cases
-@over(PROMISES)
+@made((promise, lambda case: True) for promise in PROMISES)
 def test_source_promises(case: Case, promise: Promise, written: Written) -> None:
     _, paths = written(case)
     promise(case, paths)
 
 
-@over_cases
-@over(FILE_PROMISES)
+@made(FILE_PROMISES.items())
 def test_source_with_files_of_its_own_promises(case: Case, promise: Promise, written: Written, tmp_path: Path) -> None:
     folder, paths = written(case)
     own = Path(shutil.copytree(folder, tmp_path / "own"))

@@ -1,20 +1,14 @@
-"""What every source of images promises."""
+"""What sources of images promise, besides what every source does."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import cloudpickle
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.protocols import Source
 from penstock.errors import UsageError
 from penstock.options import ReadOptions
 from penstock.sources.files import expand
@@ -23,18 +17,10 @@ from penstock.sources.image_files import ImageFiles
 from penstock.sources.parquet import ParquetFiles
 from penstock.sources.tar import TarFiles
 
-from .image_cases import (
-    CASES,
-    ROWS,
-    ImageCase,
-    decode_all,
-    decode_span,
-    encode,
-    encoded,
-    picture,
-    rows_of,
-    write_files,
-)
+from .case import Case
+from .decoding import decode_all
+from .image_cases import CASES, REPLACE, write_files
+from .picture import ROWS, encode, encoded, picture, rows_of
 from .reading import read_all, touch
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,72 +33,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def own_paths(case: ImageCase, tmp_path: Path) -> list[str]:
+def own_paths(case: Case, tmp_path: Path) -> list[str]:
     (tmp_path / "own").mkdir()
     return case.write(tmp_path / "own")
 
 
 @all_cases
-@pytest.mark.parametrize("rows_per_span", [1, 7, 1000])
-def test_every_picture_comes_once_and_in_order(
-    case: ImageCase, written: dict[str, list[str]], rows_per_span: int
-) -> None:
-    source = case.open(written[case.name])
-    pictures, failed = decode_all(source, source.divide(rows_per_span))
-    assert failed == {}
-    assert rows_of(pictures) == list(range(ROWS))
-
-
-@all_cases
-@pytest.mark.parametrize("rows_per_span", [1, 7, 1000])
-def test_division_is_whole_and_deterministic(
-    case: ImageCase, written: dict[str, list[str]], rows_per_span: int
-) -> None:
-    source, again = case.open(written[case.name]), case.open(written[case.name])
-    spans = list(source.divide(rows_per_span))
-    assert list(source.divide(rows_per_span)) == spans == list(again.divide(rows_per_span))
-    assert [span.index for span in spans] == list(range(len(spans)))
-    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
-    assert spans[-1].stop == ROWS
-    assert all(0 < span.rows <= 8 * rows_per_span for span in spans)
-
-
-@all_cases
-def test_spans_can_be_kept_as_json(case: ImageCase, written: dict[str, list[str]]) -> None:
-    source = case.open(written[case.name])
-    for span in source.divide(7):
-        assert as_tuples(json.loads(json.dumps(span.locator))) == span.locator
-
-
-def as_tuples(value: object) -> object:
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-@all_cases
-def test_spans_can_be_read_in_any_order_from_several_threads(case: ImageCase, written: dict[str, list[str]]) -> None:
-    source = case.open(written[case.name])
-    spans = list(source.divide(7))
-    random.Random(4).shuffle(spans)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda span: decode_span(source, span)[0], spans))
-    ordered = [pictures for _, pictures in sorted(zip(spans, found, strict=True), key=lambda pair: pair[0].start)]
-    assert rows_of(np.concatenate(ordered)) == list(range(ROWS))
-
-
-@all_cases
-def test_pickled_source_reads_spans_without_dividing_again(case: ImageCase, written: dict[str, list[str]]) -> None:
-    source = case.open(written[case.name])
-    raw = cloudpickle.dumps(source)
-    span = list(source.divide(7))[2]
-    pictures, failed = decode_span(cloudpickle.loads(raw), span)
-    assert failed == {}
-    assert rows_of(pictures) == list(range(span.start, span.stop))
-
-
-@all_cases
-def test_schema_says_image_and_leaves_open_what_the_model_decides(
-    case: ImageCase, written: dict[str, list[str]]
-) -> None:
+def test_schema_says_image_and_leaves_open_what_the_model_decides(case: Case, written: dict[str, list[str]]) -> None:
     spec = case.open(written[case.name]).schema()["image"]
     assert (spec.name, spec.dtype, spec.shape, spec.encoding) == ("image", "uint8", (None, None, None), "image")
 
@@ -120,38 +47,17 @@ def test_schema_says_image_and_leaves_open_what_the_model_decides(
 def test_schema_says_what_the_options_say(written: dict[str, list[str]]) -> None:
     reading = ReadOptions(image_size=(32, 48), color="grayscale")
     for source in (
-        ImageFiles(written["files"], reading),
+        ImageFiles(written["image files"], reading),
         TarFiles(written["tar"], reading),
-        ImageColumns(ParquetFiles(written["parquet bytes"]), ["image"], reading),
+        ImageColumns(ParquetFiles(written["images in parquet bytes"]), ["image"], reading),
     ):
         assert source.schema()["image"].shape == (32, 48, 1)
 
 
 @all_cases
-def test_fingerprint_is_the_same_while_nothing_changes_and_changes_with_a_files_time(
-    case: ImageCase, own_paths: list[str]
-) -> None:
-    before = list(case.open(own_paths).fragments())
-    assert list(case.open(own_paths).fragments()) == before
-    touch(own_paths[-1])
-    assert list(case.open(own_paths).fragments()) != before
-
-
-@all_cases
-def test_broken_picture_fails_its_row_and_no_other(case: ImageCase, own_paths: list[str]) -> None:
-    whole = encode(picture(33).resize((300, 200)), "JPEG")
-    case.replace_row(own_paths, 33, whole[: len(whole) // 2])
-    source = case.open(own_paths)
-    pictures, failed = decode_all(source, source.divide(7))
-    assert list(failed) == [33]
-    assert rows_of(pictures) == [row if row != 33 else -1 for row in range(ROWS)]
-    assert not pictures[33].any()
-
-
-@all_cases
 @pytest.mark.parametrize("data", [b"", b"<html>not found</html>"], ids=["empty", "a web page"])
-def test_what_is_no_picture_fails_its_row_with_a_reason(case: ImageCase, own_paths: list[str], data: bytes) -> None:
-    case.replace_row(own_paths, 5, data)
+def test_what_is_no_picture_fails_its_row_with_a_reason(case: Case, own_paths: list[str], data: bytes) -> None:
+    REPLACE[case.name](own_paths, 5, data)
     source = case.open(own_paths)
     _, failed = decode_all(source, source.divide(1000))
     assert list(failed) == [5]
@@ -159,16 +65,7 @@ def test_what_is_no_picture_fails_its_row_with_a_reason(case: ImageCase, own_pat
 
 
 @all_cases
-def test_origin_of_a_row_names_its_file(case: ImageCase, written: dict[str, list[str]]) -> None:
-    paths = written[case.name]
-    source = case.open(paths)
-    for span in source.divide(7):
-        for row in (span.start, span.stop - 1):
-            assert source.origin(span, row).startswith(paths[row * len(paths) // ROWS])
-
-
-@all_cases
-def test_sizes_are_told_from_the_headers(case: ImageCase, written: dict[str, list[str]]) -> None:
+def test_sizes_are_told_from_the_headers(case: Case, written: dict[str, list[str]]) -> None:
     source = case.open(written[case.name])
     expected = [(30 + row % 5, 20 + row % 7) for row in range(ROWS)]
     found: list[tuple[int, int]] = []
@@ -179,7 +76,7 @@ def test_sizes_are_told_from_the_headers(case: ImageCase, written: dict[str, lis
 
 
 @all_cases
-def test_slices_and_raw_values_keep_their_order(case: ImageCase, written: dict[str, list[str]]) -> None:
+def test_slices_and_raw_values_keep_their_order(case: Case, written: dict[str, list[str]]) -> None:
     source = case.open(written[case.name])
     first = next(iter(source.divide(10)))
     block = next(iter(source.read(first, ["image"])))
@@ -188,10 +85,8 @@ def test_slices_and_raw_values_keep_their_order(case: ImageCase, written: dict[s
 
 
 class TestFolders:
-    def test_paths_are_given_and_kept(self, written: dict[str, list[str]]) -> None:
-        source = ImageFiles(written["files"])
-        assert read_all(source, source.divide(7), ["path"]) == {"path": written["files"]}
-        assert source.keeps == ("path",)
+    def test_paths_are_kept(self, written: dict[str, list[str]]) -> None:
+        assert ImageFiles(written["image files"]).keeps == ("path",)
 
     def test_gone_file_a_folder_and_a_pipe_fail_their_rows(self, tmp_path: Path) -> None:
         paths = write_files(tmp_path)
@@ -259,11 +154,6 @@ class TestColumns:
         pictures, failed = decode_all(source, source.divide(10))
         assert rows_of(pictures) == [1, -1, 1, -1]
         assert sorted(failed) == [1, 3]
-
-    def test_other_columns_pass_through(self, written: dict[str, list[str]]) -> None:
-        source: Source = next(case for case in CASES if case.name == "csv of paths").open(written["csv of paths"])
-        assert list(source.schema()) == ["id", "image"]
-        assert read_all(source, source.divide(7), ["id"]) == {"id": list(range(ROWS))}
 
     @pytest.mark.parametrize("name", ["picture", "id"])
     def test_column_that_holds_no_images_is_refused(self, tmp_path: Path, name: str) -> None:

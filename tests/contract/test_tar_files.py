@@ -13,7 +13,9 @@ from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.sources.tar import TarFiles
 
-from .image_cases import add_member, decode_all, encode, encoded, picture, rows_of, write_tar
+from .decoding import decode_all
+from .image_cases import add_member, write_tar
+from .picture import encode, encoded, picture, rows_of
 from .reading import read_all
 
 pytestmark = pytest.mark.timeout(60)

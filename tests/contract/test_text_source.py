@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,12 @@ from penstock.errors import InputError
 from penstock.sources import text as text_module
 from penstock.sources.text import TextLines
 
-from .promises import PROMISES, Opened, read_rows, read_span
-from .text_cases import CASES, SPLIT
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@pytest.mark.parametrize("promise", PROMISES, ids=[promise.__name__ for promise in PROMISES])
-def test_promise(case: Opened, promise: Callable[[Opened, Path], None], tmp_path: Path) -> None:
-    promise(case, tmp_path)
-
-
-def test_origin_is_the_line_as_an_editor_counts_it(tmp_path: Path) -> None:
-    source = CASES[0].open(tmp_path)
-    for span in source.divide(64):
-        for row in (span.start, span.stop - 1):
-            file = max(number for number, first in enumerate(SPLIT[:-1]) if first <= row)
-            assert source.origin(span, row) == f"{tmp_path / f'{file}.txt'}, line {row - SPLIT[file] + 1}"
-
-
-def test_file_that_is_gone_is_an_input_error_that_names_it(tmp_path: Path) -> None:
-    source = CASES[0].open(tmp_path)
-    spans = list(source.divide(64))
-    os.remove(tmp_path / "3.txt")
-    with pytest.raises(InputError) as caught:
-        read_rows(source, spans, ["text"])
-    assert "3.txt" in str(caught.value)
+from .reading import read_span
+from .text_cases import CASES
 
 
 def test_file_that_lost_lines_since_it_was_divided_is_noticed(tmp_path: Path) -> None:
-    source = CASES[0].open(tmp_path)
+    source = CASES[0].open(CASES[0].write(tmp_path))
     spans = list(source.divide(64))
     os.truncate(tmp_path / "3.txt", 100)
     with pytest.raises(InputError, match="the file changed while it was read"):

@@ -15,34 +15,16 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from penstock.core.protocols import Source
 from penstock.core.records import STRING, RowFailure, TensorSpec
 from penstock.errors import InputError, UsageError
 from penstock.options import ReadOptions
 from penstock.sources.tfrecord import TFRecordFiles, looks_like_tfrecord
 from tests.support.tfrecord_writer import Ints, example, field, masked, record, sequence_example, write
 
-from .promises import PROMISES, Opened
-from .reading import ROWS, Case, read_all, read_span
-from .tfrecord_cases import CASES, SEQUENCES
+from .reading import read_all, read_span
+from .tfrecord_cases import SEQUENCES
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def opened(case: Case) -> Opened:
-    """A case of the shared suite as the promises take it; its files are written once for each folder."""
-
-    def make(folder: Path) -> Source:
-        written = sorted(str(path) for path in folder.iterdir())
-        return case.open(written or case.write(folder))
-
-    return Opened(case.name, make, case.expected)
-
-
-@pytest.mark.parametrize("case", [*CASES, SEQUENCES], ids=[case.name for case in [*CASES, SEQUENCES]])
-@pytest.mark.parametrize("promise", PROMISES, ids=[promise.__name__ for promise in PROMISES])
-def test_promise(case: Case, promise: Callable[[Opened, Path], None], tmp_path: Path) -> None:
-    promise(opened(case), tmp_path)
 
 
 def told(**features: str) -> ReadOptions:
@@ -291,13 +273,9 @@ def test_compressed_files_are_read_in_sequence_each_as_a_group(tmp_path: Path) -
     assert [(span.rows, span.group) for span in spans] == [(n, g) for g in ("0", "1") for n in (10, 10, 5)]
 
 
-def test_sequences_come_once_and_in_order(tmp_path: Path) -> None:
-    source, _ = SEQUENCES.make(tmp_path)
+def test_length_of_a_feature_list_is_never_part_of_the_schema(tmp_path: Path) -> None:
+    source = SEQUENCES.open(SEQUENCES.write(tmp_path))
     assert source.schema()["frames"] == TensorSpec("frames", "float32", (None, 6))
-    for size in (7, 64, 1000):
-        spans = list(source.divide(size))
-        assert spans[-1].stop == ROWS
-        assert read_all(source, reversed(spans), list(SEQUENCES.expected)) == SEQUENCES.expected
 
 
 def test_pickled_source_leaves_the_sample_behind(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def write_tfrecords(encode: Encode, suffix: str, compress: Callable[[bytes], byt
     return write
 
 
-def expected_examples(encode: Encode, *, is_sequence: bool = False) -> Rows:
+def expected_examples(encode: Encode, *, is_sequence: bool) -> Rows:
     columns = numbers()
     cubes = columns["pixels"].reshape(-1, 2, 6)
     rows: Rows = {
@@ -96,7 +96,7 @@ def spoil_record(rows: Rows, pack: Packing) -> Callable[[list[str]], Bad]:
         raw[start + 20] ^= 0x55
         Path(path).write_bytes(compress(bytes(raw)))
         origin = f"{record_of_file(paths, BAD_ROW)}, at byte {start}"
-        return Bad(BAD_ROW, origin, "CRC", dict.fromkeys(rows))
+        return Bad(BAD_ROW, origin, "checksum", {**dict.fromkeys(rows), "example": b""})
 
     return spoil
 
@@ -104,7 +104,8 @@ def spoil_record(rows: Rows, pack: Packing) -> Callable[[list[str]], Bad]:
 def _case(name: str, encode: Encode, suffix: str = ".tfrecord", pack: Packing = _PLAIN) -> Case:
     rows = expected_examples(encode, is_sequence=encode is _sequence)
     write = write_tfrecords(encode, suffix, pack[0])
-    return Case(name, write, open_tfrecords, rows, record_of_file, spoil=spoil_record(rows, pack))
+    varying = ("frames",) if encode is _sequence else ()
+    return Case(name, write, open_tfrecords, rows, record_of_file, spoil=spoil_record(rows, pack), varying=varying)
 
 
 SEQUENCES = _case("tfrecord sequences", _sequence)

@@ -99,9 +99,11 @@ class StreamedRows:
         self._is_under_way = False
         self._files = _SpanFiles()
         self._begin = (0, 0)
+        self._skipped = 0
 
     def pass_over(self, rows: int) -> None:
         """Leave out the first rows, for good: they are dropped as they come."""
+        self._skipped = rows
         number = 0
         while (piece := self._piece(number)) is not None and piece.rows <= rows:
             rows -= piece.rows
@@ -121,7 +123,7 @@ class StreamedRows:
         return self._like_first().schema()
 
     def origin(self, span: Span, row: int) -> str:
-        return f"{self._name}, row {row}"
+        return f"{self._name}, row {self._skipped + row}"
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """Spans of exactly `rows_per_span` rows, the last one shorter, pulled one by one.

@@ -1,17 +1,14 @@
-"""What every source promises."""
+"""What tables, arrays and memory promise, besides what every source does."""
 
 from __future__ import annotations
 
 import gc
 import os
-import random
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,13 +19,13 @@ from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.sources.csv import CsvFiles
 from penstock.sources.jsonl import JsonLines
-from penstock.sources.memory import InMemory, SharedMemory, open_memory
+from penstock.sources.memory import open_memory
 from penstock.sources.npy import ArrayFiles
 from penstock.sources.parquet import ParquetFiles
 
-from .reading import BINARY, CASES, FILES, ROWS, SPLIT, Case, numbers, read_all, read_span, table_of, touch
-
-ROWS_PER_SPAN = [7, 64, 10_000]
+from .case import Case
+from .reading import read_all, read_span
+from .table_cases import BINARY
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,7 +34,7 @@ pytestmark = pytest.mark.timeout(60)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The files of every case, written once; a test that changes them copies them first."""
     written: dict[str, Path] = {}
-    for case in CASES:
+    for case in BINARY:
         written[case.name] = tmp_path_factory.mktemp(case.name.replace(" ", "-"))
         case.write(written[case.name])
     return written
@@ -48,231 +45,12 @@ def open_case(case: Case, folder: Path) -> tuple[Source, list[str]]:
     return case.open(paths), paths
 
 
-def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-
-
-all_cases, file_cases, binary_cases = over(CASES), over(FILES), over(BINARY)
-
-
-@pytest.fixture(autouse=True)
-def compressed_files_are_collected_in_their_own_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A source that an error's traceback still holds is closed by the collector, in the middle of any later test."""
-    yield
-    if "compressed" in request.node.nodeid:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+binary_cases = pytest.mark.parametrize("case", BINARY, ids=[case.name for case in BINARY])
 
 
 @pytest.fixture
 def own_folder(case: Case, folders: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders[case.name], tmp_path / "own"))
-
-
-def close(source: Source) -> None:
-    if isinstance(source, SharedMemory):
-        source.close()
-
-
-@all_cases
-@pytest.mark.parametrize("rows_per_span", ROWS_PER_SPAN)
-def test_every_row_comes_once_and_in_order(case: Case, folders: dict[str, Path], rows_per_span: int) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(rows_per_span))
-    assert read_all(source, spans, list(case.expected)) == case.expected
-    close(source)
-
-
-@all_cases
-@pytest.mark.parametrize("rows_per_span", ROWS_PER_SPAN)
-def test_division_is_whole_and_deterministic(case: Case, folders: dict[str, Path], rows_per_span: int) -> None:
-    source, _ = open_case(case, folders[case.name])
-    again, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(rows_per_span))
-    assert list(source.divide(rows_per_span)) == spans == list(again.divide(rows_per_span))
-    assert [span.index for span in spans] == list(range(len(spans)))
-    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
-    assert spans[-1].stop == ROWS
-    assert all(0 < span.rows <= 8 * rows_per_span for span in spans)
-    close(source)
-    close(again)
-
-
-@all_cases
-def test_spans_can_be_kept_as_json(case: Case, folders: dict[str, Path]) -> None:
-    import json
-
-    source, _ = open_case(case, folders[case.name])
-    for span in source.divide(64):
-        document = json.loads(json.dumps([span.start, span.rows, span.locator, span.group]))
-        restored = Span(span.index, document[0], document[1], as_tuples(document[2]), document[3])
-        assert restored == span
-    close(source)
-
-
-def as_tuples(value: object) -> tuple[object, ...]:
-    assert isinstance(value, list)
-    return tuple(as_tuples(item) if isinstance(item, list) else item for item in value)
-
-
-@all_cases
-def test_spans_can_be_read_in_any_order(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(7))
-    assert read_all(source, reversed(spans), list(case.expected)) == case.expected
-    random.Random(3).shuffle(spans)
-    assert read_all(source, spans, list(case.expected)) == case.expected
-    close(source)
-
-
-@all_cases
-def test_span_can_be_read_twice(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    span = list(source.divide(64))[2]
-    assert read_span(source, span, list(case.expected)) == read_span(source, span, list(case.expected))
-    close(source)
-
-
-@all_cases
-def test_spans_can_be_read_from_several_threads(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(7))
-    random.Random(4).shuffle(spans)
-    columns = list(case.expected)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda span: read_span(source, span, columns), spans))
-    read = {span.index: rows for span, (rows, _) in zip(spans, found, strict=True)}
-    for name in columns:
-        assert [value for index in sorted(read) for value in read[index][name]] == case.expected[name]
-    close(source)
-
-
-@all_cases
-def test_reading_that_is_given_up_in_the_middle_harms_nobody(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(7))
-    for span in spans[::3]:
-        blocks = source.read(span, list(case.expected))
-        next(blocks)
-        del blocks
-    assert read_all(source, spans, list(case.expected)) == case.expected
-    close(source)
-
-
-@all_cases
-def test_single_columns_can_be_read_in_any_order(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(64))
-    for name in reversed(case.expected):
-        assert read_all(source, spans, [name]) == {name: case.expected[name]}
-    close(source)
-
-
-@all_cases
-def test_schema_lists_the_columns_and_their_shapes(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    schema = source.schema()
-    assert set(schema) == set(case.expected)
-    for name, spec in schema.items():
-        assert spec.name == name
-        assert spec.shape == np.shape(case.expected[name])[1:]
-    close(source)
-
-
-@all_cases
-def test_origin_of_a_row_names_its_file(case: Case, folders: dict[str, Path]) -> None:
-    source, paths = open_case(case, folders[case.name])
-    for span in source.divide(64):
-        for row in (span.start, span.stop - 1):
-            origin = source.origin(span, row)
-            if case.is_memory:
-                assert origin == "memory"
-            else:
-                file = max(number for number, first in enumerate(SPLIT[:-1]) if first <= row)
-                assert origin.startswith(paths[file] + ",")
-                assert case.is_text or origin.endswith(f", row {row - SPLIT[file]}")
-    close(source)
-
-
-@all_cases
-def test_spans_are_no_larger_than_a_part_where_that_is_asked_for(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(10, 30))
-    assert all(span.rows <= 30 for span in spans)
-    assert read_all(source, spans, list(case.expected)) == case.expected
-    close(source)
-
-
-@all_cases
-@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
-def test_source_survives_pickling_and_reads_the_same(case: Case, folders: dict[str, Path], is_used: bool) -> None:
-    source, _ = open_case(case, folders[case.name])
-    spans = list(source.divide(64)) if is_used else []
-    under_way = [source.read(span, list(case.expected)) for span in spans[1:2]]
-    for blocks in under_way:
-        next(blocks)
-    copied = cloudpickle.loads(cloudpickle.dumps(source))
-    assert list(copied.divide(64)) == list(source.divide(64))
-    assert copied.schema() == source.schema()
-    assert read_all(copied, copied.divide(64), list(case.expected)) == case.expected
-    under_way.clear()
-    close(source)
-
-
-@all_cases
-def test_pickled_source_reads_spans_without_dividing_again(case: Case, folders: dict[str, Path]) -> None:
-    source, _ = open_case(case, folders[case.name])
-    raw = cloudpickle.dumps(source)
-    spans = list(source.divide(64))
-    copied = cloudpickle.loads(raw)
-    rows, failures = read_span(copied, spans[1], list(case.expected))
-    assert failures == []
-    assert rows == {name: values[spans[1].start : spans[1].stop] for name, values in case.expected.items()}
-    close(source)
-
-
-@all_cases
-def test_fingerprint_is_the_same_while_nothing_changes(case: Case, folders: dict[str, Path]) -> None:
-    source, paths = open_case(case, folders[case.name])
-    again, _ = open_case(case, folders[case.name])
-    before = list(source.fragments())
-    read_all(source, source.divide(64), list(case.expected))
-    assert list(source.fragments()) == list(again.fragments()) == before
-    if not case.is_memory:
-        assert [fragment.path for fragment in before] == paths
-    close(source)
-    close(again)
-
-
-@file_cases
-def test_fingerprint_changes_with_a_files_time(case: Case, own_folder: Path) -> None:
-    source, paths = open_case(case, own_folder)
-    before = list(source.fragments())
-    touch(paths[1])
-    after = list(source.fragments())
-    assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, False, False]
-
-
-@file_cases
-def test_fingerprint_changes_with_a_files_size(case: Case, own_folder: Path) -> None:
-    source, paths = open_case(case, own_folder)
-    before = list(source.fragments())
-    status = os.stat(paths[3])
-    with open(paths[3], "ab") as file:
-        file.write(b"\n")
-    os.utime(paths[3], ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert [old != new for old, new in zip(before, source.fragments(), strict=True)] == [False, False, False, True]
-
-
-def test_fingerprint_of_memory_changes_with_a_single_value() -> None:
-    for name in ("id", "pixels", "weight"):
-        changed = numbers()
-        changed[name].flat[-1] += 1
-        assert InMemory(changed).fragments() != InMemory(numbers()).fragments()
-    table = table_of(numbers(), is_nested=True)
-    other = table.set_column(3, "word", pa.array(["other", *table["word"].to_pylist()[1:]]))
-    assert InMemory.from_table(other).fragments() != InMemory.from_table(table).fragments()
 
 
 def use(source: Source) -> None:
@@ -307,27 +85,6 @@ def test_file_of_something_else_is_an_input_error_that_names_it(case: Case, own_
     with pytest.raises(InputError) as caught:
         use(source)
     assert_names(caught.value, paths[0])
-
-
-@file_cases
-def test_file_that_is_gone_is_an_input_error_that_names_it(case: Case, own_folder: Path) -> None:
-    source, paths = open_case(case, own_folder)
-    source.schema()
-    spans = list(source.divide(64))
-    os.remove(paths[3])
-    with pytest.raises(InputError) as caught:
-        read_all(source, spans, list(case.expected))
-    assert_names(caught.value, paths[3])
-
-
-@file_cases
-def test_file_that_lost_rows_since_it_was_divided_is_noticed(case: Case, own_folder: Path) -> None:
-    source, paths = open_case(case, own_folder)
-    spans = list(source.divide(64))
-    shutil.copyfile(paths[2], paths[3])
-    fresh = cloudpickle.loads(cloudpickle.dumps(source))
-    with pytest.raises((InputError, AssertionError)):
-        read_all(fresh, spans, list(case.expected))
 
 
 def damaged_copies(path: str) -> Iterator[int]:
