@@ -52,7 +52,12 @@ def job_options(command: Command) -> Command:
                 type=click.Choice(RUNTIMES),
                 help="Default: the first installed of these; SavedModels need tensorflow.",
             ),
-            click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB, between 32 and 8,192 rows."),
+            click.option(
+                "--batch-size",
+                type=int,
+                metavar="N",
+                help="Default: about 8 MB; 2 MB for images on a CPU.",
+            ),
             click.option(
                 "--devices",
                 default="all",

@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import IO, Any
@@ -194,7 +194,8 @@ def _decide(
         given = options.buckets
         buckets = fixed.recipe.buckets if fixed else shapes.choose_buckets(source, bindings, preprocess, given)
         largest = shapes.sized(bindings, buckets)
-        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, largest, source, options)
+        kind = placement.devices[0].kind
+        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, largest, source, options, kind)
         job = Job(source, bindings, options.keep, batch_size, preprocess, buckets)
         placement = with_loaders(placement, job, options.loaders)
         prepared = engine.prepare(job, placement, fixed.sample if fixed else _first_rows(source, batch_size))
@@ -261,7 +262,7 @@ def _as_keras_takes_it(spec: TensorSpec) -> TensorSpec:
 
 
 def choose_batch_size(
-    signature: Signature, bindings: Iterable[Binding], source: Source, options: PredictOptions
+    signature: Signature, bindings: Sequence[Binding], source: Source, options: PredictOptions, device_kind: str
 ) -> int:
     if signature.fixed_batch is not None:
         if options.batch_size not in (None, signature.fixed_batch):
@@ -273,9 +274,12 @@ def choose_batch_size(
         return signature.fixed_batch
     if options.batch_size is not None:
         return options.batch_size
-    size = batching.default_batch_size(sum(binding.row_bytes for binding in bindings))
+    row_bytes = sum(binding.row_bytes for binding in bindings)
+    has_images = any(len(binding.shape) >= 3 for binding in bindings)
+    bounds = batching.IMAGES_ON_A_CPU if has_images and device_kind == "cpu" else ()
+    size = batching.default_batch_size(row_bytes, None, *bounds)
     rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
-    return batching.default_batch_size(sum(binding.row_bytes for binding in bindings), rows)
+    return batching.default_batch_size(row_bytes, rows, *bounds)
 
 
 def _first_rows(source: Source, batch_size: int) -> Span:

@@ -81,7 +81,7 @@ def _predict_columns(
     live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions
 ) -> dict[str, Any]:
     bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
-    batch_size = jobs.choose_batch_size(signature, bindings, source, options)
+    batch_size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
     engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
     engine.take(Job(source, bindings, options.keep, batch_size))
     row_bytes = sum(binding.row_bytes for binding in bindings)

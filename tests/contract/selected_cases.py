@@ -29,8 +29,7 @@ def _cut(name: str, skip: int, limit: int | None) -> Case:
     stop = case.num_rows if limit is None else skip + limit
     rows = range(skip, min(stop, case.num_rows))
     said = f"skip {skip} and limit {limit} of {name}"
-    chosen = some_rows(case, said, lambda source: select(source, skip=skip, limit=limit), list(rows))
-    return chosen
+    return some_rows(case, said, lambda source: select(source, skip=skip, limit=limit), list(rows))
 
 
 def _sampled(name: str, wanted: int, seed: int) -> Case:

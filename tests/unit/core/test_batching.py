@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.batching import (
     BATCH_BYTES,
+    IMAGES_ON_A_CPU,
     LARGEST_BATCH,
     MOST_BATCH_BYTES,
     SMALLEST_BATCH,
@@ -230,3 +231,8 @@ def test_rows_that_are_no_array_yet_are_written_into_the_batch_and_not_viewed() 
     batches = list(cut([Piece(0, 4, {"x": ragged})], 2))
     assert [batch.arrays["x"].tolist() for batch in batches] == [[[1], [2]], [[3], [4]]]
     assert not any(np.shares_memory(batch.arrays["x"], ragged.values) for batch in batches)
+
+
+@pytest.mark.parametrize(("side", "expected"), [(32, 512), (224, 16), (299, 8), (1024, 8)])
+def test_images_on_a_cpu_come_in_batches_that_stay_in_the_caches(side: int, expected: int) -> None:
+    assert default_batch_size(side * side * 3, None, *IMAGES_ON_A_CPU) == expected
