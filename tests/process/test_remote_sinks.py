@@ -141,6 +141,7 @@ def test_killed_run_is_resumed_and_every_row_is_there_once(
     assert len(journal_in(store, url)) == 20
 
 
+@pytest.mark.slow
 def test_part_that_was_uploaded_and_not_recorded_is_replaced(
     models: Path, digits: Path, store: Any, url: str, local: dict[str, bytes], penstock_run: Penstock
 ) -> None:
@@ -156,6 +157,7 @@ def test_part_that_was_uploaded_and_not_recorded_is_replaced(
     assert len(journal_in(store, url)) == 20
 
 
+@pytest.mark.slow
 def test_second_run_is_refused_while_the_first_is_alive(
     models: Path, digits: Path, store: Any, url: str, penstock_run: Penstock
 ) -> None:
@@ -176,6 +178,7 @@ def test_second_run_is_refused_while_the_first_is_alive(
     assert rows_in(store, url) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_interrupt_commits_what_is_in_flight_and_frees_the_lock(
     models: Path, digits: Path, store: Any, url: str, penstock_run: Penstock
 ) -> None:
@@ -190,6 +193,7 @@ def test_interrupt_commits_what_is_in_flight_and_frees_the_lock(
     assert rows_in(store, url) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_overwrite_removes_the_job_and_nothing_else(
     models: Path, digits: Path, store: Any, url: str, penstock_run: Penstock
 ) -> None:
@@ -253,6 +257,7 @@ def test_job_that_never_began_leaves_no_object(
     assert store.find(url) == []
 
 
+@pytest.mark.slow
 def test_parts_of_several_files_are_written_as_they_are_locally(
     models: Path, digits: Path, store: Any, url: str, penstock_run: Penstock, tmp_path: Path
 ) -> None:
