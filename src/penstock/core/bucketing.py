@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.core.batching import Batch, Room, joined, note
+from penstock.core.columns import take_positions
 from penstock.core.feeds import Feed, Piece
 from penstock.core.records import Array, Column, RowFailure
 from penstock.core.watching import Watch
@@ -125,7 +125,7 @@ class _Rows:
             wanted = {piece.start + row for row in inside.tolist()}
             failures |= {row: failure for row, failure in piece.failures.items() if row in wanted}
             if piece.kept:
-                kept.append({name: _take(column, inside) for name, column in piece.kept.items()})
+                kept.append({name: take_positions(column, inside) for name, column in piece.kept.items()})
         for array in arrays.values():
             array[len(positions) :] = array[len(positions) - 1]
         values, padded = self._padding(positions, shapes, batch_size)
@@ -171,7 +171,3 @@ def _bounded(sizes: Array, boundaries: Sequence[Boundaries]) -> Array:
         return sizes
     largest = np.array([ends[-1] for ends in boundaries]) * MOST_BEYOND ** (1 / len(boundaries))
     return np.where((sizes > largest).any(axis=1, keepdims=True), 1, sizes)
-
-
-def _take(column: Column, positions: Array) -> Column:
-    return column[positions] if isinstance(column, np.ndarray) else column.take(pa.array(positions))

@@ -275,6 +275,11 @@ def _text_to_arrow(column: Array) -> pa.Array:
     return values
 
 
+def take_positions(column: Column, positions: Array) -> Column:
+    """The rows of a column at these positions, in that order."""
+    return column[positions] if isinstance(column, np.ndarray) else column.take(pa.array(positions))
+
+
 def take_rows(column: Column, keep: Array) -> Column:
     """The rows of a column where `keep` is true."""
     return column[keep] if isinstance(column, np.ndarray) else column.filter(pa.array(keep))

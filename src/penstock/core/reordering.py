@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batching import Batch
-from penstock.core.columns import join, take_rows, to_arrow
+from penstock.core.columns import join, take_positions, take_rows, to_arrow
 from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Span
 
 Answered = tuple[range | Array, Mapping[str, Column], Mapping[str, Column]]
@@ -27,7 +27,7 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
         columns |= {KEPT + name: join([kept[name] for _, _, kept in batches]) for name in batches[0][2]}
     if not all(isinstance(positions, range) for positions, _, _ in batches):
         order = np.argsort(np.concatenate([np.asarray(positions) for positions, _, _ in batches]))
-        columns = {name: _take(column, order) for name, column in columns.items()}
+        columns = {name: take_positions(column, order) for name, column in columns.items()}
     if failures:
         alive = np.ones(span.rows, dtype=bool)
         alive[[failure.row - span.start for failure in failures]] = False
@@ -48,7 +48,3 @@ def _as_lists(output: Array, lengths: Array) -> Column:
     flat = to_arrow(np.concatenate(rows)) if rows else to_arrow(output.reshape(-1, *output.shape[2:])[:0])
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     return pa.LargeListArray.from_arrays(to_arrow(offsets), flat.storage if hasattr(flat, "storage") else flat)
-
-
-def _take(column: Column, order: Array) -> Column:
-    return column[order] if isinstance(column, np.ndarray) else column.take(pa.array(order))

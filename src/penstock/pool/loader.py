@@ -6,24 +6,19 @@ What the user's function prints goes to the log.
 
 from __future__ import annotations
 
-import os
-import queue
 import sys
-import threading
 import time
-import traceback
-from typing import Any
 
 import pyarrow as pa
 
-from penstock.core.events import Begin, Failed, Grant, Learn, Learnt, LoadSpan, SpanLoaded
+from penstock.core.events import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.records import Job, RowFailure
 from penstock.core.watching import Watch
-from penstock.errors import PenstockError
 from penstock.pool.batch_transfer import SlotRoom
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
 from penstock.pool.loading import load_batches
+from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.transfer import Writable
 
@@ -53,33 +48,18 @@ class LoaderProcess:
         self._slots_descriptor = slots_descriptor
         self._watch = BoardWatch(board)
         self._granted = FreeSlots()
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._serving = Serving(channel, self._handle, self._take_at_once)
         self._job: Job | None = None
         self._room: SlotRoom | None = None
 
     def serve(self) -> None:
-        threading.Thread(target=self._listen, daemon=True, name="listener").start()
-        while True:
-            message = self._inbox.get()
-            try:
-                self._handle(message)
-            except BaseException as error:
-                self._fail(error)
+        self._serving.serve()
 
-    def _listen(self) -> None:
-        """Runs beside everything else, so that slots are granted and a lost coordinator is noticed at any time."""
-        while True:
-            try:
-                message = self._channel.receive()
-            except (EOFError, OSError):
-                os._exit(0)
-            except Exception as error:
-                self._fail(error)
-                continue
-            if isinstance(message, Grant):
-                self._granted.give_back(message.slot)
-            else:
-                self._inbox.put(message)
+    def _take_at_once(self, message: object) -> bool:
+        if isinstance(message, Grant):
+            self._granted.give_back(message.slot)
+            return True
+        return False
 
     def _handle(self, message: object) -> None:
         match message:
@@ -108,13 +88,6 @@ class LoaderProcess:
         waited = self._room.waited_s - waited_before
         read = time.perf_counter() - started - waited
         self._channel.send(SpanLoaded(order.span.index, count, read, waited, order.attempt))
-
-    def _fail(self, error: BaseException) -> None:
-        details = "".join(traceback.format_exception(error))
-        sys.stderr.write(details)
-        sys.stderr.flush()
-        known = error if isinstance(error, PenstockError) else None
-        self._channel.send(Failed(known, type(error).__name__, details))
 
 
 def main() -> None:

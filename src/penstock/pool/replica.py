@@ -6,20 +6,14 @@ the line is closed, and ends at once when it is: a coordinator that was killed l
 
 from __future__ import annotations
 
-import os
-import queue
 import sys
-import threading
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.core.batching import Batch
 from penstock.core.events import (
     Chunk,
     Drain,
     Emptied,
-    Failed,
     Filled,
     Load,
     Loaded,
@@ -32,11 +26,11 @@ from penstock.core.events import (
 )
 from penstock.core.protocols import Replica
 from penstock.core.records import Result, Span, Timings
-from penstock.errors import PenstockError
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.channel import Channel
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
+from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.transfer import Assembly, send
 from penstock.pool.warmup import warm_up
@@ -96,33 +90,18 @@ class ReplicaProcess:
         self._free = FreeSlots(range(slots.count))
         self._batch_slots = batch_slots
         self._batches: BatchInlet | None = None
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._serving = Serving(channel, self._handle, self._take_at_once)
         self._replica: Replica | None = None
         self._pipeline: Pipeline | None = None
 
     def serve(self) -> None:
-        threading.Thread(target=self._listen, daemon=True, name="listener").start()
-        while True:
-            message = self._inbox.get()
-            try:
-                self._handle(message)
-            except BaseException as error:
-                self._fail(error)
+        self._serving.serve()
 
-    def _listen(self) -> None:
-        """Runs beside everything else, so that slots are released and a lost coordinator is noticed at any time."""
-        while True:
-            try:
-                message = self._channel.receive()
-            except (EOFError, OSError):
-                os._exit(0)
-            except Exception as error:  # a message that cannot be read: the job cannot go on, but must be told so
-                self._fail(error)
-                continue
-            if isinstance(message, Release):
-                self._free.give_back(message.slot)
-            else:
-                self._inbox.put(message)
+    def _take_at_once(self, message: object) -> bool:
+        if isinstance(message, Release):
+            self._free.give_back(message.slot)
+            return True
+        return False
 
     def _handle(self, message: object) -> None:
         match message:
@@ -159,7 +138,7 @@ class ReplicaProcess:
             self._replica,
             message.job,
             self._emit,
-            self._fail,
+            self._serving.fail,
             loaders=message.loaders,
             lanes=message.lanes,
             follows=prepared.follows,
@@ -170,13 +149,6 @@ class ReplicaProcess:
         if self._batches is not None:
             self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
-
-    def _fail(self, error: BaseException) -> None:
-        details = "".join(traceback.format_exception(error))
-        sys.stderr.write(details)
-        sys.stderr.flush()
-        known = error if isinstance(error, PenstockError) else None
-        self._channel.send(Failed(known, type(error).__name__, details))
 
 
 def main() -> None:
