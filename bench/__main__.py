@@ -14,7 +14,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench import from_files, from_photos, from_records, hand_over, in_memory, many_files, memory, to_slots
+from bench import (
+    best_classes,
+    from_files,
+    from_photos,
+    from_records,
+    hand_over,
+    in_memory,
+    many_files,
+    memory,
+    to_slots,
+)
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
 from bench.sizes import Sizes
@@ -31,8 +41,9 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "H": from_records.predicted,
     "I": hand_over.batches,
     "J": many_files.listed,
+    "K": best_classes.kept,
 }
-MODELS = ("a1", "a2", "mobilenet")
+MODELS = ("a1", "a2", "mobilenet", "thousand")
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
 
 LEGEND = """\
@@ -49,6 +60,7 @@ F  images a second in the steady state, penstock and peer; the ratio is of these
 G  peer: Ray Data, as in A. H  peers as named. Start to finish as in A; without start, on every side, from its model
    loaded: what Ray has read until then is not on this clock.
 I  from a batch decoded in its slot to an array in another process. J  peak resident memory of a fresh process.
+K  the same network and files; what is written differs: the five best of 1,000, one number, or all of them.
    A bar with a unit is held against penstock's own figure."""
 
 

@@ -52,6 +52,16 @@ def unit_mlp() -> Any:
     )
 
 
+def thousand_classes() -> Any:
+    """K: the network of A1 with 1,000 classes, and the largest of their values."""
+    kernel = keras.initializers.RandomNormal(stddev=PIXEL_KERNEL_STDDEV)
+    image = keras.Input((PIXELS,), name="image")
+    hidden = keras.layers.Dense(64, activation="relu", kernel_initializer=kernel)(image)
+    classes = keras.layers.Dense(1000, activation="softmax", name="classes")(hidden)
+    largest = keras.layers.GlobalMaxPooling1D(name="pool")(keras.layers.Reshape((1000, 1))(classes))
+    return keras.Model(image, {"classes": classes, "largest": largest})
+
+
 def photo_network() -> Any:
     """G: MobileNetV2 with random weights, for raw uint8 photos, answering 1,280 features."""
     network = keras.applications.MobileNetV2(
@@ -84,8 +94,8 @@ def _normalise(network: Any) -> None:
 
 
 def save_all(folder: Path) -> list[str]:
-    """Save the models of A1, A2 and G, under their final names only when they are whole; return their paths."""
-    models = {"a1": image_mlp, "a2": feature_mlp, "mobilenet": photo_network}
+    """Save the models of A1, A2, G and K, under their final names only when they are whole; return their paths."""
+    models = {"a1": image_mlp, "a2": feature_mlp, "mobilenet": photo_network, "thousand": thousand_classes}
     keras.utils.set_random_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     return [_save(build(), folder / f"{name}.keras") for name, build in models.items()]

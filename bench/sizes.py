@@ -30,6 +30,10 @@ class Sizes:
         return A2_FILES * self.a2_rows_per_file
 
     @property
+    def ranked_rows(self) -> int:
+        return self._scaled(500_000)
+
+    @property
     def mlp_rows(self) -> int:
         return self._scaled(1_000_000)
 

@@ -8,13 +8,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from penstock import folders, registry, steps
 from penstock.errors import OutputError, UsageError
 from penstock.inspection import describe_data, describe_input, describe_model
+from penstock.models.belongings import with_belongings
 from penstock.opening import open_data, open_model
-from penstock.options import DeviceRequest, PredictOptions, ReadOptions, parse_size
+from penstock.option_texts import parse_size, read_labels
+from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
 from penstock.pool.probe import devices_with_runtimes
 from penstock.returned import predict_arrays, stream_blocks
 from penstock.sources.streaming import Rows as Rows
@@ -25,6 +28,12 @@ from penstock.telemetry.progress import Bars, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 
 _READING = tuple(field.name for field in dataclasses.fields(ReadOptions))
+_REQUESTED = (
+    "signature", "runtime", "batch_size", "threads", "format", "part_rows", "trust_model",
+    "as_example", "top_k", "argmax",
+)  # fmt: skip
+"""Options that are plain JSON as they are, and change the output."""
+_LOADING = tuple(field.name for field in dataclasses.fields(ModelOptions))
 
 
 class Keywords(TypedDict, total=False):
@@ -42,6 +51,19 @@ class Keywords(TypedDict, total=False):
     part_rows: int
     max_failures: float
     trust_model: bool
+    weights: str | os.PathLike[str]
+    custom_objects: str | Sequence[str]
+    constants: Mapping[str, Any]
+    estimator: bool
+    checkpoint: str | os.PathLike[str]
+    params: Mapping[str, Any]
+    as_example: bool
+    outputs: str | Sequence[str]
+    top_k: int
+    argmax: bool
+    labels: str | os.PathLike[str] | Sequence[str]
+    check: bool
+    tolerance: float
     image_size: int | tuple[int, int] | str
     resize: str
     color: str
@@ -81,7 +103,7 @@ def make_options(keywords: Keywords) -> PredictOptions:
             name: (columns,) if isinstance(columns, str) else tuple(columns)
             for name, columns in given["inputs"].items()
         }
-    for name in ("keep", "images"):
+    for name in ("keep", "images", "outputs", "custom_objects"):
         if name in given:
             given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
     for name in ("scale", "offset", "buckets"):
@@ -89,8 +111,16 @@ def make_options(keywords: Keywords) -> PredictOptions:
             given[name] = tuple(given[name]) if isinstance(given[name], Sequence) else (given[name],)
     if "image_size" in given:
         given["image_size"] = _size(given["image_size"])
-    reading = {name: given.pop(name) for name in _READING if name in given}
-    given["reading"] = ReadOptions(**reading)
+    if "labels" in given:
+        is_path = isinstance(given["labels"], (str, os.PathLike))
+        given["labels"] = read_labels(os.fspath(given["labels"])) if is_path else tuple(given["labels"])
+    if "constants" in given:
+        given["constants"] = {name: str(value) for name, value in given["constants"].items()}
+    for name in ("weights", "checkpoint"):
+        if name in given:
+            given[name] = os.fspath(given[name])
+    given["reading"] = ReadOptions(**{name: given.pop(name) for name in _READING if name in given})
+    given["loading"] = ModelOptions(**{name: given.pop(name) for name in _LOADING if name in given})
     return PredictOptions(**given)
 
 
@@ -192,13 +222,10 @@ def make_task(
         "columns": {name: list(columns) for name, columns in options.inputs.items()},
         "keep": list(options.keep),
         "rename": dict(options.rename),
-        "signature": options.signature,
-        "runtime": options.runtime,
-        "batch_size": options.batch_size,
-        "threads": options.threads,
-        "format": options.format,
-        "part_rows": options.part_rows,
-        "trust_model": options.trust_model,
+        **{name: getattr(options, name) for name in _REQUESTED},
+        "outputs": list(options.outputs),
+        "labels": list(options.labels),
+        "loading": dataclasses.asdict(options.loading),
         **steps.as_request(options),
     }
     return folders.FolderJob(opened, digest, source, output, options, request, overwrite, is_verbose)
@@ -235,10 +262,10 @@ def resume(
         rename=request["rename"],
         devices=DeviceRequest.parse(devices),
         max_failures=manifest.max_failures if max_failures is None else max_failures,
-        **{
-            key: request[key]
-            for key in ("signature", "runtime", "batch_size", "threads", "format", "part_rows", "trust_model")
-        },
+        **{name: request[name] for name in _REQUESTED},
+        outputs=tuple(request["outputs"]),
+        labels=tuple(request["labels"]),
+        loading=ModelOptions(**request["loading"] | {"custom_objects": tuple(request["loading"]["custom_objects"])}),
         **steps.from_request(request),
     )
     return predict_to_folder(
@@ -294,18 +321,31 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
     return stream_blocks(opened, source, options, is_verbose=verbose)
 
 
-def inspect(target: Any, *, signature: str | None = None, runtime: str | None = None) -> dict[str, Any]:
+def inspect(
+    target: Any,
+    *,
+    signature: str | None = None,
+    runtime: str | None = None,
+    trust_model: bool = False,
+    custom_objects: str | Sequence[str] = (),
+    weights: str | None = None,
+) -> dict[str, Any]:
     """What a model file takes and gives, or what an input holds: files, or what else `predict` takes as data.
 
     Returns:
-        For a model: `kind`, `inputs`, `outputs`, `signatures`, `parameters`, `writer`. For an input: `files`, `rows`,
-        `columns`.
+        For a model: `kind`, `written_by`, `inputs`, `outputs`, `other_signatures`, `parameters`, `bytes`, `needs_trust`,
+        `runtimes` and `run_it`, the command. For an input: `files`, `rows`, `columns`.
     """
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])
     target = os.fspath(target)
-    file = registry.find_model(target, signature=signature, trust=False)
-    return describe_model(file, runtime) if file is not None else describe_input(target)
+    # It is only looked at: what needs trust is told, and not loaded unless it is given.
+    file = registry.find_model(target, signature=signature, trust=True)
+    if file is None:
+        return describe_input(target)
+    modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
+    file = with_belongings(replace(file, trust=trust_model), weights, modules, trust=trust_model)
+    return describe_model(file, runtime)
 
 
 def devices() -> list[dict[str, Any]]:

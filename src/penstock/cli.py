@@ -65,8 +65,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("model")
-@click.argument("input_", metavar="INPUT...", nargs=-1, required=True)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
 @click.option(
     "--output",
     "-o",
@@ -78,8 +77,7 @@ def main() -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
 @output_options
 def predict(
-    model: str,
-    input_: tuple[str, ...],
+    model_and_input: tuple[str, ...],
     output: str | None,
     overwrite: bool,
     dry_run: bool,
@@ -90,24 +88,33 @@ def predict(
 ) -> int:
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
-    MODEL is a .keras file, a SavedModel folder, or module:function that builds a Keras model. INPUT is tables
-    (.parquet, .csv, .tsv, .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files,
-    folders, globs, or their URLs (s3://…).
+    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (of Keras, of a tf.estimator,
+    of TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
+    .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/
       penstock predict model.keras photos/ --output predictions/ --preset imagenet-tf
       penstock predict saved_model/ 'logs/*.csv' --output out/ --input 'x=f*' --keep id
+      penstock predict model.onnx photos/ --output out/ --top-k 5 --labels classes.txt
+      penstock predict --estimator code:model_fn --checkpoint model_dir/ rows.parquet --output out/
     """
     began = time.perf_counter()
     options = make_options(values)
+    model, *input_ = (values["estimator"], *model_and_input) if values["estimator"] is not None else model_and_input
+    if not input_:
+        raise UsageError(
+            "INPUT is missing",
+            received=f"MODEL {model}",
+            hint="penstock predict MODEL INPUT --output FOLDER; with --estimator there is no MODEL",
+        )
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, as_json=as_json)
     from penstock import api
 
     summary = api.predict_to_folder(
         model,
-        list(input_),
+        input_,
         output,
         options,
         progress=_progress(quiet),
@@ -118,10 +125,10 @@ def predict(
     return _report(summary, as_json=as_json, quiet=quiet)
 
 
-def _dry_run(model: str, input_: tuple[str, ...], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+def _dry_run(model: str, input_: list[str], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
     from penstock.dry_run import describe, in_words
 
-    found = describe(model, list(input_), output, options)
+    found = describe(model, input_, output, options)
     click.echo(json.dumps(found) if as_json else in_words(found))
     if output is None:
         raise UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
@@ -166,28 +173,39 @@ def status(output: str, as_json: bool) -> int:
 @main.command()
 @click.argument("target", metavar="MODEL|INPUT")
 @click.option("--signature", metavar="NAME", help="The signature of a SavedModel.")
-@click.option("--runtime", type=click.Choice(RUNTIMES), help="The framework that loads the model.")
+@click.option("--runtime", type=click.Choice(RUNTIMES), help="What loads the model.")
+@click.option("--custom-objects", multiple=True, metavar="MODULE", help="As in predict.")
+@click.option("--weights", metavar="FILE", help="As in predict.")
+@click.option("--trust-model", is_flag=True, help="Load it even if it contains code.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def inspect(target: str, signature: str | None, runtime: str | None, as_json: bool) -> int:
-    """What MODEL takes and gives, or what INPUT holds."""
+def inspect(target: str, as_json: bool, **options: Any) -> int:
+    """What MODEL takes and gives, what wrote it, what it does that needs trust; or what INPUT holds."""
     from penstock import api
 
-    found = api.inspect(target, signature=signature, runtime=runtime)
+    found = api.inspect(target, **options)
     if as_json:
         click.echo(json.dumps(found))
         return 0
-    for key, value in found.items():
-        if isinstance(value, dict):
-            click.echo(f"{key}:")
-            for name, spec in value.items():
-                click.echo(f"  {name}  {spec}")
-        elif value not in (None, []):
-            shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
-            click.echo(f"{key.replace('_', ' ')}: {shown}")
-    if "inputs" in found:
-        names = " ".join(f"--input {name}=COLUMN" for name in found["inputs"])
-        click.echo(f"run it: penstock predict {target} INPUT --output OUT {names}")
+    for line in _in_words(found):
+        click.echo(line)
     return 0
+
+
+def _in_words(found: dict[str, Any], indent: str = "") -> list[str]:
+    """A description, a line for each entry; what is empty is left out."""
+    lines: list[str] = []
+    for key, value in found.items():
+        name = f"{indent}{key.replace('_', ' ')}:"
+        if value is None or value == [] or value == {}:
+            continue
+        if isinstance(value, dict):
+            lines += [name, *_in_words(value, indent + "  ")]
+        elif isinstance(value, list) and key in ("notes", "needs_trust"):
+            lines += [name, *(f"{indent}  {entry}" for entry in value)]
+        else:
+            shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+            lines.append(f"{name} {shown}")
+    return lines
 
 
 @main.command()

@@ -8,6 +8,16 @@ from typing import Any, TypeVar
 import click
 
 from penstock.errors import UsageError
+from penstock.option_texts import (
+    parse_constants,
+    parse_features,
+    parse_inputs,
+    parse_numbers,
+    parse_params,
+    parse_renames,
+    parse_size,
+    read_labels,
+)
 from penstock.options import (
     COLORS,
     FORMATS,
@@ -15,143 +25,171 @@ from penstock.options import (
     RESIZES,
     RUNTIMES,
     DeviceRequest,
+    ModelOptions,
     PredictOptions,
     ReadOptions,
-    parse_features,
-    parse_inputs,
-    parse_numbers,
-    parse_renames,
-    parse_size,
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_Option = Callable[[Any], Any]
+
+ESTIMATOR = "--estimator"
+
+_MODEL: list[_Option] = [
+    click.option(
+        "--signature",
+        metavar="NAME",
+        help="Which signature of a SavedModel; default: serving_default, or the only one.",
+    ),
+    click.option(
+        "--runtime", type=click.Choice(RUNTIMES), help="Default: the first installed of these that runs the model."
+    ),
+    click.option("--weights", metavar="FILE", help="A file of weights only, for MODEL given as module:function."),
+    click.option(
+        "--custom-objects",
+        multiple=True,
+        metavar="MODULE",
+        help="A module that holds the model's own classes. Repeatable.",
+    ),
+    click.option(
+        "--constant",
+        "constants",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="The value of an input that is not one for each row. Repeatable.",
+    ),
+    click.option(
+        ESTIMATOR,
+        metavar="MODULE:FUNCTION",
+        help="In place of MODEL: the model_fn of a tf.estimator, or a function that gives an Estimator.",
+    ),
+    click.option("--checkpoint", metavar="DIR", help="The model_dir of --estimator, or one checkpoint in it."),
+    click.option("--params", metavar="JSON|FILE", help="The params of --estimator's model_fn."),
+    click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
+    click.option(
+        "--check", is_flag=True, help="First compare some answers with the model's own framework on one CPU device."
+    ),
+    click.option(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        show_default=True,
+        metavar="SHARE",
+        help="How far --check lets them differ, as a share of an output's spread.",
+    ),
+]
+
+_FED: list[_Option] = [
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="NAME=COLUMN[,…]",
+        help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.",
+    ),
+    click.option(
+        "--as-example/--no-as-example",
+        default=None,
+        help="Put columns into tf.train.Example records. Default: where the model parses them.",
+    ),
+    click.option(
+        "--preprocess",
+        metavar="MODULE:FUNCTION",
+        help="A function from a block of columns (a dict of arrays) to another, run in the loaders.",
+    ),
+    click.option("--preprocess-row", metavar="MODULE:FUNCTION", help="The same, row by row."),
+    click.option("--preset", type=click.Choice(PRESETS), help="A usual scaling of images, on the device."),
+    click.option("--scale", metavar="X[,…]", help="Multiply inputs on the device: one number, or one a channel."),
+    click.option("--offset", metavar="X,…", help="Add this after --scale."),
+    click.option("--image-size", metavar="HxW", help="Resize images. Default: what the model takes."),
+    click.option(
+        "--resize", type=click.Choice(RESIZES), default="stretch", show_default=True, help="How images reach that size."
+    ),
+    click.option("--color", type=click.Choice(COLORS), help="Default: by the model's channels."),
+    click.option(
+        "--image",
+        "images",
+        multiple=True,
+        metavar="COLUMN",
+        help="A column of encoded images, or of their paths. Default: found where the model takes images.",
+    ),
+    click.option(
+        "--feature",
+        "features",
+        multiple=True,
+        metavar="NAME=DTYPE[SHAPE]",
+        help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
+    ),
+    click.option(
+        "--buckets", metavar="N,N,…", help="What lists of different lengths are padded to. Default: by the data."
+    ),
+]
+
+_ROWS: list[_Option] = [
+    click.option("--limit", type=int, metavar="N", help="Take at most N rows."),
+    click.option("--skip", type=int, default=0, metavar="N", help="Leave out the first N rows."),
+    click.option("--sample", type=int, metavar="N", help="Try the job on N rows from all over the input."),
+    click.option("--sample-by", metavar="COLUMN", help="Every value of COLUMN keeps its share in the sample."),
+    click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides the sample."),
+]
+
+_WRITTEN: list[_Option] = [
+    click.option("--outputs", metavar="NAME,…", help="Write only these outputs of the model."),
+    click.option("--top-k", type=int, metavar="K", help="Write the K best classes and their scores, not all values."),
+    click.option("--argmax", is_flag=True, help="Write the best class, not all values."),
+    click.option("--labels", metavar="FILE", help="The names of the classes: one a line, or JSON."),
+    click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
+    click.option("--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."),
+    click.option(
+        "--format", "format_", type=click.Choice(FORMATS), default="parquet", show_default=True, help="What to write."
+    ),
+    click.option(
+        "--part-rows",
+        type=int,
+        metavar="N",
+        help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.",
+    ),
+    click.option(
+        "--max-failures",
+        type=float,
+        default=0.1,
+        show_default=True,
+        metavar="SHARE",
+        help="Stop when more than this share of rows failed, once 100 were seen.",
+    ),
+]
+
+_RUN: list[_Option] = [
+    click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB; 2 MB for images on a CPU."),
+    click.option(
+        "--devices",
+        default="all",
+        metavar="WHICH",
+        show_default=True,
+        help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
+    ),
+    click.option("--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."),
+    click.option(
+        "--loaders",
+        default="auto",
+        metavar="N|auto",
+        show_default=True,
+        help="Processes that decode and preprocess (or threads of each replica, where that is enough).",
+    ),
+    click.option(
+        "--row-timeout",
+        type=float,
+        default=120.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long one row, or one call of --preprocess, may take; then it is a failed row.",
+    ),
+]
 
 
 def job_options(command: Command) -> Command:
     """The options of a prediction job."""
-    for option in reversed(
-        [
-            click.option(
-                "--input",
-                "inputs",
-                multiple=True,
-                metavar="NAME=COLUMN[,…]",
-                help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.",
-            ),
-            click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
-            click.option(
-                "--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."
-            ),
-            click.option(
-                "--signature",
-                metavar="NAME",
-                help="Which signature of a SavedModel; default: serving_default, or the only one.",
-            ),
-            click.option(
-                "--runtime",
-                type=click.Choice(RUNTIMES),
-                help="Default: the first installed of these; SavedModels need tensorflow.",
-            ),
-            click.option(
-                "--batch-size",
-                type=int,
-                metavar="N",
-                help="Default: about 8 MB; 2 MB for images on a CPU.",
-            ),
-            click.option(
-                "--devices",
-                default="all",
-                metavar="WHICH",
-                show_default=True,
-                help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
-            ),
-            click.option(
-                "--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."
-            ),
-            click.option(
-                "--format",
-                "format_",
-                type=click.Choice(FORMATS),
-                default="parquet",
-                show_default=True,
-                help="What to write.",
-            ),
-            click.option(
-                "--part-rows",
-                type=int,
-                metavar="N",
-                help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.",
-            ),
-            click.option(
-                "--max-failures",
-                type=float,
-                default=0.1,
-                show_default=True,
-                metavar="SHARE",
-                help="Stop when more than this share of rows failed, once 100 were seen.",
-            ),
-            click.option(
-                "--preprocess",
-                metavar="MODULE:FUNCTION",
-                help="A function from a block of columns (a dict of arrays) to another, run in the loaders.",
-            ),
-            click.option("--preprocess-row", metavar="MODULE:FUNCTION", help="The same, row by row."),
-            click.option("--preset", type=click.Choice(PRESETS), help="A usual scaling of images, on the device."),
-            click.option(
-                "--scale", metavar="X[,…]", help="Multiply inputs on the device: one number, or one a channel."
-            ),
-            click.option("--offset", metavar="X,…", help="Add this after --scale."),
-            click.option("--image-size", metavar="HxW", help="Resize images. Default: what the model takes."),
-            click.option(
-                "--resize",
-                type=click.Choice(RESIZES),
-                default="stretch",
-                show_default=True,
-                help="How images reach that size.",
-            ),
-            click.option("--color", type=click.Choice(COLORS), help="Default: by the model's channels."),
-            click.option(
-                "--image",
-                "images",
-                multiple=True,
-                metavar="COLUMN",
-                help="A column of encoded images, or of their paths. Default: found where the model takes images.",
-            ),
-            click.option(
-                "--feature",
-                "features",
-                multiple=True,
-                metavar="NAME=DTYPE[SHAPE]",
-                help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
-            ),
-            click.option(
-                "--buckets",
-                metavar="N,N,…",
-                help="What lists of different lengths are padded to. Default: by the data.",
-            ),
-            click.option(
-                "--loaders",
-                default="auto",
-                metavar="N|auto",
-                show_default=True,
-                help="Processes that decode and preprocess (or threads of each replica, where that is enough).",
-            ),
-            click.option(
-                "--row-timeout",
-                type=float,
-                default=120.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="How long one row, or one call of --preprocess, may take; then it is a failed row.",
-            ),
-            click.option("--limit", type=int, metavar="N", help="Take at most N rows."),
-            click.option("--skip", type=int, default=0, metavar="N", help="Leave out the first N rows."),
-            click.option("--sample", type=int, metavar="N", help="Try the job on N rows from all over the input."),
-            click.option("--sample-by", metavar="COLUMN", help="Every value of COLUMN keeps its share in the sample."),
-            click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides the sample."),
-            click.option("--trust-model", is_flag=True, help="Load models that contain code (Lambda layers, …)."),
-        ]
-    ):
+    for option in reversed([*_FED, *_ROWS, *_WRITTEN, *_MODEL, *_RUN]):
         command = option(command)
     return command
 
@@ -167,10 +205,15 @@ def output_options(command: Command) -> Command:
     return command
 
 
+_TAKEN_AS_THEY_ARE = (
+    "signature", "runtime", "trust_model", "check", "tolerance", "as_example", "top_k", "argmax",
+    "batch_size", "part_rows", "max_failures", "preprocess", "preprocess_row", "preset", "row_timeout",
+    "limit", "skip", "sample", "sample_by", "seed",
+)  # fmt: skip
+
+
 def make_options(values: dict[str, Any]) -> PredictOptions:
-    scale, offset, buckets, size = (values[name] for name in ("scale", "offset", "buckets", "image_size"))
-    plain = ("signature", "runtime", "batch_size", "part_rows", "max_failures", "trust_model", "preprocess")
-    rows = ("preprocess_row", "preset", "row_timeout", "limit", "skip", "sample", "sample_by", "seed")
+    scale, offset, buckets, outputs = (values[name] for name in ("scale", "offset", "buckets", "outputs"))
     return PredictOptions(
         inputs=parse_inputs(values["inputs"]),
         keep=tuple(values["keep"]),
@@ -182,14 +225,33 @@ def make_options(values: dict[str, Any]) -> PredictOptions:
         scale=parse_numbers(scale, "--scale") if scale is not None else None,
         offset=parse_numbers(offset, "--offset") if offset is not None else None,
         buckets=tuple(int(n) for n in parse_numbers(buckets, "--buckets")) if buckets is not None else None,
-        reading=ReadOptions(
-            image_size=parse_size(size) if size is not None else None,
-            resize=values["resize"],
-            color=values["color"],
-            images=tuple(values["images"]),
-            features=parse_features(values["features"]),
-        ),
-        **{name: values[name] for name in (*plain, *rows)},
+        outputs=tuple(name.strip() for name in outputs.split(",")) if outputs is not None else (),
+        labels=read_labels(values["labels"]) if values["labels"] is not None else (),
+        loading=_loading(values),
+        reading=_reading(values),
+        **{name: values[name] for name in _TAKEN_AS_THEY_ARE},
+    )
+
+
+def _loading(values: dict[str, Any]) -> ModelOptions:
+    return ModelOptions(
+        weights=values["weights"],
+        custom_objects=tuple(values["custom_objects"]),
+        constants=parse_constants(values["constants"]),
+        estimator=values["estimator"] is not None,
+        checkpoint=values["checkpoint"],
+        params=parse_params(values["params"]) if values["params"] is not None else None,
+    )
+
+
+def _reading(values: dict[str, Any]) -> ReadOptions:
+    size = values["image_size"]
+    return ReadOptions(
+        image_size=parse_size(size) if size is not None else None,
+        resize=values["resize"],
+        color=values["color"],
+        images=tuple(values["images"]),
+        features=parse_features(values["features"]),
     )
 
 

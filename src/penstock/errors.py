@@ -5,6 +5,7 @@
     ├── TooManyFailures      4  more rows failed than the job allows
     ├── InputError           5  the data cannot be read, or does not fit the model
     ├── ModelError           6  the model cannot be loaded, or rejects everything
+    │   └── RefusedByRuntime 6  this runtime cannot load it; another one may
     ├── OutputError          7  the output folder is locked, foreign or damaged
     ├── DeviceError          8  a device, a runtime or an extra is missing
     ├── WorkersDied          9  replicas kept dying
@@ -92,6 +93,10 @@ class ModelError(PenstockError):
     """The model cannot be loaded, or rejects every row."""
 
     exit_code = 6
+
+
+class RefusedByRuntime(ModelError):
+    """This runtime cannot load the model, but another one may: the next that the model names is tried."""
 
 
 class OutputError(PenstockError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from penstock import jobs, registry, written
+from penstock.checking import check_answers
 from penstock.core import division
 from penstock.core.records import ModelFile, Result
 from penstock.core.stopping import StopFlag
@@ -152,6 +153,8 @@ class _Run:
         with contextlib.closing(started):
             for line in (*written.describe_source(task.source), *written.describe_feeding(started)):
                 self._progress.note(line)
+            if task.options.check and isinstance(task.model, ModelFile):
+                self._progress.note(check_answers(task.model, started, log=self._log, stop=self._stop))
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
                 with output_errors():
@@ -271,6 +274,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(
         request=task.request,
+        model_digest=task.model_digest,
         fingerprint=mark,
         fragments=tuple(task.source.fragments()),
         recipe=started.recipe,

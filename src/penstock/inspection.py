@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from typing import Any
 
 from penstock import registry
 from penstock.core.protocols import Source
-from penstock.core.records import ModelFile, Placement
+from penstock.core.records import ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
-from penstock.errors import InputError
+from penstock.errors import InputError, RefusedByRuntime
 from penstock.opening import log_without_folder
 from penstock.pool.devices import cpu_device
 from penstock.pool.supervisor import Launch
@@ -20,26 +21,76 @@ from penstock.telemetry.meter import Meter
 
 
 def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
-    """Load a model on the CPU, in a process of its own, and say what it is."""
+    """What a model file is, and, loaded on the CPU in a process of its own, what it takes and gives.
+
+    A model that needs trust and was not given it is looked at, but not loaded.
+    """
+    facts = registry.facts_of(file)
+    found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
+    is_loaded = file.trust or not facts.needs_trust
+    if is_loaded:
+        signature, note = _load(file, runtime)
+        found |= {"written_by": facts.writer or signature.writer, "loaded_by": signature.writer}
+        found |= _describe_signature(signature)
+        found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
+        found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
+        found["notes"] = [*facts.notes, *note, *signature.notes]
+    else:
+        found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
+    found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
+    found["needs_trust"] = list(facts.needs_trust)
+    found["runtimes"] = [name for name in file.runtimes if registry.is_installed(name)]
+    found["run_it"] = _command(file, found, needs_trust=bool(facts.needs_trust))
+    return found
+
+
+def _load(file: ModelFile, runtime: str | None) -> tuple[Signature, list[str]]:
+    """The signature, and a note where the first runtime refused the model."""
     name = registry.choose_runtime(file, runtime)
+    try:
+        return _load_on(file, name), []
+    except RefusedByRuntime as refusal:
+        other = registry.after_refusal(file, name) if runtime is None else None
+        if other is None:
+            raise
+        return _load_on(file, other), [f"{other} is used, because {name} refuses the model: {refusal.received}"]
+
+
+def _load_on(file: ModelFile, runtime: str) -> Signature:
     with log_without_folder(False) as log:
-        launch = Launch(registry.RUNTIMES[name], file, 1, log)
-        with contextlib.closing(
-            LocalEngine(launch, Placement((cpu_device(),), 1, 1), Meter().observe, StopFlag())
-        ) as engine:
-            signature = engine.load()
-    return {
-        "model": file.location,
-        "kind": file.kind,
-        "written_by": registry.writer_of(file) or signature.writer,
+        launch = Launch(registry.RUNTIMES[runtime], file, 1, log)
+        placement = Placement((cpu_device(),), 1, 1)
+        with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
+            return engine.load()
+
+
+def _describe_signature(signature: Signature) -> dict[str, Any]:
+    described: dict[str, Any] = {
         "signature": signature.name,
-        "other_signatures": list(signature.others),
         "inputs": {spec.name: str(spec) for spec in signature.inputs},
         "outputs": {spec.name: str(spec) for spec in signature.outputs},
-        "batch": signature.fixed_batch,
-        "parameters": signature.parameters,
-        "runtimes": [name for name in file.runtimes if registry.is_installed(name)],
     }
+    for name, features in signature.examples.items():
+        described[f"features of {name}"] = {
+            feature.name: f"{feature}{'' if feature.is_required else ', optional'}" for feature in features
+        }
+    return described
+
+
+def _command(file: ModelFile, found: dict[str, Any], *, needs_trust: bool) -> str:
+    """The line that runs the model."""
+    parts = ["penstock", "predict", shlex.quote(file.location), "INPUT", "--output", "OUT"]
+    if file.signature is not None:
+        parts += ["--signature", shlex.quote(file.signature)]
+    for module in file.custom_objects:
+        parts += ["--custom-objects", module]
+    if file.weights is not None:
+        parts += ["--weights", shlex.quote(file.weights)]
+    if needs_trust:
+        parts += ["--trust-model"]
+    parsed = {key.removeprefix("features of ") for key in found if key.startswith("features of ")}
+    parts += [f"--input {shlex.quote(name)}=COLUMN" for name in found.get("inputs", ()) if name not in parsed]
+    return " ".join(parts)
 
 
 def describe_input(target: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import IO, Any
@@ -33,8 +33,9 @@ from penstock.core.records import (
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
-from penstock.errors import InputError, ModelError, UsageError
+from penstock.errors import InputError, ModelError, RefusedByRuntime, UsageError
 from penstock.options import DeviceRequest, PredictOptions
+from penstock.packages import PACKAGES
 from penstock.pool import devices
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
@@ -48,6 +49,8 @@ from penstock.telemetry.meter import Meter
 _MOST_LOADER_THREADS = 8
 _GPU_LANES = 3
 _LEARN_ROWS = 16
+CHECKED_ROWS = 64
+"""How many answers are compared with those of the model's own framework, where that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,10 @@ class Started:
     prepared: Prepared
     guesses: list[str]
     options: PredictOptions
+    sample: Span
     shared: SharedMemory | None = None
+    notes: tuple[str, ...] = ()
+    """What people should be told about how the model was loaded."""
 
     def close(self) -> None:
         self.engine.close()
@@ -122,21 +128,42 @@ def start(
         placement = embedded_placement(model)
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, stop)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
-    runtime = registry.choose_runtime(model, fixed.recipe.runtime if fixed else options.runtime)
+    wanted = fixed.recipe.runtime if fixed else options.runtime
     placement = _placement(devices.choose(_devices_wanted(options, fixed)))
     threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
     source, shared = _share(source)
-    try:
-        descriptors = (shared.descriptor,) if shared is not None else ()
+    descriptors = (shared.descriptor,) if shared is not None else ()
+
+    def on(runtime: str) -> Started:
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
         engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
-        started = _decide(engine, source, options, placement, (runtime, threads), fixed)
+        return _decide(engine, source, options, placement, (runtime, threads), fixed)
+
+    try:
+        started = _on_the_first_that_loads_it(model, wanted, on)
     except BaseException:
         if shared is not None:
             shared.close()
         raise
     started.shared = shared
     return started
+
+
+def _on_the_first_that_loads_it(model: ModelFile, wanted: str | None, on: Callable[[str], Started]) -> Started:
+    """The job on the runtime that was asked for, or on the first that does not refuse the model.
+
+    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells.
+    """
+    runtime = registry.choose_runtime(model, wanted)
+    try:
+        return on(runtime)
+    except RefusedByRuntime as refusal:
+        other = registry.after_refusal(model, runtime) if wanted is None else None
+        if other is None:
+            raise
+        started = on(other)
+        started.notes = (f"{other} is used, because {runtime} refuses the model: {refusal.received}", *started.notes)
+        return started
 
 
 def _share(source: Source) -> tuple[Source, SharedMemory | None]:
@@ -198,11 +225,14 @@ def _decide(
         batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, largest, source, options, kind)
         job = Job(source, bindings, options.keep, batch_size, preprocess, buckets)
         placement = with_loaders(placement, job, options.loaders)
-        prepared = engine.prepare(job, placement, fixed.sample if fixed else _first_rows(source, batch_size))
+        sample = fixed.sample if fixed else _first_rows(source, batch_size)
+        prepared = engine.prepare(job, placement, sample, CHECKED_ROWS if options.check else 0)
         runtime, threads = runtime_and_threads
         recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, buckets=buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
-        return Started(engine, source, job, recipe, placement, signature, prepared, guesses, options)
+        return Started(
+            engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=signature.notes
+        )
     except BaseException:
         engine.close()
         raise
@@ -349,9 +379,9 @@ def fingerprint(digest: str, fragments: Iterable[Fragment], request: Mapping[str
 def versions(runtime: str) -> dict[str, str]:
     """The versions that a manifest records."""
     found = {"python": platform.python_version(), "platform": sys.platform}
-    for name in ("penstock", "numpy", "pyarrow", "keras", runtime):
+    for name in ("penstock", "numpy", "pyarrow", "keras"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
-    return found
+    return found | {runtime: PACKAGES[runtime].version or "not installed as a package"}

@@ -12,9 +12,11 @@ from typing import IO, Any
 from penstock import registry, steps
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile
-from penstock.errors import UsageError
+from penstock.errors import DeviceError, UsageError
 from penstock.models import builder
+from penstock.models.belongings import num_bytes, with_belongings
 from penstock.options import PredictOptions, ReadOptions
+from penstock.pool import devices
 from penstock.runtimes.keras_call import digest_of_weights
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sources.datasets import open_object
@@ -22,26 +24,65 @@ from penstock.sources.files import is_url
 from penstock.sources.image_columns import ImageColumns
 from penstock.sources.memory import open_memory
 
+_SURELY_FITS = 1 << 30
+
 
 def open_model(
     model: Any, options: PredictOptions, needs_digest: bool = True
 ) -> tuple[ModelFile | LiveModel, str, str | None]:
     """The model, its digest, and the place where a later process would find it."""
-    scaling = steps.make_scaling(options)
-    if isinstance(model, (str, os.PathLike)):
-        file = registry.open_model(os.fspath(model), signature=options.signature, trust=options.trust_model)
-        return replace(file, scaling=scaling), file.digest, file.location
     if is_live_keras_model(model):
-        live = wrap_live(model, as_list=False, scaling=scaling)
+        live = wrap_live(model, as_list=False, scaling=steps.make_scaling(options), answers=steps.make_answers(options))
         return live, digest_of_weights(model) if needs_digest else "", None
+    file, location = _open_file(model, options)
+    file = replace(
+        file,
+        inputs=tuple(options.inputs),
+        constants=dict(options.loading.constants),
+        scaling=steps.make_scaling(options),
+        answers=steps.make_answers(options),
+    )
+    file = with_belongings(file, options.loading.weights, options.loading.custom_objects, trust=options.trust_model)
+    return file, file.digest, location
+
+
+def _open_file(model: Any, options: PredictOptions) -> tuple[ModelFile, str | None]:
+    """What the model is, and its place for a later process."""
+    if isinstance(model, ModelFile):
+        return model, model.location if options.loading.estimator else None
+    if isinstance(model, (str, os.PathLike)):
+        location = os.fspath(model)
+        _check_size(location, options)
+        file = registry.open_model(
+            location, signature=options.signature, trust=options.trust_model, own=options.loading.custom_objects
+        )
+        return file, file.location
     if callable(model):
-        file = builder.from_function(model)
-        return replace(file, scaling=scaling), file.digest, None
+        return builder.from_function(model), None
     raise UsageError(
         "this is not a model",
         received=type(model).__name__,
-        allowed="a Keras model, a path, 'module:function', or a function that builds a Keras model",
+        allowed="a Keras model, a path, 'module:function', a function that builds a Keras model, or an Estimator",
     )
+
+
+def _check_size(location: str, options: PredictOptions) -> None:
+    """Refuse a model that no device can hold, before all of it is read for its digest.
+
+    Raises:
+        DeviceError: Its files are larger than the memory of a device.
+    """
+    size = num_bytes(location)
+    if size < _SURELY_FITS:
+        return
+    smallest = min(devices.choose(options.devices), key=lambda device: device.memory_bytes)
+    if size > smallest.memory_bytes:
+        raise DeviceError(
+            "the model is too large for one device",
+            received=f"{location}: {size / 2**30:,.1f} GiB",
+            allowed=f"at most the {smallest.memory_bytes / 2**30:,.1f} GiB of {smallest} {smallest.name}".rstrip(),
+            hint="--devices names others; penstock puts a whole model on each device",
+        )
 
 
 def open_data(data: Any, reading: ReadOptions, names: Sequence[str] = ()) -> tuple[Source, list[str] | None]:

@@ -7,7 +7,6 @@ number of replicas belongs to the placement (it decides only the speed).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-RUNTIMES = ("tensorflow", "jax", "torch")
+RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras", "onnx", "tflite", "stablehlo")
 FORMATS = ("parquet", "npy", "jsonl")
 RESIZES = ("stretch", "crop", "pad")
 COLORS = ("grayscale", "rgb", "rgba")
@@ -96,6 +95,42 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
+class ModelOptions:
+    """What a model may need beyond its file.
+
+    Args:
+        weights: A file of weights only, for a model that a function builds.
+        custom_objects: Modules that hold or register the model's own classes.
+        constants: Input name to the value it has for the whole job.
+        estimator: Whether `module:function` is a `model_fn` (or gives an Estimator) rather than building a Keras model.
+        checkpoint: The `model_dir` of an Estimator, or one checkpoint in it.
+        params: What its `model_fn` gets as params.
+    """
+
+    weights: str | None = None
+    custom_objects: tuple[str, ...] = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
+    estimator: bool = False
+    checkpoint: str | None = None
+    params: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "params"):
+            if getattr(self, name) is not None and not self.estimator:
+                raise UsageError(
+                    f"--{name} is for Estimators",
+                    received=f"{name}={getattr(self, name)!r}",
+                    hint="give --estimator, too",
+                )
+        if self.estimator and (self.weights is not None or self.custom_objects):
+            raise UsageError(
+                "an Estimator takes its weights from a checkpoint",
+                received="--weights" if self.weights is not None else "--custom-objects",
+                hint="--checkpoint DIR",
+            )
+
+
+@dataclass(frozen=True)
 class PredictOptions:
     """What a prediction job may be told beyond its model and its input.
 
@@ -104,7 +139,15 @@ class PredictOptions:
         keep: Columns of the input that are written beside the predictions.
         rename: Output or kept column to the name it is written under.
         signature: The signature of a SavedModel.
-        runtime: `tensorflow`, `jax` or `torch`; None takes the first that is installed and can run the model.
+        runtime: One of RUNTIMES; None takes the first that is installed and can run the model.
+        loading: What the model needs beyond its file.
+        as_example: Whether columns are put into serialized `tf.train.Example` records; None where the model says so.
+        outputs: The outputs to write; empty where all are.
+        top_k: Write the k best classes of every output that is a vector, instead of the vector.
+        argmax: Write the best class.
+        labels: What the classes are called.
+        check: Compare the first rows with the model's own framework on one CPU before the job begins.
+        tolerance: How far apart the two may be, as a share of the spread of an output.
         batch_size: Rows a device sees in one step; None takes the rule of `core.batching`.
         devices: Where to run.
         threads: CPU threads of each replica; None shares the cores.
@@ -133,6 +176,14 @@ class PredictOptions:
     rename: Mapping[str, str] = field(default_factory=dict)
     signature: str | None = None
     runtime: str | None = None
+    loading: ModelOptions = field(default_factory=ModelOptions)
+    as_example: bool | None = None
+    outputs: tuple[str, ...] = ()
+    top_k: int | None = None
+    argmax: bool = False
+    labels: tuple[str, ...] = ()
+    check: bool = False
+    tolerance: float = 1e-4
     batch_size: int | None = None
     devices: DeviceRequest = field(default_factory=DeviceRequest)
     threads: int | None = None
@@ -159,10 +210,11 @@ class PredictOptions:
         _check_choice("runtime", self.runtime, RUNTIMES)
         _check_choice("format", self.format, FORMATS)
         _check_choice("preset", self.preset, PRESETS)
-        for name in ("batch_size", "threads", "part_rows", "loaders", "limit", "sample"):
+        for name in ("batch_size", "threads", "part_rows", "loaders", "limit", "sample", "top_k"):
             _check_positive(name, getattr(self, name))
         self._check_rows()
         self._check_functions()
+        self._check_answers()
         if not 0 <= self.max_failures <= 1:
             raise UsageError(
                 "max_failures is out of range",
@@ -191,6 +243,24 @@ class PredictOptions:
                 "buckets are lengths that grow", received=f"buckets={self.buckets!r}", allowed="for example 32,64,128"
             )
 
+    def _check_answers(self) -> None:
+        if self.argmax and self.top_k is not None:
+            raise UsageError(
+                "the best class is the first of the k best", received="top_k and argmax", allowed="one of them"
+            )
+        if self.labels and not self.argmax and self.top_k is None:
+            raise UsageError(
+                "labels name the best classes", received="labels", hint="--top-k 5 --labels FILE, or --argmax"
+            )
+        if len(set(self.outputs)) != len(self.outputs):
+            raise UsageError("an output is named twice", received=f"outputs={', '.join(self.outputs)}")
+        if not 0 <= self.tolerance < 1:
+            raise UsageError(
+                "tolerance is out of range",
+                received=f"tolerance={self.tolerance!r}",
+                allowed="a share from 0 to 1: 1e-4",
+            )
+
     def _check_functions(self) -> None:
         given = [value for value in (self.preprocess, self.preprocess_row) if value is not None]
         if len(given) > 1:
@@ -212,89 +282,3 @@ def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> Non
 def _check_positive(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UsageError(f"{name} must be a positive whole number", received=f"{name}={value!r}", allowed="1, 2, 3, …")
-
-
-def parse_inputs(entries: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Turn `NAME=COLUMN`, `NAME=COL1,COL2` and `NAME=prefix*` into a mapping.
-
-    >>> parse_inputs(("x=a,b", "y=pixels"))
-    {'x': ('a', 'b'), 'y': ('pixels',)}
-    """
-    inputs: dict[str, tuple[str, ...]] = {}
-    for entry in entries:
-        name, equals, columns = entry.partition("=")
-        parts = tuple(part.strip() for part in columns.split(","))
-        if not equals or not name.strip() or not all(parts):
-            raise UsageError(
-                "--input is not understood",
-                received=f"--input {entry!r}",
-                allowed="NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*",
-                hint="NAME is an input of the model: `penstock inspect MODEL` lists them",
-            )
-        if name.strip() in inputs:
-            raise UsageError("an input is given twice", received=f"--input {entry!r}")
-        inputs[name.strip()] = parts
-    return inputs
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Read `224x224` (height by width) or `224`.
-
-    >>> parse_size("224x320"), parse_size("96")
-    ((224, 320), (96, 96))
-    """
-    match = re.fullmatch(r"([1-9][0-9]{0,5})(?:[x×]([1-9][0-9]{0,5}))?", text)
-    if match is None:
-        raise UsageError("the image size is not understood", received=f"{text!r}", allowed="HxW, for example 224x224")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def parse_numbers(text: str, flag: str) -> tuple[float, ...]:
-    """Read one number, or several with commas.
-
-    >>> parse_numbers("0.5,1,2", "--scale")
-    (0.5, 1.0, 2.0)
-    """
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(math.isfinite(number) for number in numbers):
-        raise UsageError(
-            f"{flag} is not understood", received=repr(text), allowed="a number, or one for each channel: 1,2,3"
-        )
-    return numbers
-
-
-def parse_features(entries: tuple[str, ...]) -> dict[str, str]:
-    """Turn `NAME=dtype[shape]` entries into a mapping; what stands behind the sign is read by the source.
-
-    >>> parse_features(("image=uint8[28,28]",))
-    {'image': 'uint8[28,28]'}
-    """
-    features: dict[str, str] = {}
-    for entry in entries:
-        name, _, kind = entry.partition("=")
-        if not name or not kind or name in features:
-            raise UsageError(
-                "--feature is not understood",
-                received=f"--feature {entry!r}",
-                allowed="NAME=dtype[shape], for example image=uint8[28,28], each name once",
-            )
-        features[name] = kind
-    return features
-
-
-def parse_renames(entries: tuple[str, ...]) -> dict[str, str]:
-    """Turn `OLD=NEW` entries into a mapping.
-
-    >>> parse_renames(("dense_1=score",))
-    {'dense_1': 'score'}
-    """
-    renames: dict[str, str] = {}
-    for entry in entries:
-        old, _, new = entry.partition("=")
-        if not old or not new:
-            raise UsageError("--rename is not understood", received=f"--rename {entry!r}", allowed="OLD=NEW")
-        renames[old] = new
-    return renames

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 from collections.abc import Sequence
@@ -11,10 +10,26 @@ from typing import Any
 from penstock.core.protocols import Runtime, Sink, Source
 from penstock.core.records import ModelFile
 from penstock.errors import DeviceError, InputError, ModelError
-from penstock.models import builder, keras_file, saved_model
+from penstock.models import (
+    builder,
+    frozen_graph,
+    h5_file,
+    jax_export,
+    keras_file,
+    onnx_file,
+    saved_model,
+    stablehlo,
+    tflite_file,
+)
+from penstock.models.facts import FileFacts
 from penstock.options import ReadOptions
+from penstock.packages import PACKAGES
 from penstock.runtimes.jax import JaxRuntime
+from penstock.runtimes.legacy_keras import TfKerasRuntime
+from penstock.runtimes.onnx import OnnxRuntime
+from penstock.runtimes.stablehlo import StableHloRuntime
 from penstock.runtimes.tensorflow import TensorFlowRuntime
+from penstock.runtimes.tflite import TfliteRuntime
 from penstock.runtimes.torch import TorchRuntime
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
@@ -45,15 +60,27 @@ SOURCES: tuple[Any, ...] = (
 )
 _ROW_PER_FILE = (ImageFiles, AudioFiles)
 """A file that cannot be read is a failed row here, not the end of the job."""
-MODELS: tuple[Any, ...] = (keras_file, saved_model, builder)
-RUNTIMES: dict[str, Runtime] = {"tensorflow": TensorFlowRuntime(), "jax": JaxRuntime(), "torch": TorchRuntime()}
-SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink()}
-
-_INSTALL = {
-    "tensorflow": "pip install 'penstock[tensorflow]'",
-    "jax": "pip install 'penstock[jax]'",
-    "torch": "pip install 'penstock[torch]'",
+MODELS: tuple[Any, ...] = (
+    keras_file,
+    h5_file,
+    saved_model,
+    frozen_graph,
+    onnx_file,
+    tflite_file,
+    stablehlo,
+    jax_export,
+    builder,
+)
+RUNTIMES: dict[str, Runtime] = {
+    "tensorflow": TensorFlowRuntime(),
+    "jax": JaxRuntime(),
+    "torch": TorchRuntime(),
+    "tf_keras": TfKerasRuntime(),
+    "onnx": OnnxRuntime(),
+    "tflite": TfliteRuntime(),
+    "stablehlo": StableHloRuntime(),
 }
+SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink()}
 
 
 def known_suffixes() -> list[str]:
@@ -106,33 +133,40 @@ def _check_access(paths: Paths) -> None:
             raise InputError("the file cannot be read", received=f"{path}: permission denied")
 
 
-def open_model(location: str, *, signature: str | None = None, trust: bool = False) -> ModelFile:
-    """The model behind a path or `module:function`.
+def open_model(
+    location: str, *, signature: str | None = None, trust: bool = False, own: tuple[str, ...] = ()
+) -> ModelFile:
+    """The model behind a path or `module:function`. `own` are modules of its classes, which the user named.
 
     Raises:
-        ModelError: It is none of the kinds that are known.
+        ModelError: It is none of the kinds that are known, damaged, or needs trust.
     """
-    file = find_model(location, signature=signature, trust=trust)
+    file = find_model(location, signature=signature, trust=trust, own=own)
     if file is not None:
         return file
-    allowed = "a .keras file, a SavedModel folder, or module:function that builds a Keras model"
+    allowed = (
+        "a file (.keras, .h5, .onnx, .tflite, .pb, .jax, .mlir), a SavedModel folder, or module:function that builds a "
+        "Keras model"
+    )
     if not os.path.exists(location):
         raise ModelError("no such model", received=location, allowed=allowed)
     raise ModelError("this is not a model that penstock knows", received=location, allowed=allowed)
 
 
-def find_model(location: str, *, signature: str | None = None, trust: bool = False) -> ModelFile | None:
+def find_model(
+    location: str, *, signature: str | None = None, trust: bool = False, own: tuple[str, ...] = ()
+) -> ModelFile | None:
     """As `open_model`, but None for what is not a model at all."""
     for kind in MODELS:
-        file: ModelFile | None = kind.recognise(location, signature=signature, trust=trust)
+        file: ModelFile | None = kind.recognise(location, signature=signature, trust=trust, own=own)
         if file is not None:
             return file
     return None
 
 
 def is_installed(runtime: str) -> bool:
-    """Whether a framework can be imported, found out without importing it."""
-    return importlib.util.find_spec(runtime) is not None
+    """Whether a runtime can be used, found out without importing its framework."""
+    return PACKAGES[runtime].is_installed
 
 
 def choose_runtime(model: ModelFile, wanted: str | None) -> str:
@@ -156,10 +190,34 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
     raise DeviceError(
         f"{names} is not installed",
         received=f"a model of kind {model.kind}",
-        hint=_INSTALL[candidates[0]],
+        hint=PACKAGES[candidates[0]].install,
     )
 
 
-def writer_of(model: ModelFile) -> str | None:
-    """What wrote a model file, where the file itself says so."""
-    return keras_file.writer(model.location) if model.kind == "keras" else None
+_KERAS_3 = ("tensorflow", "jax", "torch")
+"""Runtimes that load a Keras model with the same Keras: where one refuses, all do."""
+
+
+def after_refusal(model: ModelFile, refused: str) -> str | None:
+    """The runtime that may load what another one refused; None where there is none."""
+    others = [name for name in model.runtimes if name != refused and not (refused in _KERAS_3 and name in _KERAS_3)]
+    return next((name for name in others if is_installed(name)), None)
+
+
+def own_runtime(model: ModelFile, used: str) -> str:
+    """The runtime that counts as the model's own: what others are compared with.
+
+    Keras models count as TensorFlow's, where they were most likely trained, unless only tf_keras reads them.
+    """
+    if used in _KERAS_3 and is_installed("tensorflow"):
+        return "tensorflow" if "tensorflow" in model.runtimes else used
+    return used
+
+
+def facts_of(model: ModelFile) -> FileFacts:
+    """What a model's file says about itself, without running it."""
+    for kind in MODELS:
+        if model.kind in kind.KINDS:
+            facts: FileFacts = kind.facts(model)
+            return facts
+    return FileFacts(None, 0)

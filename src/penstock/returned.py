@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock import jobs, steps, written
+from penstock.checking import check_answers
 from penstock.core import division
+from penstock.core.answering import with_labels
 from penstock.core.columns import OPAQUE
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
@@ -33,8 +35,10 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
     with log_without_folder(is_verbose) as log:
         started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
-            columns = _gather(started.engine.run(started.divide()))
-    return _pack(columns, started.signature.structure)
+            if options.check and isinstance(opened, ModelFile):
+                check_answers(opened, started, log=log, stop=StopFlag())
+            columns = _gather(started.engine.run(started.divide()), options)
+    return _pack(columns, "dict" if options.top_k or options.argmax else started.signature.structure)
 
 
 def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
@@ -46,7 +50,8 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
                 received=f"{name}={getattr(options, name)}",
                 hint="save the model and give its path, or give output=…",
             )
-    live = wrap_live(model, as_list=is_list_of_arrays(data), scaling=steps.make_scaling(options))
+    scaling, answers = steps.make_scaling(options), steps.make_answers(options)
+    live = wrap_live(model, as_list=is_list_of_arrays(data), scaling=scaling, answers=answers)
     signature = live.replicas[0].signature
     source, _ = open_data(data, options.reading, [spec.name for spec in signature.inputs])
     if isinstance(source, InMemory) and _is_plain(options) and _is_fed_as_it_is(source, signature):
@@ -55,7 +60,9 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
         with log_without_folder(False) as log:
             started = jobs.start(live, source, options, Meter(), log=log, stop=StopFlag())
             with contextlib.closing(started):
-                columns_out = _gather(started.engine.run(started.divide()))
+                columns_out = _gather(started.engine.run(started.divide()), options)
+    if options.outputs or options.top_k or options.argmax:
+        return columns_out
     for spec in signature.outputs:
         if spec.dtype == "bfloat16" and spec.name in columns_out:
             # It travelled as float32, which holds it exactly; `model.predict` returns it as it is.
@@ -89,10 +96,10 @@ def _predict_columns(
     if not spans:
         raise InputError("the input has no rows", received="arrays without rows")
     with contextlib.closing(engine):
-        return _gather(engine.run(spans))
+        return _gather(engine.run(spans), options)
 
 
-def _gather(results: Iterator[Result]) -> dict[str, Any]:
+def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any]:
     """All results as one array for each output.
 
     Raises:
@@ -107,7 +114,7 @@ def _gather(results: Iterator[Result]) -> dict[str, Any]:
                 received=f"row {first.row}: {first.reason}",
                 hint="with an output folder, failed rows are recorded and the others are written",
             )
-        for name, column in result.columns.items():
+        for name, column in with_labels(result.columns, options.labels).items():
             if not name.startswith(KEPT):
                 gathered.setdefault(name, []).append(_to_numpy(column))
     return {name: _joined(arrays) for name, arrays in gathered.items()}
@@ -134,6 +141,8 @@ def stream_blocks(
     with log_without_folder(is_verbose) as log:
         started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
         with contextlib.closing(started):
+            if options.check and isinstance(model, ModelFile):
+                check_answers(model, started, log=log, stop=StopFlag())
             for result in started.engine.run(started.divide()):
                 shown = written.renamed(result, started.options)
                 yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}

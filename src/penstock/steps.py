@@ -8,6 +8,7 @@ import importlib.util
 from dataclasses import replace
 from typing import Any
 
+from penstock.core.answering import Answers
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import Shape, Signature, TensorSpec
@@ -58,6 +59,11 @@ def make_scaling(options: PredictOptions) -> Scaling | None:
     if options.scale is None and options.offset is None:
         return None
     return Scaling(options.scale or (1.0,), options.offset or (0.0,))
+
+
+def make_answers(options: PredictOptions) -> Answers | None:
+    answers = Answers(options.outputs, options.top_k, options.argmax, options.labels)
+    return None if answers == Answers() else answers
 
 
 def as_request(options: PredictOptions) -> dict[str, Any]:

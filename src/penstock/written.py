@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock import steps
+from penstock.core.answering import CLASS, label_of, with_labels
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, TensorSpec
 from penstock.errors import UsageError
@@ -23,7 +24,7 @@ def describe_source(source: Source) -> list[str]:
 
 def describe_feeding(started: Started) -> list[str]:
     """How columns reach the model, where nobody spelled it out."""
-    lines = [f"input: {guess}" for guess in started.guesses]
+    lines = [*started.notes, *(f"input: {guess}" for guess in started.guesses)]
     schema = started.source.schema()
     columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
     is_scaled = steps.make_scaling(started.options) is not None or started.job.preprocess is not None
@@ -58,11 +59,19 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     """The columns that will be written, under the names that they will have."""
     kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
     kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
-    specs = {spec.name: spec for spec in started.prepared.outputs}
+    outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
+    specs = {spec.name: spec for spec in outputs}
     specs |= {KEPT + name: kept[name] for name in options.keep}
-    names = written_names([spec.name for spec in started.prepared.outputs], options)
+    names = written_names([spec.name for spec in outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
-    return OutputSchema(named, len(started.prepared.outputs))
+    return OutputSchema(named, len(outputs))
+
+
+def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
+    """An output, and what its classes are called where it has any."""
+    if not options.labels or not spec.name.endswith(CLASS):
+        return [spec]
+    return [spec, TensorSpec(label_of(spec.name), STRING, spec.shape)]
 
 
 def as_kept(spec: TensorSpec) -> TensorSpec:
@@ -71,7 +80,8 @@ def as_kept(spec: TensorSpec) -> TensorSpec:
 
 
 def renamed(result: Result, options: PredictOptions) -> Result:
-    """A result under the names that are written."""
+    """A result under the names that are written, with the names of its classes."""
+    result = replace(result, columns=with_labels(result.columns, options.labels))
     outputs = [key for key in result.columns if not key.startswith(KEPT)]
     names = written_names(outputs, options) if result.columns else {}
     return replace(result, columns={names[key]: column for key, column in result.columns.items()})

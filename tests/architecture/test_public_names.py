@@ -17,6 +17,7 @@ EXPECTED = {
     "ModelError",
     "OutputError",
     "PenstockError",
+    "RefusedByRuntime",
     "Rows",
     "Summary",
     "TooManyFailures",

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "TooManyFailures": 4,
     "InputError": 5,
     "ModelError": 6,
+    "RefusedByRuntime": 6,
     "OutputError": 7,
     "DeviceError": 8,
     "WorkersDied": 9,
@@ -34,8 +35,9 @@ def test_every_error_has_the_exit_code_that_the_documents_promise() -> None:
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    drawn = [line.split() for line in (errors.__doc__ or "").splitlines() if line.startswith("    ")]
-    codes = {words[-0 if words[0].isalpha() else 1]: int(next(w for w in words if w.isdigit())) for words in drawn}
+    drawn = [line for line in (errors.__doc__ or "").splitlines() if line.startswith("    ")]
+    words = [[word for word in line.split() if word.isalnum()] for line in drawn]
+    codes = {name: int(code) for name, code, *_ in words}
     assert codes == EXIT_CODES
 
 

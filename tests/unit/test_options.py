@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.options import FORMATS, RUNTIMES, DeviceRequest, PredictOptions, parse_inputs, parse_renames
+from penstock.option_texts import parse_inputs, parse_renames
+from penstock.options import FORMATS, RUNTIMES, DeviceRequest, PredictOptions
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import Device, Job, ModelFile, RowFailure, Signature, Span, TensorSpec, Timings
+from penstock.core.records import Column, Device, Job, ModelFile, RowFailure, Signature, Span, TensorSpec, Timings
 from penstock.errors import PenstockError
 
 
@@ -36,6 +36,8 @@ class Prepare:
     warm: Filled | None = None
     warm_chunks: tuple[tuple[Chunk, bytes], ...] = ()
     """The first batch, where loader processes read it, and what of it has no room in a slot."""
+    answers_rows: int = 0
+    """How many rows of the answers are wanted back, to be compared with others."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class Loaded:
 class Prepared:
     """The step is compiled. `batch_seconds` is the time of one warm batch, `rows_loaded_per_s` what one loader
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
-    batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row."""
+    batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
+    `answers` are those of the first rows, where they were asked for."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -161,6 +164,7 @@ class Prepared:
     first_rows: int = 0
     first_failures: tuple[RowFailure, ...] = ()
     follows: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, Column] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,37 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.core.columns import OPAQUE
+from penstock.core.example_mapping import RAW_RECORD, bind_records, feature_names
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
-Schema = Mapping[str, TensorSpec]
+__all__ = ["RAW_RECORD", "bind", "describe", "find", "guessed", "misfit", "wire_dtype"]
 
-RAW_RECORD = "example"
-"""The column in which a source of records gives each whole, as it was serialized."""
+Schema = Mapping[str, TensorSpec]
 
 
 def bind(
-    signature: Signature, schema: Schema, requested: Mapping[str, Sequence[str]], keep: Sequence[str] = ()
+    signature: Signature,
+    schema: Schema,
+    requested: Mapping[str, Sequence[str]],
+    keep: Sequence[str] = (),
+    as_example: bool | None = None,
 ) -> tuple[Binding, ...]:
     """Give every input of the model its columns.
 
     Args:
         signature: What the model takes.
         schema: The columns of the source.
-        requested: Input name to column names or `prefix*`, as the user gave them.
+        requested: Input name to column names or `prefix*`, as the user gave them; also the names of features that the
+            model parses out of records.
         keep: Columns that are only written along: never guessed as inputs.
+        as_example: Whether records are built from columns for an input of serialized `tf.train.Example`s. None where
+            the model says which features it parses, and no column holds the records themselves.
 
     Raises:
         InputError: A column is missing, ambiguous, or of a shape or dtype that the model does not take.
     """
-    names = [spec.name for spec in signature.inputs]
+    names = [*(spec.name for spec in signature.inputs), *feature_names(signature)]
     for name in requested:
         if name not in names:
             raise InputError(
@@ -44,17 +51,25 @@ def bind(
     for name in keep:
         find(schema, name, "--keep")
     chosen: dict[str, tuple[str, ...]] = {name: _expand(schema, name, columns) for name, columns in requested.items()}
+    built, records = bind_records(signature, schema, chosen, keep, as_example)
+    chosen |= records
     for spec in signature.inputs:
         if spec.name not in chosen and spec.name in schema:
             chosen[spec.name] = (spec.name,)
-    missing = [spec for spec in signature.inputs if spec.name not in chosen]
+    missing = [spec for spec in signature.inputs if spec.name not in chosen and spec.name not in built]
     masks = [spec for spec in missing if _is_mask(spec)] if len(signature.inputs) > 1 else []
     missing = [spec for spec in missing if spec not in masks]
     if missing:
         used = {column for columns in chosen.values() for column in columns} | set(keep)
+        used |= {column for binding in built.values() for column in binding.columns}
         free = {name: spec for name, spec in schema.items() if name not in used}
         chosen.update(_guess(missing, free, schema))
-    made = {name: _make(spec, chosen[name], schema) for name, spec in _by_name(signature).items() if name in chosen}
+    made = {
+        name: _make(spec, chosen[name], schema)
+        for name, spec in _by_name(signature).items()
+        if name in chosen and name not in built
+    }
+    made |= built
     for spec in masks:
         made[spec.name] = _mask(spec, list(made.values()), schema)
     return tuple(made[spec.name] for spec in signature.inputs)
@@ -70,9 +85,11 @@ def _is_mask(spec: TensorSpec) -> bool:
 
 
 def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Binding:
-    for other in others:
-        if other.shape[:1] == (None,):
-            return Binding(spec.name, other.columns, spec.dtype, (None,), mask_of=other.input)
+    fed = [other for other in others if other.mask_of is None and other.shape]
+    named = [other for other in fed if spec.name == f"{other.input}_mask"]
+    for other in [*named, *(other for other in fed if other.shape[0] is None)]:
+        # Rows that happen to have one length have a mask of one length: all of their values are real.
+        return Binding(spec.name, other.columns, spec.dtype, other.shape[:1], mask_of=other.input)
     raise InputError(
         f"no column fits the input {spec.name!r}, and no other input has rows of different lengths that it could mask",
         received=_list([f"{name} {column}" for name, column in schema.items()]),
@@ -91,6 +108,8 @@ def describe(binding: Binding) -> str:
     columns = list(binding.columns)
     if len(columns) > 4:
         columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
+    if binding.features:
+        return f"{binding.input} ← one tf.train.Example a row, of {', '.join(columns)}"
     if binding.mask_of is not None:
         return f"{binding.input} ← ones where {binding.mask_of} is not padding"
     return f"{binding.input} ← {', '.join(columns)}, {TensorSpec('', binding.dtype, binding.shape)}"
@@ -240,9 +259,14 @@ def wire_dtype(column: str, wanted: str) -> str:
     """What crosses to the device: the column's own dtype, unless the model's is smaller.
 
     An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
-    cast before it crosses, which halves the bytes.
+    cast before it crosses, which halves the bytes. So is an integer for a smaller integer: there it is seen whether it
+    fits, and on the device it would wrap around.
     """
-    if STRING in (column, wanted) or wanted == "bfloat16" or _numpy_kind(wanted) != "f":
+    if STRING in (column, wanted) or wanted == "bfloat16":
+        return column
+    if _numpy_kind(wanted) in "iu" and _numpy_kind(column) in "iu":
+        return column if np.can_cast(column, wanted) else wanted
+    if _numpy_kind(wanted) != "f":
         return column
     return wanted if np.dtype(column).itemsize > np.dtype(wanted).itemsize else column
 

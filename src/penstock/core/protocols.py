@@ -110,8 +110,8 @@ class Engine(Protocol):
         """Run the user's function on the rows of `sample`, where loaders run, and note what it gives."""
         ...
 
-    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
-        """Take the job; compile and time the step on the rows of `sample`."""
+    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
+        """Take the job; compile and time the step on the rows of `sample`; give back `answers_rows` of its answers."""
         ...
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:

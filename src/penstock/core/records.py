@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from penstock.core.answering import Answers
     from penstock.core.deferred import Deferred
     from penstock.core.preprocessing import Preprocess
     from penstock.core.scaling import Scaling
@@ -63,12 +64,31 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Feature:
+    """What a model parses out of serialized `tf.train.Example` records: one of its features.
+
+    `dtype` is what the record must hold: `float32`, `int64` or `string`. `shape` is None where any number of values
+    will do. A feature that is not required has a default in the model.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape | None
+    is_required: bool = True
+
+    def __str__(self) -> str:
+        return str(TensorSpec(self.name, self.dtype, self.shape))
+
+
+@dataclass(frozen=True)
 class Signature:
     """What a loaded model takes and gives.
 
     `structure` says how `model.predict` would hand the outputs back: `single`, `list` or `dict`. `fixed_batch` is
-    set where the model takes batches of one size only. `weights` is a digest, set for models that a function built:
-    only the function knows where they come from.
+    set where the model takes batches of one size only. `others` are the signatures that were not chosen. `weights` is a
+    digest, set for models that a function built: only the function knows where they come from. `examples` names the
+    inputs that are serialized records, with the features that the model parses out of them. `notes` is what people
+    should be told about how the model was loaded.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -76,10 +96,12 @@ class Signature:
     structure: str = "single"
     fixed_batch: int | None = None
     name: str | None = None
-    others: tuple[str, ...] = ()
+    others: tuple[Signature, ...] = ()
     parameters: int | None = None
     writer: str = ""
     weights: str | None = None
+    examples: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,12 +109,20 @@ class ModelFile:
     """What a model is before any framework has seen it: enough to load it in another process.
 
     Args:
-        kind: `keras`, `saved_model`, `builder` (a function that returns a Keras model) or `live`.
+        kind: What its file is: `keras`, `h5`, `saved_model`, `frozen_graph`, `onnx`, `tflite`, `stablehlo`,
+            `jax_export`; or `builder` (a function that returns a Keras model), `estimator` (a `model_fn`) or `live`.
         location: The path, or `module:function`.
         digest: Changes whenever the answers could change.
         runtimes: The runtimes that can execute this kind, best first.
-        payload: A pickled function, for a builder that is not importable by name.
+        signature: Which one of a SavedModel.
+        trust: Whether it may contain code.
+        payload: A pickled function, for a builder that is not importable by name; what builds the graph of an estimator.
+        weights: A file of weights only, for a builder.
+        custom_objects: Modules that register the model's own classes when they are imported.
+        inputs: The inputs that were named on the command line; a frozen graph is cut there.
+        constants: Values for inputs that are not rows: one for the whole job.
         scaling: What is done to its inputs inside the compiled step.
+        answers: What is kept of its outputs; computed inside the compiled step.
     """
 
     kind: str
@@ -102,7 +132,12 @@ class ModelFile:
     signature: str | None = None
     trust: bool = False
     payload: bytes | None = None
+    weights: str | None = None
+    custom_objects: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
     scaling: Scaling | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +232,8 @@ class Binding:
 
     Several columns are stacked into one vector. `dtype` is what crosses to the device: integers stay integers and
     are cast there. A None in `shape` varies from row to row: such rows are padded, and an input with `mask_of` says
-    which values of that other input are real.
+    which values of that other input are real. With `features`, each row becomes a serialized `tf.train.Example` in
+    which the columns are these features, in the same order.
     """
 
     input: str
@@ -205,6 +241,7 @@ class Binding:
     dtype: str
     shape: Shape
     mask_of: str | None = None
+    features: tuple[Feature, ...] = ()
 
     @property
     def row_bytes(self) -> int:

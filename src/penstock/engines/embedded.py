@@ -53,7 +53,8 @@ class EmbeddedEngine:
         """What the user's function gives. There is no other process: it runs here."""
         return preprocess.learn(next(iter(source.read(sample, tuple(preprocess.takes)))), UNWATCHED)
 
-    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
+    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
+        """As every engine. A live model is its own framework: there are no answers to compare."""
         self.take(job)
         self._placement = placement
         self._stop.check()

@@ -43,6 +43,7 @@ class _Settings:
 
     job: Job
     sample: Span
+    answers_rows: int = 0
 
 
 class LocalEngine:
@@ -93,8 +94,8 @@ class LocalEngine:
             self._pump()
         return feed.pool.learnt
 
-    def prepare(self, job: Job, placement: Placement, sample: Span) -> Prepared:
-        self._settings = _Settings(job, sample)
+    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
+        self._settings = _Settings(job, sample, answers_rows)
         self._placement = placement
         if placement.has_loader_processes:
             feed = self._loader_feed()
@@ -172,13 +173,20 @@ class LocalEngine:
 
     def _send_prepare(self, handle: ReplicaHandle) -> None:
         assert self._settings is not None
-        job, sample, lanes = self._settings.job, self._settings.sample, self._placement.lanes
-        if not self._placement.has_loader_processes:
-            self._send(handle, Prepare(job, sample, self._placement.loaders, lanes))
-            return
-        feed = self._loader_feed()
-        chunks = tuple(feed.warm_chunks)
-        self._send(handle, Prepare(job, sample, 0, lanes, feed.slot_bytes, feed.slot_count, feed.warm, chunks))
+        settings, lanes = self._settings, self._placement.lanes
+        wanted = settings.answers_rows if self._prepared is None else 0
+        prepare = Prepare(settings.job, settings.sample, self._placement.loaders, lanes, answers_rows=wanted)
+        if self._placement.has_loader_processes:
+            feed = self._loader_feed()
+            prepare = replace(
+                prepare,
+                loaders=0,
+                slot_bytes=feed.slot_bytes,
+                slot_count=feed.slot_count,
+                warm=feed.warm,
+                warm_chunks=tuple(feed.warm_chunks),
+            )
+        self._send(handle, prepare)
 
     def _send_to(self, number: int, message: object) -> bool:
         return number in self._replicas and self._send(self._replicas[number], message)

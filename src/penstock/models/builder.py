@@ -13,11 +13,15 @@ import cloudpickle
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
+from penstock.models.facts import FileFacts
 
-_RUNTIMES = ("tensorflow", "jax", "torch")
+KINDS = ("builder",)
+_RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 
 
-def recognise(location: str, *, trust: bool = False, signature: str | None = None) -> ModelFile | None:
+def recognise(
+    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
+) -> ModelFile | None:
     """The model behind `module:function`; None for anything of another form."""
     match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", location)
     if match is None:
@@ -38,6 +42,11 @@ def from_function(function: Callable[[], Any]) -> ModelFile:
     name = getattr(function, "__qualname__", type(function).__name__)
     # Pickles differ from process to process; the weights that it builds are compared once they are known.
     return ModelFile("builder", name, f"function {name}", _RUNTIMES, payload=payload)
+
+
+def facts(file: ModelFile) -> FileFacts:
+    """What is known of a function without calling it: nothing but that it runs, because it was asked for by name."""
+    return FileFacts(None, 0, notes=("it is built by a function",))
 
 
 def _find(module: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.errors import ModelError
 
@@ -13,7 +13,7 @@ def of_files(paths: Iterable[tuple[str, str]]) -> str:
     """The digest of files, each given as (name, path)."""
     digest = hashlib.sha256()
     for name, path in paths:
-        digest.update(name.encode() + b"\0")
+        digest.update(name.encode(errors="surrogateescape") + b"\0")
         try:
             with open(path, "rb") as file:
                 while piece := file.read(1 << 20):
@@ -26,7 +26,15 @@ def of_files(paths: Iterable[tuple[str, str]]) -> str:
 
 def of_folder(folder: str) -> str:
     """The digest of every file below a folder, by relative path."""
-    names = sorted(
-        os.path.relpath(os.path.join(parent, name), folder) for parent, _, files in os.walk(folder) for name in files
-    )
+    names = sorted(os.path.relpath(path, folder) for path in files_below(folder))
     return of_files((name, os.path.join(folder, name)) for name in names)
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """Every file below a folder, also behind links to folders: what is loaded is covered, wherever it lies."""
+    seen = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(parent))
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen]
+        paths = (os.path.join(parent, name) for name in files)
+        yield from filter(os.path.isfile, paths)  # opening a pipe would wait for ever

@@ -2,39 +2,158 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
+from dataclasses import dataclass, field
+from typing import IO, Any
 
 from penstock.core.records import ModelFile
-from penstock.errors import ModelError
-from penstock.models import digest
+from penstock.models import archive, digest, hdf5, keras_config
+from penstock.models.facts import (
+    FileFacts,
+    Malformed,
+    damaged,
+    refuse_signature,
+    refuse_untrusted,
+    require_file,
+    shown_bytes,
+)
+
+KINDS = ("keras",)
+RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
+_HINT = "save it again with model.save('model.keras')"
+_WEIGHTS = "model.weights.h5"
+_CONFIG_LIMIT = 1 << 30
+_WEIGHTS_FLOOR = 256 << 20
+_WEIGHTS_FACTOR = 16
+_LOCAL_HEADER_BYTES = 30
 
 
-def recognise(location: str, *, trust: bool = False, signature: str | None = None) -> ModelFile | None:
-    """The model behind a path that ends in `.keras`; None for any other path."""
-    if not location.lower().endswith(".keras"):
+def recognise(
+    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
+) -> ModelFile | None:
+    """The model behind a path that ends in `.keras`; None for any other path, and for HDF5 under that name.
+
+    Classes of the modules `own` need no trust: whoever names a module means to run it.
+    """
+    if not location.lower().endswith(".keras") or os.path.isdir(location):
         return None
-    if not os.path.isfile(location):
-        raise ModelError("no such model file", received=location)
-    if not zipfile.is_zipfile(location):
-        raise ModelError(
-            "the file is damaged or not a .keras file",
-            received=location,
-            hint="save it again with model.save('model.keras')",
-        )
-    if signature is not None:
-        raise ModelError("a .keras file has no signatures", received=f"--signature {signature}")
-    path = os.path.abspath(location)
-    runtimes = ("tensorflow", "jax", "torch")
-    return ModelFile("keras", path, digest.of_files([("model", path)]), runtimes, trust=trust)
+    path = require_file(location)
+    if hdf5.is_hdf5(path):
+        return None  # Keras 2 wrote HDF5 under any name
+    seen = _look(path, own)
+    refuse_signature("a .keras file", signature)
+    refuse_untrusted(location, seen.needs_trust, trust)
+    return ModelFile("keras", path, digest.of_files([("model", path)]), RUNTIMES, trust=trust)
+
+
+def facts(file: ModelFile) -> FileFacts:
+    """What the archive tells about itself."""
+    seen = _look(file.location, file.custom_objects)
+    return FileFacts(writer(file.location), os.path.getsize(file.location), tuple(seen.needs_trust))
 
 
 def writer(path: str) -> str:
     """What wrote a `.keras` file, as its metadata says."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            metadata = json.loads(archive.read("metadata.json"))
+        with zipfile.ZipFile(path) as opened:
+            metadata = json.loads(opened.read("metadata.json"))
         return f"Keras {metadata['keras_version']}, {metadata.get('date_saved', 'date unknown')}"
-    except (KeyError, ValueError, zipfile.BadZipFile):
+    except (KeyError, TypeError, AttributeError, ValueError, zipfile.BadZipFile):
         return "Keras, version unknown"
+
+
+@dataclass
+class _Seen:
+    needs_trust: list[str] = field(default_factory=list)
+
+
+def _look(path: str, own: tuple[str, ...]) -> _Seen:
+    try:
+        with zipfile.ZipFile(path) as opened:
+            archive.check(opened)
+            config = _config(opened)
+            weights = _weights(opened, path)
+    except (Malformed, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise damaged(path, "a .keras file", error, _HINT) from None
+    found = keras_config.needs_trust(config, own)
+    if weights is not None:
+        found += weights.needs_trust
+        try:
+            refuse_giant(config, weights)
+        except Malformed as error:
+            raise damaged(path, "a .keras file", error, _HINT) from None
+    return _Seen(found)
+
+
+def _config(opened: zipfile.ZipFile) -> Any:
+    if "config.json" not in opened.namelist():
+        raise Malformed("it has no config.json")
+    if opened.getinfo("config.json").file_size > _CONFIG_LIMIT:
+        raise Malformed("its config.json is too large")
+    return parsed(opened.read("config.json"))
+
+
+def parsed(text: str | bytes) -> Any:
+    """A model's description from JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"the description of the model is no JSON: {error}") from None
+
+
+def refuse_giant(config: Any, weights: hdf5.Contents) -> None:
+    """Refuse layers that declare weights far beyond those that were saved: making them would take all memory."""
+    least = keras_config.least_parameters(config)
+    if least > _WEIGHTS_FLOOR and least > _WEIGHTS_FACTOR * weights.num_bytes:
+        raise Malformed(
+            f"its layers declare more than {shown_bytes(least)} of weights,"
+            f" and it holds {shown_bytes(weights.num_bytes)}"
+        )
+
+
+def _weights(opened: zipfile.ZipFile, path: str) -> hdf5.Contents | None:
+    if _WEIGHTS not in opened.namelist():
+        return None
+    member = opened.getinfo(_WEIGHTS)
+    if member.compress_type != zipfile.ZIP_STORED:
+        return hdf5.look(io.BytesIO(opened.read(member)), member.file_size)
+    with open(path, "rb") as file:
+        return hdf5.look(io.BufferedReader(_Window(file, member)), member.file_size)
+
+
+class _Window(io.RawIOBase):
+    """A stored member of an archive as a file: only what is asked for is read, however large it is."""
+
+    def __init__(self, file: IO[bytes], member: zipfile.ZipInfo) -> None:
+        file.seek(member.header_offset)
+        header = file.read(_LOCAL_HEADER_BYTES)
+        if len(header) < _LOCAL_HEADER_BYTES:
+            raise Malformed("a member is cut off")
+        names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        self._file = file
+        self._start = member.header_offset + _LOCAL_HEADER_BYTES + names
+        self._size = member.file_size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._start + self._place)
+        piece = self._file.read(max(0, min(len(buffer), self._size - self._place)))
+        buffer[: len(piece)] = piece
+        self._place += len(piece)
+        return len(piece)

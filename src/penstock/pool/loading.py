@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.core.batching import Batch, Room, cut, note, on_the_heap
+from penstock.core.batching import Batch, Room, cut, known, note, on_the_heap
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_array
 from penstock.core.deferred import BadRows, Deferred
+from penstock.core.example_encoding import encode
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
@@ -64,7 +65,7 @@ def _piece(job: Job, read: Block, made: Block, watch: Watch) -> Piece:
             feeds[binding.input] = _feed(binding, made, failures)
     for binding in job.bindings:
         if binding.mask_of is not None:
-            feeds[binding.input] = Mask(feeds[binding.mask_of].sizes()[:, 0], np.dtype(binding.dtype))
+            feeds[binding.input] = _mask(binding, feeds[binding.mask_of])
     first = made.start - read.start
     kept = {name: _kept(read, made, name, slice(first, first + made.rows)) for name in job.keep}
     return Piece(made.start, made.rows, feeds, kept, failures)
@@ -75,7 +76,15 @@ def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:
     return column.kept() if isinstance(column, Deferred) else column
 
 
+def _mask(binding: Binding, masked: Feed) -> Feed:
+    if None in binding.shape:
+        return Mask(masked.sizes()[:, 0], np.dtype(binding.dtype))
+    return Fixed(np.ones((len(masked), *known(masked)[:1]), binding.dtype))
+
+
 def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:
+    if binding.features:
+        return Fixed(_records(binding, block, failures))
     if len(binding.columns) > 1:
         return Fixed(_stacked(binding, block, failures))
     column = block.columns[binding.columns[0]]
@@ -92,6 +101,16 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
         feed = Fixed(array)
     note(bad, binding.columns[0], range(block.start, block.start + block.rows), failures)
     return feed
+
+
+def _records(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:
+    """A serialized `tf.train.Example` for each row."""
+    read = [block.columns[name] for name in binding.columns]
+    columns = [column.raw() if isinstance(column, Deferred) else column for column in read]
+    records, bad = encode(columns, binding.features)
+    for position, rows in bad.items():
+        note(rows, binding.columns[position], range(block.start, block.start + block.rows), failures)
+    return records
 
 
 def _stacked(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:

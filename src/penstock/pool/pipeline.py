@@ -242,8 +242,8 @@ class Pipeline:
 
 def _own(output: Array, batch: Batch, release: Release) -> Array:
     """An output that may outlive the batch: a model that hands its input through may answer with the slot itself."""
-    if release is _nothing_to_release:
-        return output
+    if release is _nothing_to_release or not isinstance(output, np.ndarray):
+        return output  # lists are made anew
     is_shared = any(np.may_share_memory(output, array) for array in batch.arrays.values())
     return output.copy() if is_shared else output
 

@@ -7,24 +7,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
+from penstock.packages import PACKAGES
 from penstock.pool.devices import cpu_device, gpu_devices, usable_cores
 
 _TIMEOUT_S = 120
 
+_TENSORFLOW = "import tensorflow as f; print(len(f.config.list_physical_devices('GPU')))"
+_JAX = "import jax; print(sum(d.platform in ('gpu', 'cuda') for d in jax.devices()))"
 _QUESTIONS = {
-    "tensorflow": "import tensorflow as f; print(len(f.config.list_physical_devices('GPU')))",
-    "jax": "import jax; print(sum(d.platform in ('gpu', 'cuda') for d in jax.devices()))",
+    "tensorflow": _TENSORFLOW,
+    "jax": _JAX,
     "torch": "import torch; print(torch.cuda.device_count())",
+    "tf_keras": _TENSORFLOW,
+    "onnx": "import onnxruntime as f; print(int('CUDAExecutionProvider' in f.get_available_providers()))",
+    "tflite": "print(0)",
+    "stablehlo": _JAX,
 }
 
 
 def devices_with_runtimes(runtimes: Sequence[str]) -> list[dict[str, Any]]:
     """Every device with `runtimes`: name to `yes, VERSION` or the reason why not."""
     gpus = gpu_devices()
-    asked = {name: _ask(name) for name in runtimes if _version(name) is not None and gpus}
+    asked = {name: _ask(name) for name in runtimes if PACKAGES[name].is_installed and gpus}
     counts = {name: _answer(process) for name, process in asked.items()}
     return [
         {
@@ -39,17 +45,10 @@ def devices_with_runtimes(runtimes: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _version(runtime: str) -> str | None:
-    try:
-        return metadata.version(runtime)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _verdict(runtime: str, kind: str, gpus_seen: int | str | None) -> str:
-    version = _version(runtime)
+    version = PACKAGES[runtime].version
     if version is None:
-        return f"no: not installed (pip install 'penstock[{runtime}]')"
+        return f"no: not installed ({PACKAGES[runtime].install})"
     if kind == "cpu" or (isinstance(gpus_seen, int) and gpus_seen > 0):
         return f"yes, {version}"
     if isinstance(gpus_seen, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.core.batching import Batch
 from penstock.core.events import (
@@ -32,6 +33,7 @@ from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
+from penstock.pool.surviving import predict_surviving
 from penstock.pool.transfer import Assembly, send
 from penstock.pool.warmup import warm_up
 
@@ -134,6 +136,10 @@ class ReplicaProcess:
         else:
             batch = next(load_batches(message.job, message.sample))
         prepared = warm_up(self._replica, batch, message.sample, message.job.bindings)
+        if message.answers_rows:
+            outputs, _ = predict_surviving(self._replica, batch, message.sample.start)
+            rows = min(batch.rows, message.answers_rows)
+            prepared = replace(prepared, answers={name: output[:rows] for name, output in outputs.items()})
         self._pipeline = Pipeline(
             self._replica,
             message.job,

@@ -93,10 +93,22 @@ def check_rows(outputs: Columns, batch_size: int) -> None:
         ModelError: An output does not have one row for each row of the batch.
     """
     for name, output in outputs.items():
-        if output.ndim == 0 or len(output) != batch_size:
+        shape = output.shape if isinstance(output, np.ndarray) else (len(output),)
+        if not shape or shape[0] != batch_size:
             raise ModelError(
                 "an output of the model does not have one row for each row of the input",
-                received=f"{name}: shape {output.shape} for a batch of {batch_size}",
+                received=f"{name}: shape {shape} for a batch of {batch_size}",
                 allowed=f"({batch_size}, …)",
-                hint="outputs that sum over the batch cannot be divided among devices",
+                hint=_explained(shape, batch_size, [other for other in outputs if other != name]),
             )
+
+
+def _explained(shape: tuple[int, ...], batch_size: int, others: list[str]) -> str:
+    if shape and batch_size > 1 and shape[0] > batch_size and shape[0] % batch_size == 0:
+        times = shape[0] // batch_size
+        why = (
+            f"it seems to have {times} rows for each, run together: they must be one more dimension, (rows, {times}, …)"
+        )
+    else:
+        why = "outputs that sum over the batch cannot be divided among devices"
+    return f"{why}; to leave it out: --outputs {','.join(others)}" if others else why

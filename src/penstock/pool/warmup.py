@@ -51,9 +51,14 @@ def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Se
         except Exception:  # a model that takes no other length has no output that follows it
             continue
         for output, before in outputs.items():
-            if before.ndim > 1 and grown[output].shape[1] == before.shape[1] + 1:
+            # Ragged outputs are cut to their own lengths already.
+            if isinstance(before, np.ndarray) and before.ndim > 1 and _follows(before, grown[output]):
                 follows.setdefault(output, name)
     return follows
+
+
+def _follows(before: Array, grown: Array) -> bool:
+    return bool(grown.ndim > 1 and grown.shape[1] == before.shape[1] + 1)
 
 
 def _grown(array: Array) -> Array:

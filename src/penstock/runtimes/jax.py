@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.answering import Answers, keep
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
@@ -14,23 +15,27 @@ from penstock.runtimes.memory_limit import out_of_memory
 from penstock.runtimes.xla import xla_flags
 
 
+def xla_environment(device: Device, threads: int) -> dict[str, str]:
+    """The variables that pin a process in which JAX runs."""
+    is_gpu = device.kind == "gpu"
+    return {
+        "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
+        "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": xla_flags(device, threads),
+        # The CPU client of JAX takes the size of its thread pool from this.
+        "NPROC": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
 class JaxRuntime:
     """The model as one jitted function of its weights and a batch."""
 
     name = "jax"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        is_gpu = device.kind == "gpu"
-        return {
-            "KERAS_BACKEND": "jax",
-            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
-            "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FLAGS": xla_flags(device, threads),
-            # The CPU client of JAX takes the size of its thread pool from this.
-            "NPROC": str(threads),
-            "OMP_NUM_THREADS": str(threads),
-        }
+        return {"KERAS_BACKEND": "jax"} | xla_environment(device, threads)
 
     def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
         with lean_imports(model, "jax", "scipy"):
@@ -45,15 +50,16 @@ class JaxRuntime:
                 received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
                 hint="pip install 'jax[cuda12]', or --devices cpu",
             ) from None
-        return JaxReplica(call_keras_model(model), target)
+        return JaxReplica(call_keras_model(model), target, model.answers)
 
 
 class JaxReplica:
     """A model on one JAX device of this process."""
 
-    def __init__(self, call: KerasCall, target: Any) -> None:
+    def __init__(self, call: KerasCall, target: Any, answers: Answers | None = None) -> None:
         import jax
 
+        self._answers = answers
         self.signature = call.signature
         self.call = call
         self._jax = jax
@@ -72,7 +78,7 @@ class JaxReplica:
         try:
             tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
             outputs = self._step(self._weights, tensors)
-            return {name: _to_numpy(array) for name, array in outputs.items()}
+            return {name: to_numpy(array) for name, array in outputs.items()}
         except self._jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -89,12 +95,26 @@ class JaxReplica:
             for name, tensor in scaled.items()
         }
         outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
-        return self.call.name_outputs(outputs)
+        return keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+
+
+class JaxRanking:
+    """Ranks while a step is traced. Of equal values, JAX gives the first one first."""
+
+    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
+        import jax
+
+        values, places = jax.lax.top_k(tensor, k)
+        return values, places.astype("int32")
+
+    def argmax(self, tensor: Any) -> Any:
+        return tensor.argmax(axis=-1).astype("int32")
 
 
 def _to_float32(tensor: Any) -> Any:
     return tensor.astype("float32")
 
 
-def _to_numpy(array: Any) -> Any:
+def to_numpy(array: Any) -> Any:
+    """An array on the host; numpy has no bfloat16 of its own."""
     return np.asarray(array, dtype=np.float32) if array.dtype == "bfloat16" else np.asarray(array)

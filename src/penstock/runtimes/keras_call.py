@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
 from penstock.core.records import ModelFile, Signature, TensorSpec
 from penstock.core.scaling import Scaling, scaled_inputs
-from penstock.errors import ModelError, one_line
+from penstock.runtimes.keras_loading import load_keras_model, writer_version
 
+__all__ = ["KerasCall", "call_keras_model", "digest_of_weights", "load_keras_model"]
 
-def load_keras_model(file: ModelFile) -> Any:
-    """Load a `.keras` file, or call a builder. The backend was chosen in the environment.
-
-    Raises:
-        ModelError: It does not load; the framework's reason is given in one line.
-    """
-    import keras
-
-    try:
-        if file.kind == "keras":
-            return keras.saving.load_model(file.location, compile=False, safe_mode=not file.trust)
-        model = _call_builder(file)
-    except (Exception, SystemExit) as error:
-        raise _not_loaded(file, error) from error
-    if not isinstance(model, keras.Model):
-        raise ModelError(
-            "the function did not return a Keras model",
-            received=f"{file.location} returned {type(model).__name__}",
-            allowed=f"keras.Model of Keras {keras.__version__}",
-        )
-    return model
-
-
-def _call_builder(file: ModelFile) -> Any:
-    if file.payload is not None:
-        return cloudpickle.loads(file.payload)()
-    module, _, function = file.location.partition(":")
-    return getattr(importlib.import_module(module), function)()
-
-
-def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
-    text = str(error)
-    needs_trust = "safe_mode" in text or "unsafe" in text.lower()
-    needs_code = "custom" in text.lower() and "register" in text.lower()
-    hint = None
-    if needs_trust:
-        hint = "it contains code (a Lambda layer); if you trust where it came from: --trust-model"
-    elif needs_code:
-        hint = "it has classes of its own: give module:function that imports them and loads the file"
-    return ModelError("the model does not load", received=f"{file.location}: {one_line(error)}", hint=hint)
+MASK = "_mask"
+"""Behind the name of a ragged input: which of its values, padded to one length, are real."""
 
 
 def call_keras_model(file: ModelFile) -> KerasCall:
@@ -64,7 +24,16 @@ def call_keras_model(file: ModelFile) -> KerasCall:
     call = KerasCall(load_keras_model(file), scaling=file.scaling)
     if file.kind == "builder":
         call.signature = replace(call.signature, weights=digest_of_weights(call.model))
+    elif file.kind == "h5":
+        call.signature = _as_it_was(call.signature, writer_version(file))
     return call
+
+
+def _as_it_was(signature: Signature, version: str) -> Signature:
+    """The signature of a model of Keras 1 or 2, which gave back a single output as it is, not in a list of one."""
+    if version.startswith("1"):
+        signature = replace(signature, notes=(f"Keras {version} wrote it: its layers were translated for Keras 3",))
+    return replace(signature, structure="single") if len(signature.outputs) == 1 else signature
 
 
 def digest_of_weights(model: Any) -> str:
@@ -82,19 +51,27 @@ class KerasCall:
     """How a Keras model takes its inputs and names its outputs.
 
     A model without declared inputs (a subclass) takes whatever the columns are: one is passed as it is, several as
-    a dict, or as a list where the caller gave a list.
+    a dict, or as a list where the caller gave a list. A ragged input is fed padded, with a mask beside it.
     """
 
     def __init__(self, model: Any, *, as_list: bool = False, scaling: Scaling | None = None) -> None:
         self.model = model
         self._scaling = scaling
         self._as_list = as_list
-        self._input_structure = _structure(model, "input")
-        self.output_structure: Any = _structure(model, "output")
+        self._input_structure = self._structure("input")
+        self.output_structure: Any = self._structure("output")
+        self._kinds = {name: self._kind_of(tensor) for name, tensor in self._named("input")}
         self.signature = self._describe()
         parameters = inspect.signature(model.call).parameters.values()
         takes_training = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
         self.options: dict[str, bool] = {"training": False} if takes_training else {}
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether the model says itself what `predict` does with a batch."""
+        import keras
+
+        return type(self.model).predict_step is not keras.Model.predict_step
 
     def scale(self, name: str, tensor: Any, to_float32: Callable[[Any], Any]) -> Any:
         """An input as it was asked to be scaled. Called while the step is traced; the model's dtype comes after it."""
@@ -104,11 +81,9 @@ class KerasCall:
 
     def pack(self, tensors: Mapping[str, Any]) -> Any:
         """Tensors by name in the structure that the model is called with."""
-        import keras
-
         if self._input_structure is not None:
-            flat = [tensors[spec.name] for spec in self.signature.inputs]
-            return keras.tree.pack_sequence_as(self._input_structure, flat)
+            flat = [_composite(kind, name, tensors) for name, kind in self._kinds.items()]
+            return self._tree.pack_sequence_as(self._input_structure, flat)
         values = list(tensors.values())
         if self._as_list:
             return values
@@ -116,58 +91,99 @@ class KerasCall:
 
     def name_outputs(self, outputs: Any) -> dict[str, Any]:
         """The outputs by name. Called while the step is traced; keeps the structure for `unpack`."""
-        import keras
-
-        self.output_structure = keras.tree.map_structure(lambda _: 0, outputs)
-        names = _names(self.output_structure, _output_names(self.model), "output")
-        return dict(zip(names, keras.tree.flatten(outputs), strict=True))
+        flat = self._tree.flatten(outputs)
+        self.output_structure = self._tree.pack_sequence_as(outputs, [0] * len(flat))
+        names = self._names(self.output_structure, _output_names(self.model), "output")
+        return dict(zip(names, flat, strict=True))
 
     def unpack(self, columns: Mapping[str, Any]) -> Any:
-        """Columns by name in the structure that `model.predict` would return."""
+        """Columns by name in the structure that `model.predict` would return; as a dict where only some were kept."""
+        if list(columns) != self._names(self.output_structure, _output_names(self.model), "output"):
+            return dict(columns)
+        return self._tree.pack_sequence_as(self.output_structure, list(columns.values()))
+
+    @property
+    def _tree(self) -> Any:
+        """What takes structures apart, in an order of its own, and puts them together again."""
         import keras
 
-        return keras.tree.pack_sequence_as(self.output_structure, list(columns.values()))
+        return keras.tree
+
+    @property
+    def _written_by(self) -> str:
+        import keras
+
+        return f"Keras {keras.__version__} on {keras.backend.backend()}"
+
+    def _structure(self, side: str) -> Any:
+        """The model's declared inputs or outputs in their structure; None where it has none."""
+        import keras
+
+        flat = getattr(self.model, side + "s", None)
+        if not flat:
+            return None
+        if isinstance(self.model, keras.Sequential):
+            return flat[0]
+        structure = getattr(self.model, f"_{side}s_struct", None)
+        return structure if structure is not None else (flat[0] if len(flat) == 1 else list(flat))
+
+    def _kind_of(self, tensor: Any) -> str:
+        """`ragged`, `sparse` or `dense`: only TensorFlow has the first two."""
+        import keras
+
+        if keras.backend.backend() != "tensorflow":
+            return "dense"
+        if getattr(tensor, "ragged", False):
+            return "ragged"
+        return "sparse" if getattr(tensor, "sparse", False) else "dense"
+
+    def _dtype(self, tensor: Any) -> str:
+        import keras
+
+        return str(keras.backend.standardize_dtype(tensor.dtype))
 
     def _describe(self) -> Signature:
-        import keras
-
-        inputs, outputs = (
-            tuple(_spec(name, tensor) for name, tensor in _named(self.model, side)) for side in ("input", "output")
-        )
-        batch = {tensor.shape[0] for _, tensor in _named(self.model, "input") if len(tensor.shape)} - {None}
+        inputs: list[TensorSpec] = []
+        for name, tensor in self._named("input"):
+            inputs.append(self._spec(name, tensor))
+            if self._kinds[name] == "ragged":
+                inputs.append(TensorSpec(name + MASK, "bool", (None,)))
+        batch = {tensor.shape[0] for _, tensor in self._named("input") if len(tensor.shape)} - {None}
         counted = [math.prod(weight.shape) for weight in self.model.weights] if self.model.built else None
         return Signature(
-            inputs,
-            outputs,
+            tuple(inputs),
+            tuple(self._spec(name, tensor) for name, tensor in self._named("output")),
             structure=_kind(self.output_structure),
             fixed_batch=batch.pop() if len(batch) == 1 else None,
             parameters=None if counted is None else sum(counted),
-            writer=f"Keras {keras.__version__} on {keras.backend.backend()}",
+            writer=self._written_by,
         )
 
+    def _named(self, side: str) -> list[tuple[str, Any]]:
+        structure = self._structure(side)
+        if structure is None:
+            return []
+        tensors = self._tree.flatten(structure)
+        own = _output_names(self.model) if side == "output" else [tensor.name for tensor in tensors]
+        return list(zip(self._names(structure, own, side), tensors, strict=True))
 
-def _structure(model: Any, side: str) -> Any:
-    """The model's declared inputs or outputs in their structure; None where it has none."""
-    import keras
+    def _spec(self, name: str, tensor: Any) -> TensorSpec:
+        return TensorSpec(name, self._dtype(tensor), tuple(tensor.shape[1:]))
 
-    flat = getattr(model, side + "s", None)
-    if not flat:
-        return None
-    if isinstance(model, keras.Sequential):
-        return flat[0]
-    structure = getattr(model, f"_{side}s_struct", None)
-    return structure if structure is not None else (flat[0] if len(flat) == 1 else list(flat))
-
-
-def _named(model: Any, side: str) -> list[tuple[str, Any]]:
-    import keras
-
-    structure = _structure(model, side)
-    if structure is None:
-        return []
-    tensors = keras.tree.flatten(structure)
-    own = _output_names(model) if side == "output" else [tensor.name for tensor in tensors]
-    return list(zip(_names(structure, own, side), tensors, strict=True))
+    def _names(self, structure: Any, own: list[str], fallback: str) -> list[str]:
+        """A name for every leaf: the keys of dicts, else the model's own, else numbers. Never the same twice."""
+        paths = [path for path, _ in self._tree.flatten_with_path(structure)]
+        own = own if len(own) == len(paths) else []
+        names: list[str] = []
+        for position, path in enumerate(paths):
+            if any(isinstance(key, str) for key in path):
+                name = "/".join(str(key) for key in path)
+            elif own:
+                name = str(own[position])
+            else:
+                name = fallback if len(paths) == 1 else f"{fallback}_{position}"
+            names.append(name if name not in names else f"{name}_{position}")
+        return names
 
 
 def _output_names(model: Any) -> list[str]:
@@ -176,28 +192,16 @@ def _output_names(model: Any) -> list[str]:
     return list(names or ())
 
 
-def _names(structure: Any, own: list[str], fallback: str) -> list[str]:
-    """A name for every leaf: the keys of dicts, else the model's own names, else numbers. Never the same twice."""
-    import keras
+def _composite(kind: str, name: str, tensors: Mapping[str, Any]) -> Any:
+    """A tensor of the kind that the model takes, from a dense one."""
+    if kind == "dense":
+        return tensors[name]
+    import tensorflow as tf
 
-    paths = [path for path, _ in keras.tree.flatten_with_path(structure)]
-    own = own if len(own) == len(paths) else []
-    names: list[str] = []
-    for position, path in enumerate(paths):
-        if any(isinstance(key, str) for key in path):
-            name = "/".join(str(key) for key in path)
-        elif own:
-            name = str(own[position])
-        else:
-            name = fallback if len(paths) == 1 else f"{fallback}_{position}"
-        names.append(name if name not in names else f"{name}_{position}")
-    return names
-
-
-def _spec(name: str, tensor: Any) -> TensorSpec:
-    import keras
-
-    return TensorSpec(name, keras.backend.standardize_dtype(tensor.dtype), tuple(tensor.shape[1:]))
+    if kind == "sparse":
+        return tf.sparse.from_dense(tensors[name])
+    lengths = tf.reduce_sum(tf.cast(tensors[name + MASK], tf.int64), axis=1)
+    return tf.RaggedTensor.from_tensor(tensors[name], lengths=lengths)
 
 
 def _kind(structure: Any) -> str:

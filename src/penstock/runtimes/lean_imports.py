@@ -19,10 +19,11 @@ UNNEEDED = ("sklearn", "scipy", "pandas", "IPython", "jax", "torch", "tensorflow
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
     """While this is open, the libraries that only look in seem not to be installed. Afterwards they import as ever.
 
-    A builder is the user's own code, which may want any of them from its framework: nothing is hidden from it.
+    A builder is the user's own code, which may want any of them from its framework: nothing is hidden from it, nor from
+    the modules of custom objects.
     """
     hidden = [name for name in UNNEEDED if name not in needed and name not in sys.modules]
-    if file.kind == "builder":
+    if file.kind in ("builder", "estimator") or file.custom_objects:
         hidden = []
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]

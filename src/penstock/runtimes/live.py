@@ -7,38 +7,40 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from penstock.core.answering import Answers
 from penstock.core.records import Device
 from penstock.core.scaling import Scaling
 from penstock.errors import ModelError
 from penstock.runtimes import jax as jax_runtime
+from penstock.runtimes import legacy_keras
 from penstock.runtimes import tensorflow as tensorflow_runtime
 from penstock.runtimes import torch as torch_runtime
 from penstock.runtimes.keras_call import KerasCall
 
 _KEPT_ON_THE_MODEL = "_penstock_live"
+_LEGACY = "tf_keras"
 
 
 class LiveModel:
     """A live model on every device of its framework, compiled once and kept as long as the model lives."""
 
-    def __init__(self, model: Any, as_list: bool, scaling: Scaling | None) -> None:
-        import keras
-
-        self.backend: str = keras.backend.backend()
+    def __init__(self, model: Any, as_list: bool, scaling: Scaling | None, answers: Answers | None = None) -> None:
+        self.backend: str = _backend_of(model)
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
-        self.replicas: list[Any] = [wrap(KerasCall(model, as_list=as_list, scaling=scaling), places[0][1])]
+        call_of = legacy_keras.TfKerasCall if self.backend == _LEGACY else KerasCall
+        self.replicas: list[Any] = [wrap(call_of(model, as_list=as_list, scaling=scaling), places[0][1], answers)]
         for _, place in places[1:]:
             copy = self._copy(model, place)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
-            call = KerasCall(copy, as_list=as_list, scaling=scaling)
+            call = call_of(copy, as_list=as_list, scaling=scaling)
             call.signature = self.replicas[0].signature  # a copy may name its inputs anew
-            self.replicas.append(wrap(call, place))
+            self.replicas.append(wrap(call, place, answers))
 
     def refresh(self) -> None:
         """Bring every copy to the weights that the model has now."""
@@ -51,11 +53,11 @@ class LiveModel:
 
     def _copy(self, model: Any, place: Any) -> Any:
         """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
-        if self.backend != "tensorflow":
+        if self.backend not in ("tensorflow", _LEGACY):
             return model
-        import keras
         import tensorflow as tf
 
+        keras = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
         try:
             with tf.device(place):
                 copy = keras.models.clone_model(model)
@@ -70,52 +72,72 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
     "tensorflow": tensorflow_runtime.wrap,
     "jax": jax_runtime.JaxReplica,
     "torch": torch_runtime.TorchReplica,
+    _LEGACY: legacy_keras.wrap_tf_keras,
 }
 
 
 def is_live_keras_model(model: Any) -> bool:
-    """Whether this is a Keras model. Keras is imported already if it is."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(model, keras.Model)
+    """Whether this is a model of Keras 3 or tf_keras. That one is imported already if it is."""
+    return any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
 
 
-def wrap_live(model: Any, *, as_list: bool, scaling: Scaling | None = None) -> LiveModel:
+def _is_model_of(keras: Any, model: Any) -> bool:
+    kind = getattr(keras, "Model", None)
+    return isinstance(kind, type) and isinstance(model, kind)
+
+
+def _backend_of(model: Any) -> str:
+    if _is_model_of(sys.modules.get(_LEGACY), model):
+        return _LEGACY
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def wrap_live(
+    model: Any, *, as_list: bool, scaling: Scaling | None = None, answers: Answers | None = None
+) -> LiveModel:
     """The replicas of a live model; made at the first call and kept.
 
     Raises:
         ModelError: Its backend cannot be used here.
     """
-    import keras
-
-    backend = keras.backend.backend()
-    if backend != "tensorflow" and type(model).predict_step is not keras.Model.predict_step:
-        raise ModelError(
-            "a predict_step of its own is supported on TensorFlow only",
-            received=f"{type(model).__name__} on {backend}",
-            hint="call model.predict, or move that step into the model's call",
-        )
+    backend = _backend_of(model)
     if backend not in _WRAPPERS:
         raise ModelError(
             "penstock does not run models on this Keras backend",
             received=f"keras.backend.backend() = {backend!r}",
-            allowed=", ".join(_WRAPPERS),
+            allowed=", ".join(name for name in _WRAPPERS if name != _LEGACY),
             hint="set KERAS_BACKEND before Keras is imported",
         )
+    if backend in ("jax", "torch"):
+        _refuse_own_step(model, backend)
     # On the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
     if not hasattr(model, _KEPT_ON_THE_MODEL):
         object.__setattr__(model, _KEPT_ON_THE_MODEL, {})
-    kept: dict[tuple[bool, Scaling | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
-    key = (as_list, scaling)
+    kept: dict[tuple[bool, Scaling | None, Answers | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
+    key = (as_list, scaling, answers)
     if key not in kept:
-        kept[key] = LiveModel(model, as_list, scaling)
+        kept[key] = LiveModel(model, as_list, scaling, answers)
     else:
         kept[key].refresh()
     return kept[key]
 
 
+def _refuse_own_step(model: Any, backend: str) -> None:
+    import keras
+
+    if type(model).predict_step is not keras.Model.predict_step:
+        raise ModelError(
+            "a predict_step of its own is supported on TensorFlow only",
+            received=f"{type(model).__name__} on {backend}",
+            hint="call model.predict, or move that step into the model's call",
+        )
+
+
 def _places(backend: str) -> list[tuple[Device, Any]]:
     """Every device that the framework has, as we name it and as it does."""
-    if backend == "tensorflow":
+    if backend in ("tensorflow", _LEGACY):
         import tensorflow as tf
 
         gpus = tf.config.list_logical_devices("GPU")

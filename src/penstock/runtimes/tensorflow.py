@@ -1,21 +1,21 @@
-"""TensorFlow: Keras models on the TensorFlow backend, and SavedModels."""
+"""TensorFlow: Keras models on the TensorFlow backend, SavedModels and frozen graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from penstock.core.records import STRING, Columns, Device, ModelFile, Signature, TensorSpec
-from penstock.core.scaling import scaled_inputs
-from penstock.errors import DeviceError, ModelError, one_line
+from penstock.core.answering import Answers
+from penstock.core.records import STRING, Columns, Device, ModelFile, Signature
+from penstock.errors import DeviceError, one_line
+from penstock.runtimes import frozen_graph, saved_model
+from penstock.runtimes.graph_arguments import Step
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.tensor_answers import kept, to_host
 from penstock.runtimes.xla import xla_flags
-
-Step = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class TensorFlowRuntime:
@@ -49,13 +49,19 @@ class TensorFlowRuntime:
                 received=f"{device} {device.name}, tensorflow {tf.__version__}",
                 hint="pip install 'tensorflow[and-cuda]', or --devices cpu, or --runtime jax",
             )
+        place = f"/{device.kind.upper()}:0"
         if model.kind == "saved_model":
-            signature, step = _load_saved_model(model)
-            return TensorFlowReplica(signature, step, f"/{device.kind.upper()}:0")
-        return wrap(call_keras_model(model), f"/{device.kind.upper()}:0")
+            signature, step = saved_model.load(model)
+            return TensorFlowReplica(signature, step, place, answers=model.answers)
+        if model.kind == "frozen_graph":
+            signature, step = frozen_graph.load(model)
+            # The graph was cut at the outputs already, under whatever names they were given.
+            answers = replace(model.answers, outputs=()) if model.answers is not None else None
+            return TensorFlowReplica(signature, step, place, answers=answers)
+        return wrap(call_keras_model(model), place, model.answers)
 
 
-def wrap(call: KerasCall, place: str) -> TensorFlowReplica:
+def wrap(call: KerasCall, place: str, answers: Answers | None = None) -> TensorFlowReplica:
     """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
     import keras
 
@@ -68,7 +74,7 @@ def wrap(call: KerasCall, place: str) -> TensorFlowReplica:
         outputs = model.predict_step((packed,)) if has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
-    return TensorFlowReplica(call.signature, step, place, call)
+    return TensorFlowReplica(call.signature, step, place, call, answers)
 
 
 def _to_float32(tensor: Any) -> Any:
@@ -89,18 +95,36 @@ def _cast(tensors: dict[str, Any], signature: Signature) -> dict[str, Any]:
 
 
 class TensorFlowReplica:
-    """A model on one device of this process."""
+    """A model on one device of this process.
 
-    def __init__(self, signature: Signature, step: Step, place: str, call: KerasCall | None = None) -> None:
+    Args:
+        signature: What it takes and gives.
+        step: From tensors by input name to tensors by output name; it is traced and compiled.
+        place: A device such as `/GPU:0`.
+        call: The Keras model behind it, if there is one.
+        answers: What is kept of the outputs.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        step: Step,
+        place: str,
+        call: KerasCall | None = None,
+        answers: Answers | None = None,
+    ) -> None:
         import tensorflow as tf
+
+        def answering(tensors: dict[str, Any]) -> dict[str, Any]:
+            return kept(answers, step(tensors))
 
         self.signature = signature
         self.call = call
         self._tf = tf
         self._place = place
-        self._plain = tf.function(step, autograph=False)
+        self._plain = tf.function(answering, autograph=False)
         is_gpu = place.startswith("/GPU")
-        self._step = _compiled_for_gpu(step) if is_gpu else None
+        self._step = _compiled_for_gpu(answering) if is_gpu else None
         self._to_device = _feeder(place)
 
     def predict(self, batch: Columns) -> Columns:
@@ -111,7 +135,7 @@ class TensorFlowReplica:
                 # soon as its tensor is dropped, while the kernels that read it may still be queued.
                 tensors = {name: self._to_device(array) for name, array in batch.items()}
                 outputs = self._run(tensors)
-                return {name: _to_numpy(name, tensor) for name, tensor in outputs.items()}
+                return {name: to_host(name, tensor) for name, tensor in outputs.items()}
         except tf.errors.ResourceExhaustedError as error:
             raise out_of_memory(batch, one_line(error)) from None
 
@@ -158,79 +182,3 @@ def _feeder(place: str) -> Callable[[Any], Any]:
 
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]
-
-
-def _to_numpy(name: str, tensor: Any) -> Any:
-    if not hasattr(tensor, "numpy"):
-        raise ModelError(
-            "an output of the model is ragged or sparse",
-            received=f"{name}: {type(tensor).__name__}",
-            allowed="dense tensors with one row for each row of the input",
-        )
-    array = tensor.numpy()
-    return array.astype(np.float32) if tensor.dtype.name == "bfloat16" else np.asarray(array)
-
-
-def _load_saved_model(file: ModelFile) -> tuple[Signature, Step]:
-    import tensorflow as tf
-
-    try:
-        loaded = tf.saved_model.load(file.location)
-    except Exception as error:
-        raise ModelError("the model does not load", received=f"{file.location}: {one_line(error)}") from error
-    names = list(loaded.signatures)
-    chosen = file.signature or ("serving_default" if "serving_default" in names else (names[0] if names else None))
-    if chosen not in names or (file.signature is None and len(names) > 1 and "serving_default" not in names):
-        raise ModelError(
-            "the SavedModel has no such signature" if file.signature else "the SavedModel has several signatures",
-            received=f"--signature {file.signature}" if file.signature else file.location,
-            allowed=", ".join(names) or "none: it was saved without signatures",
-            hint="choose one with --signature NAME" if names else None,
-        )
-    function = loaded.signatures[chosen]
-    signature = _describe(function, str(chosen), tuple(names), loaded)
-    scaling = file.scaling
-    scaled_names = scaled_inputs(scaling, signature) if scaling is not None else ()
-
-    def step(tensors: dict[str, Any]) -> dict[str, Any]:
-        # The loaded object owns the variables: this closure keeps it alive.
-        assert loaded is not None
-        scaled = {
-            name: file.scaling.apply(_to_float32(tensor))
-            if file.scaling is not None and name in scaled_names
-            else tensor
-            for name, tensor in tensors.items()
-        }
-        return dict(function(**_cast(scaled, signature)))
-
-    return signature, step
-
-
-def _describe(function: Any, name: str, names: tuple[str, ...], loaded: Any) -> Signature:
-    specs = function.structured_input_signature[1]
-    inputs = tuple(_spec(key, spec) for key, spec in specs.items())
-    outputs = tuple(_spec(key, spec) for key, spec in function.structured_outputs.items())
-    batch = {spec.shape[0] for spec in specs.values() if spec.shape.rank} - {None}
-    for spec in specs.values():
-        if spec.shape.rank == 0:
-            raise ModelError(
-                "an input of this signature has no batch dimension",
-                received=f"{name}: {spec.name} is a single value",
-                allowed="inputs with rows first",
-            )
-    variables = getattr(loaded, "variables", None) or ()
-    return Signature(
-        inputs,
-        outputs,
-        structure="dict",
-        fixed_batch=batch.pop() if len(batch) == 1 else None,
-        name=name,
-        others=tuple(other for other in names if other != name),
-        parameters=sum(int(np.prod(variable.shape)) for variable in variables) or None,
-        writer=f"TensorFlow {getattr(loaded, 'tensorflow_version', 'unknown')}",
-    )
-
-
-def _spec(name: str, spec: Any) -> TensorSpec:
-    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list()[1:])
-    return TensorSpec(name, STRING if spec.dtype.name == "string" else spec.dtype.name, shape)

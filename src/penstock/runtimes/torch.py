@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.answering import Answers, keep
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
@@ -38,15 +39,16 @@ class TorchRuntime:
                 received=f"{device} {device.name}, torch {torch.__version__}",
                 hint="install a CUDA build of torch, or --devices cpu",
             )
-        return TorchReplica(call_keras_model(model), "cuda" if device.kind == "gpu" else "cpu")
+        return TorchReplica(call_keras_model(model), "cuda" if device.kind == "gpu" else "cpu", model.answers)
 
 
 class TorchReplica:
     """A model on one torch device of this process."""
 
-    def __init__(self, call: KerasCall, target: str) -> None:
+    def __init__(self, call: KerasCall, target: str, answers: Answers | None = None) -> None:
         import torch
 
+        self._answers = answers
         self.signature = call.signature
         self.call = call
         self._torch = torch
@@ -58,7 +60,8 @@ class TorchReplica:
             with torch.no_grad():
                 tensors = {name: self._to_device(name, array) for name, array in batch.items()}
                 outputs = self.call.name_outputs(self.call.model(self.call.pack(tensors), **self.call.options))
-                return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+                kept = keep(self._answers, outputs, TorchRanking())
+                return {name: _to_numpy(tensor) for name, tensor in kept.items()}
         except torch.OutOfMemoryError as error:
             reason = one_line(error)
         # Outside the except block: its traceback holds the tensors, and with them the memory.
@@ -76,6 +79,21 @@ class TorchReplica:
         tensor = self.call.scale(name, tensor, lambda each: each.float())
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}.get(name)
         return tensor if wanted is None else tensor.to(getattr(self._torch, wanted))
+
+
+class TorchRanking:
+    """Ranks on the device. `torch.topk` leaves the order of equal values open, so they are sorted."""
+
+    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
+        import torch
+
+        values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
+        return values[..., :k], places[..., :k].to(torch.int32)
+
+    def argmax(self, tensor: Any) -> Any:
+        import torch
+
+        return tensor.argmax(dim=-1).to(torch.int32)
 
 
 def _to_numpy(tensor: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -38,18 +39,27 @@ class NpySink:
 
 
 class NpyPart:
-    """The header of an npy file holds its length, so a part is gathered and written at its end."""
+    """Outputs are written as they come. The header of an npy file holds its length, so it is written again at the end.
+
+    Kept columns may have another dtype in every file that they were read from: they are gathered, and written last.
+    """
 
     def __init__(self, name: str, folder: str, schema: OutputSchema) -> None:
         self._name = name
         self._folder = folder
         self._specs = {column.name: column for column in schema.columns}
-        self._gathered: dict[str, list[Array]] = {ROW: [], **{name: [] for name in self._specs}}
+        names = [ROW, *self._specs]
+        self._paths = {each: os.path.join(folder, f"{name}.{number}.npy") for number, each in enumerate(names)}
+        self._growing = {each: _GrowingFile(each, self._paths[each]) for each in names[: 1 + schema.num_outputs]}
+        self._gathered: dict[str, list[Array]] = {each: [] for each in names[1 + schema.num_outputs :]}
 
     def write(self, result: Result) -> None:
-        self._gathered[ROW].append(result.row_numbers())
-        for name, column in result.columns.items():
-            self._gathered[name].append(self._as_array(name, column))
+        for name, column in {ROW: result.row_numbers(), **result.columns}.items():
+            array = self._as_array(name, column)
+            if name in self._growing:
+                self._growing[name].write(array)
+            else:
+                self._gathered[name].append(array)
 
     def _as_array(self, name: str, column: Column) -> Array:
         if isinstance(column, np.ndarray):
@@ -60,20 +70,63 @@ class NpyPart:
         array, bad = to_array(column, spec.dtype, spec.shape or ())
         if bad:
             raise OutputError(
-                "npy files have no nulls",
-                received=f"the kept column {name!r} {next(iter(bad.values()))}",
+                "npy files have neither nulls nor rows of different lengths",
+                received=f"the column {name!r} {next(iter(bad.values()))}",
                 hint="use --format parquet or jsonl, or do not --keep this column",
             )
         return array
 
     def finish(self) -> dict[str, str]:
-        staged: dict[str, str] = {}
-        for number, (name, pieces) in enumerate(self._gathered.items()):
-            path = os.path.join(self._folder, f"{self._name}.{number}.npy")
-            np.save(path, np.concatenate(pieces))
+        for growing in self._growing.values():
+            growing.close()
+        for name, pieces in self._gathered.items():
+            np.save(self._paths[name], np.concatenate(pieces))
+        for path in self._paths.values():
             fsync_file(path)
-            staged[path] = os.path.join(name, self._name + ".npy")
-        return staged
+        return {path: os.path.join(name, self._name + ".npy") for name, path in self._paths.items()}
 
     def abandon(self) -> None:
         self._gathered.clear()
+        for growing in self._growing.values():
+            growing.abandon()
+
+
+class _GrowingFile:
+    """An npy file whose length is known at its end. numpy leaves room in the header for that."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name = name
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close or abandon
+        self._first: Array | None = None
+        self._rows = 0
+        self._header_bytes = 0
+
+    def write(self, array: Array) -> None:
+        if self._first is None:
+            self._first = array[:0].copy()
+            self._header_bytes = self._write_header()
+        elif (array.dtype, array.shape[1:]) != (self._first.dtype, self._first.shape[1:]):
+            raise OutputError(
+                "npy files hold rows of one shape",
+                received=f"{self._name}: {array.dtype}{list(array.shape[1:])} after "
+                f"{self._first.dtype}{list(self._first.shape[1:])}",
+                hint="use --format parquet or jsonl",
+            )
+        np.ascontiguousarray(array).tofile(self._file)
+        self._rows += len(array)
+
+    def _write_header(self) -> int:
+        assert self._first is not None
+        descr = np.lib.format.dtype_to_descr(self._first.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self._rows, *self._first.shape[1:])}
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.seek(0)
+        assert self._write_header() == self._header_bytes, "the header must not grow into the rows"
+        self._file.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):  # the disk may be full
+            self._file.close()

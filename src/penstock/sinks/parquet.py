@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,10 @@ from penstock.core.records import OutputSchema, Result
 from penstock.sinks.staging import ROW, check_names, fsync_file
 
 _ROW_GROUP_BYTES = 16 << 20
+_TRIED_BYTES = 1 << 18
+_WORTH_IT = 0.85
+"""Lists of numbers are compressed where a piece of them shrinks to less than this. Predictions are often noise: then
+compressing takes half of the time and saves a tenth of the bytes (measured: 72 MB/s with it, 153 without)."""
 
 
 class ParquetSink:
@@ -68,14 +73,62 @@ class ParquetPart:
             self._writer = pq.ParquetWriter(
                 self._path,
                 table.schema,
-                compression="zstd",
-                compression_level=1,
+                **_how_compressed(table),
                 # Predictions hardly repeat, and `row` counts up: dictionaries would only cost time.
                 use_dictionary=[field.name for field in table.schema if pa.types.is_large_string(field.type)],
                 column_encoding={ROW: "DELTA_BINARY_PACKED"},
             )
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._gathered, self._bytes = [], 0
+
+
+def _how_compressed(table: pa.Table) -> dict[str, Any]:
+    """zstd but for lists of numbers that do not shrink; statistics but for lists, where they help nobody."""
+    compression: dict[str, str] = {}
+    with_statistics: list[str] = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        is_list = _is_list(field.type)
+        kind = "none" if is_list and not _shrinks(column) else "zstd"
+        leaves = list(_leaves(field.name, field.type))
+        compression |= dict.fromkeys(leaves, kind)
+        with_statistics += [] if is_list else leaves
+    levels = {leaf: 1 for leaf, kind in compression.items() if kind == "zstd"}
+    return {"compression": compression, "compression_level": levels, "write_statistics": with_statistics}
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Lists of numbers, of one length or of many, in lists or not."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        return bool(pa.types.is_floating(inner) or pa.types.is_integer(inner)) or _is_list(inner)
+    return False
+
+
+def _shrinks(column: pa.ChunkedArray) -> bool:
+    """Whether the first values of a column are worth compressing."""
+    buffers = [buffer for buffer in column.chunk(0).buffers() if buffer is not None]
+    if not buffers:
+        return True
+    tried = buffers[-1].slice(0, min(_TRIED_BYTES, buffers[-1].size))
+    return tried.size < 4096 or bool(
+        pa.Codec("zstd", compression_level=1).compress(tried).size < _WORTH_IT * tried.size
+    )
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    """The names that Parquet gives to the columns in which it stores one of ours."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.core.records import Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
+from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 MANIFEST = f"{INTERNAL}/manifest.json"
 
 
@@ -22,6 +22,7 @@ class Manifest:
 
     Args:
         request: What the user asked for, as plain JSON: enough to start the job again.
+        model_digest: Of what was loaded: the model's files, its weights, the modules of its classes.
         fingerprint: A digest of the model, the fragments and every option that changes the output.
         fragments: The input files.
         recipe: What decides the bits.
@@ -38,6 +39,7 @@ class Manifest:
     """
 
     request: dict[str, Any]
+    model_digest: str
     fingerprint: str
     fragments: tuple[Fragment, ...]
     recipe: Recipe
@@ -69,6 +71,7 @@ class Manifest:
         document = {
             "penstock_manifest": MANIFEST_VERSION,
             "request": self.request,
+            "model_digest": self.model_digest,
             "fingerprint": self.fingerprint,
             "fragments": [[f.path, f.size, f.mtime_ns] for f in self.fragments],
             "recipe": self.recipe.as_json(),
@@ -119,11 +122,19 @@ def _from_document(document: dict[str, Any]) -> Manifest:
     schema = document["schema"]
     return Manifest(
         request=document["request"],
+        model_digest=document["model_digest"],
         fingerprint=document["fingerprint"],
         fragments=tuple(Fragment(*entry) for entry in document["fragments"]),
         recipe=Recipe(**document["recipe"]),
         bindings=tuple(
-            Binding(b["input"], tuple(b["columns"]), b["dtype"], tuple(b["shape"]), b["mask_of"])
+            Binding(
+                b["input"],
+                tuple(b["columns"]),
+                b["dtype"],
+                tuple(b["shape"]),
+                b["mask_of"],
+                tuple(Feature(f["name"], f["dtype"], _tuples(f["shape"]), f["is_required"]) for f in b["features"]),
+            )
             for b in document["bindings"]
         ),
         schema=OutputSchema(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import stat
 import sys
 import zipfile
 from pathlib import Path
@@ -12,6 +14,14 @@ import pytest
 
 from penstock.errors import ModelError
 from penstock.models import builder, digest, keras_file, saved_model
+from tests.unit.models import written
+from tests.unit.models.written import node, text_value
+
+
+def saved(*nodes: bytes) -> bytes:
+    """A SavedModel whose signature fetches `y`."""
+    serve = written.field(5, written.entry("serve", written.signature(out="y:0")))
+    return written.saved_model(written.graph(*nodes), serve)
 
 
 @pytest.fixture
@@ -27,7 +37,7 @@ def keras_path(tmp_path: Path) -> Path:
 def saved_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "saved"
     (folder / "variables").mkdir(parents=True)
-    (folder / "saved_model.pb").write_bytes(b"\x12\x06MatMul\x12\x04Relu a PyFunc in a comment")
+    (folder / "saved_model.pb").write_bytes(saved(node("y", "Identity", "x", note=text_value("a PyFunc in a note"))))
     (folder / "variables" / "variables.index").write_bytes(b"weights")
     return folder
 
@@ -37,7 +47,7 @@ class TestKerasFiles:
         file = keras_file.recognise(str(keras_path), trust=True)
         assert file is not None
         assert (file.kind, file.location, file.trust) == ("keras", str(keras_path), True)
-        assert file.runtimes == ("tensorflow", "jax", "torch")
+        assert file.runtimes == ("tensorflow", "jax", "torch", "tf_keras")
 
     def test_other_paths_are_none_of_its_business(self, tmp_path: Path) -> None:
         assert keras_file.recognise("model.h5") is None
@@ -55,6 +65,40 @@ class TestKerasFiles:
         (tmp_path / "bad.keras").write_bytes(b"not a zip")
         with pytest.raises(ModelError, match=r"damaged or not a \.keras file"):
             keras_file.recognise(str(tmp_path / "bad.keras"))
+
+    def test_archive_without_a_description_is_told(self, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "bare.keras", "w") as archive:
+            archive.writestr("metadata.json", "{}")
+        with pytest.raises(ModelError, match=r"no config\.json"):
+            keras_file.recognise(str(tmp_path / "bare.keras"))
+
+    @pytest.mark.parametrize("name", ["../up", "/abs", "assets/../../up", "assets\\..\\up", "~/up"])
+    def test_members_stay_in_the_archive(self, keras_path: Path, name: str) -> None:
+        with zipfile.ZipFile(keras_path, "a") as archive:
+            archive.writestr(name, "x")
+        with pytest.raises(ModelError, match="leads out of the archive"):
+            keras_file.recognise(str(keras_path), trust=True)
+
+    def test_links_and_members_that_come_twice_are_refused(self, keras_path: Path) -> None:
+        original = keras_path.read_bytes()
+        link = zipfile.ZipInfo("assets/link")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        with zipfile.ZipFile(keras_path, "a") as archive:
+            archive.writestr(link, "/etc/passwd")
+        with pytest.raises(ModelError, match="is a link"):
+            keras_file.recognise(str(keras_path))
+        keras_path.write_bytes(original)
+        with zipfile.ZipFile(keras_path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("config.json", "{}")
+        with pytest.raises(ModelError, match="comes twice"):
+            keras_file.recognise(str(keras_path))
+
+    def test_a_bomb_is_refused(self, keras_path: Path) -> None:
+        with zipfile.ZipFile(keras_path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb", "w") as member:
+            for _ in range(300):
+                member.write(bytes(1 << 20))
+        with pytest.raises(ModelError, match="grows from"):
+            keras_file.recognise(str(keras_path), trust=True)
 
     def test_signature_is_refused(self, keras_path: Path) -> None:
         with pytest.raises(ModelError, match="has no signatures"):
@@ -94,13 +138,72 @@ class TestSavedModels:
 
     @pytest.mark.parametrize("operation", ["PyFunc", "EagerPyFunc", "ReadFile", "WriteFile"])
     def test_operations_that_reach_beyond_the_graph_need_trust(self, saved_folder: Path, operation: str) -> None:
-        graph = saved_folder / "saved_model.pb"
-        graph.write_bytes(graph.read_bytes() + b"\x12" + bytes([len(operation)]) + operation.encode())
+        hidden = node("write", operation, "name", extra_bytes=2)  # a search for the name and its length finds nothing
+        (saved_folder / "saved_model.pb").write_bytes(saved(node("y", "Identity", "x", "^write"), hidden))
         with pytest.raises(ModelError) as caught:
             saved_model.recognise(str(saved_folder))
         assert operation in (caught.value.received or "")
         assert "--trust-model" in (caught.value.hint or "")
         assert saved_model.recognise(str(saved_folder), trust=True) is not None
+
+    def test_operations_that_no_signature_runs_need_no_trust(self, saved_folder: Path) -> None:
+        (saved_folder / "saved_model.pb").write_bytes(saved(node("y", "Identity", "x"), node("save", "SaveV2", "a")))
+        assert saved_model.recognise(str(saved_folder)) is not None
+
+    def test_a_graph_without_entries_counts_as_a_whole(self, saved_folder: Path) -> None:
+        graph = written.graph(node("save", "SaveV2", "a"))
+        (saved_folder / "saved_model.pb").write_bytes(written.saved_model(graph))
+        with pytest.raises(ModelError, match="SaveV2"):
+            saved_model.recognise(str(saved_folder))
+
+    def test_the_graph_itself_stands_for_its_folder(self, saved_folder: Path) -> None:
+        file = saved_model.recognise(str(saved_folder / "saved_model.pb"))
+        assert file is not None
+        assert file.location == str(saved_folder)
+
+    def test_the_newest_of_numbered_exports_is_taken(self, saved_folder: Path) -> None:
+        exports = saved_folder.parent / "exports"
+        for number in ("900", "1700000001", "1700000000", "temp-1800000000"):
+            shutil.copytree(saved_folder, exports / number)
+        (exports / "1900000000").mkdir()
+        file = saved_model.recognise(str(exports))
+        assert file is not None
+        assert file.location == str(exports / "1700000001")
+        assert saved_model.facts(file).notes == (f"it is the newest of 3 exports in {exports}",)
+
+    def test_a_tf_hub_module_is_told(self, saved_folder: Path) -> None:
+        (saved_folder / "tfhub_module.pb").write_bytes(b"\x08\x03")
+        file = saved_model.recognise(str(saved_folder))
+        assert file is not None
+        assert saved_model.facts(file).notes == ("it is a TF-Hub module of TensorFlow 1",)
+        assert saved_model.facts(file).writer == "TensorFlow 2.15.0"
+
+    @pytest.mark.parametrize("content", [b"", b"text, no graph", b"\x0a\xff"])
+    def test_a_damaged_graph_is_told(self, saved_folder: Path, content: bytes) -> None:
+        (saved_folder / "saved_model.pb").write_bytes(content)
+        with pytest.raises(ModelError, match="damaged or not a SavedModel"):
+            saved_model.recognise(str(saved_folder), trust=True)
+
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../../words", "a/../../b", "C:\\words", "gs://bucket/x"])
+    def test_assets_stay_in_the_folder(self, saved_folder: Path, name: str) -> None:
+        asset = written.field(6, written.field(2, name))
+        graph = written.graph(node("y", "Identity", "x"))
+        (saved_folder / "saved_model.pb").write_bytes(written.saved_model(graph, asset))
+        with pytest.raises(ModelError, match="outside of its folder"):
+            saved_model.recognise(str(saved_folder))
+
+    def test_links_may_lead_around_the_folder_and_into_the_store_of_a_hub(self, saved_folder: Path) -> None:
+        store = saved_folder.parent / "hub"
+        snapshot = store / "snapshots" / "abc"
+        shutil.copytree(saved_folder, snapshot)
+        (store / "blobs").mkdir()
+        (snapshot / "variables" / "variables.index").rename(store / "blobs" / "123")
+        (snapshot / "variables" / "variables.index").symlink_to("../../../blobs/123")
+        (snapshot / "variables" / "again").symlink_to("variables.index")
+        assert saved_model.recognise(str(snapshot)) is not None
+        (snapshot / "other").symlink_to(saved_folder)
+        with pytest.raises(ModelError, match="links to a file outside"):
+            saved_model.recognise(str(snapshot))
 
     def test_digest_covers_every_file_and_its_name(self, saved_folder: Path) -> None:
         seen = {digest.of_folder(str(saved_folder))}

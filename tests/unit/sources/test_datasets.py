@@ -17,6 +17,7 @@ from penstock.core.records import RowFailure
 from penstock.errors import InputError
 from penstock.sources.datasets import MapDataset, open_object
 from penstock.sources.streaming import Rows, StreamedRows
+from tests.support.naming import told
 
 
 class Items:
@@ -88,7 +89,7 @@ class Tensor:
         ({"day": datetime.date(2024, 1, 2)}, {"day": "opaque[]"}, False),
         ({"ragged": [[1], [2, 3]]}, {"ragged": "int64[?, ?]"}, False),
     ],
-    ids=repr,
+    ids=told,
 )
 def test_first_item_decides_the_columns(first: Any, schema: dict[str, str], is_positional: bool) -> None:
     source = listed(first, first)
@@ -113,7 +114,7 @@ def test_first_item_decides_the_columns(first: Any, schema: dict[str, str], is_p
         ((np.zeros(3, np.float32), 1), "is a tuple of 2, and the first row is not"),
         (None, "is a NoneType, and the first row is not"),
     ],
-    ids=str,
+    ids=told,
 )
 def test_item_unlike_the_first_one_is_a_failure(odd: Any, reason: str) -> None:
     like = {"x": np.ones(3, np.float32), "n": 1}
@@ -271,7 +272,7 @@ def make_generator() -> Any:
         (None, type(None)),
         (Items, type(None)),
     ],
-    ids=repr,
+    ids=told,
 )
 def test_objects_are_recognised(data: Any, kind: type) -> None:
     assert isinstance(open_object(data), kind)

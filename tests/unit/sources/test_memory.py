@@ -13,6 +13,7 @@ from penstock.core.columns import to_arrow
 from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.sources.memory import InMemory, SharedMemory, open_memory
+from tests.support.naming import told
 
 
 def read(source: InMemory) -> dict[str, list[Any]]:
@@ -69,7 +70,7 @@ def test_table_with_two_columns_of_one_name_is_told() -> None:
         open_memory(table)
 
 
-@pytest.mark.parametrize("data", [5, 1.5, None, object(), "rows.csv"], ids=repr)
+@pytest.mark.parametrize("data", [5, 1.5, None, object(), "rows.csv"], ids=told)
 def test_anything_else_is_told(data: Any) -> None:
     with pytest.raises(InputError) as caught:
         open_memory(data)
@@ -130,7 +131,7 @@ def test_same_content_is_the_same_job_wherever_it_lies() -> None:
         {"x": np.arange(4), "z": np.arange(4)},
         {"x": pa.array(["0", "1", "2", "3"])},
     ],
-    ids=str,
+    ids=told,
 )
 def test_another_content_is_another_job(other: dict[str, Any]) -> None:
     assert digest({"x": np.arange(4)}) != digest(other)
@@ -157,7 +158,7 @@ def test_null_differs_from_zero() -> None:
         pa.array(["x", "y", "x"]).dictionary_encode(),
         np.arange(3, dtype=">f8"),
     ],
-    ids=repr,
+    ids=told,
 )
 def test_shared_memory_holds_the_same_rows(column: Any) -> None:
     shared = SharedMemory.holding({"c": column, "n": np.arange(3)})

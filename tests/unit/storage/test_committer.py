@@ -38,7 +38,7 @@ def manifest_of(
 ) -> Manifest:
     columns = (TensorSpec(names[0], "float32", ()), TensorSpec(names[1], "float32", (2, 3)))
     request = {"format": sink}
-    return Manifest(request, "f", (), Recipe("jax", "cpu", 5, 1), (), OutputSchema(columns, 2), SPANS, parts)
+    return Manifest(request, "d", "f", (), Recipe("jax", "cpu", 5, 1), (), OutputSchema(columns, 2), SPANS, parts)
 
 
 def result_of(span: Span) -> Result:

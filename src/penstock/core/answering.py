@@ -1,0 +1,140 @@
+"""What is kept of a model's outputs: some of them, the best classes, or the best one.
+
+It is computed where the model runs, so that a thousand logits need not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.records import KEPT, Array, Column
+from penstock.errors import UsageError
+
+CLASS, SCORE, LABEL = "_class", "_score", "_label"
+"""Behind an output's name: the best classes, what the model gave them, and what they are called."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What to keep.
+
+    Args:
+        outputs: The outputs that are kept; all where it is empty.
+        top_k: Of outputs that are vectors, the k largest values and their places.
+        argmax: Of outputs that are vectors, the place of the largest value.
+        labels: What the places are called.
+    """
+
+    outputs: tuple[str, ...] = ()
+    top_k: int | None = None
+    argmax: bool = False
+    labels: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> bool:
+        return self.argmax or self.top_k is not None
+
+
+class Ranking(Protocol):
+    """How a framework ranks the last axis of a tensor."""
+
+    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
+        """The k largest values in falling order, and their places as int32. Of equal ones the first comes first."""
+        ...
+
+    def argmax(self, tensor: Any) -> Any:
+        """The place of the largest value as int32."""
+        ...
+
+
+class NumpyRanking:
+    """For runtimes whose answers are on the host already."""
+
+    def top_k(self, tensor: Array, k: int) -> tuple[Array, Array]:
+        order = np.argsort(-tensor, axis=-1, kind="stable")[..., :k]
+        return np.take_along_axis(tensor, order, axis=-1), order.astype(np.int32)
+
+    def argmax(self, tensor: Array) -> Array:
+        places: Array = np.argmax(tensor, axis=-1).astype(np.int32)
+        return places
+
+
+def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) -> dict[str, Any]:
+    """What is kept of `outputs`, tensors of any framework with rows first. Runs while a step is traced.
+
+    Raises:
+        UsageError: There is no such output, none that could be ranked, or not one label for each class.
+    """
+    if answers is None:
+        return dict(outputs)
+    unknown = [name for name in answers.outputs if name not in outputs]
+    if unknown:
+        raise UsageError("the model has no such output", received=f"--outputs {unknown[0]}", allowed=", ".join(outputs))
+    chosen = {name: outputs[name] for name in answers.outputs or outputs}
+    if not answers.ranks:
+        return chosen
+    if not any(_is_ranked(tensor) for tensor in chosen.values()):
+        raise UsageError(
+            "no output has one value for each class",
+            received=", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in chosen.items()),
+            hint="without --top-k and --argmax the outputs are written as they are",
+        )
+    kept: dict[str, Any] = {}
+    for name, tensor in chosen.items():
+        if _is_ranked(tensor):
+            kept |= _ranked(answers, name, tensor, ranking)
+        else:
+            kept[name] = tensor
+    return kept
+
+
+def _is_ranked(tensor: Any) -> bool:
+    """Whether a row is a vector of numbers."""
+    shape, kind = tensor.shape, str(tensor.dtype).lower()
+    return len(shape) == 2 and ("float" in kind or "int" in kind)
+
+
+def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[str, Any]:
+    classes = tensor.shape[-1]
+    if answers.labels and classes is not None and len(answers.labels) != classes:
+        raise UsageError(
+            "there is not one label for each class",
+            received=f"{len(answers.labels)} labels",
+            allowed=f"{classes}, as the output {name!r} has",
+        )
+    if answers.top_k is None:
+        return {name + CLASS: ranking.argmax(tensor)}
+    if classes is not None and answers.top_k > classes:
+        raise UsageError(
+            "there are fewer classes",
+            received=f"--top-k {answers.top_k}",
+            allowed=f"at most {classes}, as {name!r} has",
+        )
+    values, places = ranking.top_k(tensor, answers.top_k)
+    return {name + CLASS: places, name + SCORE: values}
+
+
+def label_of(name: str) -> str:
+    """What the column of names is called that goes with a column of classes."""
+    return name.removesuffix(CLASS) + LABEL
+
+
+def with_labels(columns: Mapping[str, Column], labels: Sequence[str]) -> dict[str, Column]:
+    """Columns, each of classes followed by one of their names. Only numbers travel; the names are put in at the end."""
+    if not labels:
+        return dict(columns)
+    names = pa.array(labels, pa.large_string())
+    labelled: dict[str, Column] = {}
+    for key, column in columns.items():
+        labelled[key] = column
+        if key.endswith(CLASS) and not key.startswith(KEPT):
+            places = np.asarray(column)
+            found = names.take(pa.array(places.reshape(-1)))
+            is_vector = places.ndim == 2
+            labelled[label_of(key)] = pa.FixedSizeListArray.from_arrays(found, places.shape[1]) if is_vector else found
+    return labelled

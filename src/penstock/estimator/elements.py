@@ -1,0 +1,148 @@
+"""Elements of an `input_fn` on their way to a replica process, and predictions on their way back.
+
+An element is whatever `input_fn` gives in one step: any number of tensors of any shapes. So a row of such a job is a
+bundle of whole elements, laid into a file without a name; what travels through the pipe is only where it lies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import STRING, Array, Block, Fragment, Span, TensorSpec
+
+COLUMN = "elements"
+ANSWERS = "answers"
+
+_ALIGNMENT = 64
+_COUNT = struct.Struct("<Q")
+
+
+def pack(value: Any) -> list[memoryview]:
+    """Any structure of arrays as pieces of bytes: arrays of numbers as they lie in memory, without a copy."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    raw = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+    lengths = b"".join(_COUNT.pack(number) for number in (len(raw), *(piece.nbytes for piece in raw)))
+    pieces: list[memoryview] = []
+    for piece in (memoryview(lengths), *raw):
+        pieces += [piece, memoryview(bytes(-piece.nbytes % _ALIGNMENT))]
+    return pieces
+
+
+def unpack(memory: Any) -> Any:
+    """What `pack` packed. The arrays are views of `memory`, and can be written to if it can."""
+    view = memoryview(memory).cast("B")
+    (count,) = _COUNT.unpack_from(view)
+    lengths = [_COUNT.unpack_from(view, _COUNT.size * (1 + number))[0] for number in range(count)]
+    position = _rounded(_COUNT.size * (1 + count))
+    pieces = []
+    for length in lengths:
+        pieces.append(view[position : position + length])
+        position += _rounded(length)
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def pack_to_array(value: Any) -> Array:
+    """A structure of arrays as one row of bytes, as a replica answers."""
+    pieces = pack(value)
+    row = np.empty((1, sum(piece.nbytes for piece in pieces)), np.uint8)
+    position = 0
+    for piece in pieces:
+        row[0, position : position + piece.nbytes] = np.frombuffer(piece, np.uint8)
+        position += piece.nbytes
+    return row
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class ElementFiles:
+    """The source of a job whose rows are bundles of elements. They are put into it while it is read.
+
+    A copy in another process can only `read`, which gives places; `open_bundle` opens them.
+    """
+
+    is_resumable = False
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._count = 0
+
+    def add(self, elements: Sequence[Any]) -> Span:
+        """Lay a bundle into memory that other processes can map."""
+        path, descriptor = _new_file()
+        self._open[path] = descriptor
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            for piece in pack(list(elements)):
+                file.write(piece)
+        span = Span(self._count, self._count, 1, (path, os.fstat(descriptor).st_ino))
+        self._count += 1
+        return span
+
+    def fragments(self) -> Sequence[Fragment]:
+        return [Fragment("input_fn", 0, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {COLUMN: TensorSpec(COLUMN, STRING, ())}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        raise NotImplementedError("bundles are added one by one")
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"input_fn, bundle {row}"
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        path, inode = span.locator
+        place = np.empty(1, object)
+        place[0] = f"{inode} {path}".encode()
+        yield Block(span.start, 1, {COLUMN: place})
+
+    def release(self, span: Span) -> None:
+        """Free the memory of a bundle whose answers are there."""
+        self._close(span.locator[0])
+
+    def close(self) -> None:
+        for path in list(self._open):
+            self._close(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_open": {}, "_count": 0}
+
+    def _close(self, path: str) -> None:
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+            if not path.startswith("/proc/"):
+                os.unlink(path)
+
+
+def open_bundle(place: bytes) -> list[Any]:
+    """The elements of a bundle, mapped from where the other process put them."""
+    inode, _, path = place.decode().partition(" ")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_ino != int(inode):
+            raise FileNotFoundError(f"{path} holds another bundle")
+        elements: list[Any] = unpack(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
+        return elements
+    finally:
+        os.close(descriptor)
+
+
+def _new_file() -> tuple[str, int]:
+    """A path that processes of this user can open, and a descriptor that keeps it."""
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        descriptor = os.memfd_create("penstock-elements", os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", descriptor
+    descriptor, path = tempfile.mkstemp(prefix="penstock-elements-")
+    return path, descriptor

@@ -1,0 +1,162 @@
+"""Evaluation in this process: metrics over the whole input, and the events that TensorBoard and exporters read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.estimator.calling import Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.checkpoints import check_restorable
+from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.placing import place
+from penstock.estimator.refusals import WrongValue
+from penstock.estimator.run_config import session_options
+from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
+
+LOG = logging.getLogger("penstock.estimator")
+GLOBAL_STEP = "global_step"
+
+
+class Evaluation(NamedTuple):
+    """One call of `Estimator.evaluate`."""
+
+    called: Called
+    input_fn: Callable[..., Any]
+    steps: int | None
+    hooks: list[Any]
+    checkpoint: str | None
+    warm_start: Any
+    folder: str
+    """Where the events are written."""
+
+
+def evaluate(evaluation: Evaluation) -> dict[str, Any]:
+    """The metrics of a checkpoint, with `loss` and `global_step`."""
+    import tensorflow as tf
+
+    called = evaluation.called
+    options = session_options(called.config)
+    placing = place(called.config)
+    on_device = placing.devices[0] if placing.is_asked_for else None
+    with tf.Graph().as_default() as graph, graph.device(on_device):
+        step = begin_graph(called.config)
+        with user_code(called.config.tf_random_seed):
+            taken = take_input(called, evaluation.input_fn, ModeKeys.EVAL)
+            spec = call_model_fn(called, taken.features, taken.labels, ModeKeys.EVAL)
+        with quiet():
+            update, values = _metrics(spec)
+            values[GLOBAL_STEP] = step
+            if evaluation.checkpoint is None and evaluation.warm_start is not None:
+                tf.compat.v1.train.warm_start(*evaluation.warm_start)
+            results = _run(evaluation, spec, taken.hooks, update, values, options)
+    with quiet():
+        _write_events(evaluation, results)
+    return results
+
+
+def _metrics(spec: EstimatorSpec) -> tuple[Any, dict[str, Any]]:
+    """The operation that updates every metric, and the values by name."""
+    import tensorflow as tf
+
+    for name in (LOSS, GLOBAL_STEP):
+        if name in spec.eval_metric_ops:
+            raise WrongValue("this metric is always there", received=f"eval_metric_ops[{name}]", hint="rename yours")
+    metrics = {**spec.eval_metric_ops, LOSS: tf.compat.v1.metrics.mean(spec.loss)}
+    names = sorted(metrics)
+    return tf.group(*(metrics[name][1] for name in names)), {name: metrics[name][0] for name in names}
+
+
+def _run(
+    evaluation: Evaluation, spec: EstimatorSpec, input_hooks: Any, update: Any, values: dict[str, Any], options: Any
+) -> dict[str, Any]:
+    import tensorflow as tf
+
+    train = tf.compat.v1.train
+    final = train.FinalOpsHook(values)
+    hooks = [*input_hooks, *evaluation.hooks, *_stopping(evaluation.steps), *spec.evaluation_hooks, final]
+    creator = train.ChiefSessionCreator(
+        scaffold=_with_local_variables(spec.scaffold),
+        checkpoint_filename_with_path=evaluation.checkpoint,
+        config=options,
+    )
+    check_restorable(evaluation.checkpoint, spec.scaffold)
+    with train.MonitoredSession(creator, hooks) as session:
+        while not session.should_stop():
+            session.run(update)
+    return dict(final.final_ops_values)
+
+
+def _with_local_variables(scaffold: Any) -> Any:
+    """A scaffold of the user whose own local initialisation also sets the metrics to zero."""
+    import tensorflow as tf
+
+    kind = tf.compat.v1.train.Scaffold
+    if scaffold.local_init_op is None:
+        return scaffold
+    both = tf.group(scaffold.local_init_op, kind.default_local_init_op())
+    return kind(local_init_op=both, copy_from_scaffold=scaffold)
+
+
+def _stopping(steps: int | None) -> list[Any]:
+    import tensorflow as tf
+
+    if steps is None:
+        return []
+    most = steps
+
+    class StopsAfter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def begin(self) -> None:
+            self._left = most
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self._left -= 1
+            if self._left <= 0:
+                run_context.request_stop()
+
+    return [StopsAfter()]
+
+
+def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
+    """The metrics as events: what BestExporter, early stopping and TensorBoard read."""
+    import tensorflow as tf
+
+    step = int(results[GLOBAL_STEP])
+    summary = tf.compat.v1.Summary()
+    for name, value in results.items():
+        if name == GLOBAL_STEP or value is None:
+            continue
+        if isinstance(value, (bytes, np.bytes_)):
+            _add_summaries(summary, name, bytes(value))
+        elif np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+            summary.value.add(tag=name, simple_value=float(value))
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            summary.value.add(tag=name, node_name=name, tensor=tf.make_tensor_proto(value))
+        else:
+            LOG.info("no event for the metric %s: %s", name, type(value).__name__)
+    os.makedirs(evaluation.folder, exist_ok=True)
+    with tf.Graph().as_default():
+        writer = tf.compat.v1.summary.FileWriterCache.get(evaluation.folder)
+        writer.add_summary(summary, step)
+        if evaluation.checkpoint is not None:
+            path = tf.compat.v1.Summary()
+            path.value.add(tag="checkpoint_path", tensor=tf.make_tensor_proto(evaluation.checkpoint, dtype=tf.string))
+            writer.add_summary(path, step)
+        writer.flush()
+
+
+def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
+    """A metric may be a summary itself: an image, a histogram."""
+    import tensorflow as tf
+
+    try:
+        found = tf.compat.v1.Summary.FromString(serialized)
+    except Exception:  # whichever implementation of protobuf is installed has an error of its own
+        LOG.info("no event for the metric %s: its text is no summary", name)
+        return
+    for number, value in enumerate(found.value):
+        value.tag = f"{name}/{number}"
+    summary.value.extend(found.value)

@@ -1,0 +1,267 @@
+"""A `model_fn` with all it needs to be built in any process: what travels to replicas in place of a model file."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.core.records import STRING, Array, TensorSpec
+from penstock.errors import DeviceError, ModelError, PenstockError, one_line
+from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
+from penstock.estimator.elements import ANSWERS, COLUMN, open_bundle, pack_to_array
+from penstock.estimator.legacy_keras import quiet
+from penstock.estimator.refusals import WrongValue
+from penstock.estimator.run_config import RunConfig
+from penstock.estimator.spec import EstimatorSpec, ModeKeys
+from penstock.estimator.swapped_keras import keras_of_its_time
+from penstock.runtimes.graph_restoring import find_checkpoint
+
+OUTPUT = "output"
+"""The name of a prediction that is a single tensor, where it needs one."""
+_NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")) + (
+    os.path.dirname(os.path.dirname(__file__)),
+)
+
+
+@dataclass(frozen=True)
+class ModelFunction:
+    """A `model_fn`, and what it is called with.
+
+    Args:
+        name: What people know it by; `module:function` where it is to be found by its name.
+        model_fn: The function itself, which travels by value; None where only the name is known.
+        params: What the `model_fn` gets as `params`.
+        config: What it gets as `config`; None gives a plain one.
+        model_dir: The folder whose latest checkpoint is restored.
+        checkpoint: A checkpoint, or a folder, that is restored instead.
+        warm_start: The arguments of `tf.compat.v1.train.warm_start`, where there is no checkpoint.
+        predict_keys: Of a dict of predictions, those that are wanted; all where it is empty.
+        features: The structure of the features, as specs of tensors, where whole elements come; None where columns do.
+    """
+
+    name: str
+    model_fn: Callable[..., Any] | None = None
+    params: Any = None
+    config: RunConfig | None = None
+    model_dir: str | None = None
+    checkpoint: str | None = None
+    warm_start: Any = None
+    predict_keys: tuple[str, ...] = ()
+    features: Any = None
+
+    @property
+    def called(self) -> Called:
+        """The function and its arguments. A `model_fn` may change its params: it gets a copy."""
+        assert self.model_fn is not None
+        return Called(self.model_fn, copy.deepcopy(self.params), self.config or RunConfig())
+
+    def resolved(self) -> ModelFunction:
+        """The same with the function itself, imported where only its name is known.
+
+        Raises:
+            ModelError: The module does not import, has no such function, or it is neither a `model_fn` nor returns an
+                Estimator.
+        """
+        if self.model_fn is not None:
+            return self
+        function = self._imported()
+        if "features" in argument_names(function):
+            return replace(self, model_fn=function, config=self.config or RunConfig(model_dir=self.model_dir))
+        required = [p.name for p in inspect.signature(function).parameters.values() if _is_required(p)]
+        if required:
+            raise self._neither(f"a function of {', '.join(required)}")
+        with self.explained("the function failed"), keras_of_its_time(), quiet():
+            made = function()
+        if not is_estimator(made):
+            raise self._neither(f"a function that returns {type(made).__name__}")
+        return self._completed(function_of(made))
+
+    def find_checkpoint(self) -> str | None:
+        """The checkpoint to restore; None where the variables are warm-started instead.
+
+        Raises:
+            ModelError: There is none.
+        """
+        place = self.checkpoint or self.model_dir
+        if place is None:
+            raise ModelError(
+                "it is not known where the checkpoint is",
+                received=self.name,
+                hint="--checkpoint DIR names the model_dir of the trained model",
+            )
+        try:
+            return find_checkpoint(place)
+        except ModelError:
+            if self.warm_start is not None and self.checkpoint is None:
+                return None
+            raise
+
+    def begin(self) -> None:
+        """Seed the default graph, and give it its global step: comes before `input_fn`."""
+        begin_graph(self.called.config)
+
+    def start_warm(self) -> None:
+        """Let the variables of the default graph begin with the values of another model."""
+        import tensorflow as tf
+
+        if self.warm_start is not None:
+            with quiet():
+                tf.compat.v1.train.warm_start(*self.warm_start)
+
+    def build(self, features: Any) -> EstimatorSpec:
+        """Call the `model_fn` for predictions in the default graph.
+
+        Raises:
+            ModelError: It raised, or what it returned has no predictions.
+        """
+        _install()
+        with self.explained("the model_fn failed"), keras_of_its_time(), quiet():
+            spec = call_model_fn(self.called, features, None, ModeKeys.PREDICT)
+        if spec.mode != ModeKeys.PREDICT or spec.predictions is None:
+            raise ModelError(
+                "the model_fn has no predictions",
+                received=f"{self.name} returned an EstimatorSpec for mode={spec.mode!r}",
+                allowed="EstimatorSpec(mode, predictions=…) when it is called with mode=ModeKeys.PREDICT",
+            )
+        return spec
+
+    def choose(self, predictions: Any) -> Any:
+        """The predictions that are wanted.
+
+        Raises:
+            WrongValue: There is none of these, or a single tensor, which has no name.
+        """
+        if not self.predict_keys:
+            return predictions
+        if not isinstance(predictions, Mapping):
+            raise WrongValue(
+                "predict_keys name predictions of a dict, and the model_fn predicts a single tensor",
+                received=f"predict_keys={list(self.predict_keys)}",
+            )
+        chosen = {key: value for key, value in predictions.items() if key in self.predict_keys}
+        if not chosen:
+            raise WrongValue(
+                "there is none of these predictions",
+                received=f"predict_keys={list(self.predict_keys)}",
+                allowed=", ".join(map(str, predictions)),
+            )
+        return chosen
+
+    def named(self, predictions: Any) -> dict[str, Any]:
+        """The wanted predictions by name, also where there is a single one."""
+        chosen = self.choose(predictions)
+        if isinstance(chosen, Mapping):
+            return {str(name): tensor for name, tensor in chosen.items()}
+        return {OUTPUT: chosen}
+
+    @property
+    def takes(self) -> tuple[TensorSpec, ...]:
+        """What a replica of whole elements declares as its input."""
+        return (TensorSpec(COLUMN, STRING, ()),)
+
+    def open_bundle(self, place: bytes) -> list[Any]:
+        """The elements that another process put there, each as a flat list of arrays."""
+        return open_bundle(place)
+
+    def pack_answers(self, answers: list[Any]) -> dict[str, Array]:
+        """The predictions of a bundle as a replica hands them back."""
+        return {ANSWERS: pack_to_array(answers)}
+
+    @contextmanager
+    def explained(self, problem: str) -> Iterator[None]:
+        """Around the user's own code: what it raises becomes an error that says where."""
+        try:
+            yield
+        except (ModelError, DeviceError):
+            raise
+        except Exception as error:
+            if find_spec("tf_keras") is None and isinstance(error, (ImportError, AttributeError)):
+                raise DeviceError(
+                    "this model_fn needs tf_keras", received=one_line(error), hint="pip install tf_keras"
+                ) from error
+            received = f"{_place(error, self.name)}: {one_line(error)}"
+            if isinstance(error, PenstockError):
+                problem = f"{problem}: {error.problem}"
+                received = f"{_place(error, self.name)}: {error.received or error.hint}"
+            raise ModelError(problem, received=received) from error
+
+    def _imported(self) -> Any:
+        module, _, function = self.name.partition(":")
+        _install()
+        with self.explained("the module does not import"), keras_of_its_time(), quiet():
+            imported = importlib.import_module(module)
+        try:
+            return getattr(imported, function)
+        except AttributeError:
+            found = [name for name, value in vars(imported).items() if inspect.isfunction(value)]
+            raise ModelError(
+                "the module has no such function", received=self.name, allowed=", ".join(found[:12]) or "none"
+            ) from None
+
+    def _completed(self, own: ModelFunction) -> ModelFunction:
+        """What an Estimator brings, with what was said here instead."""
+        params = own.params
+        if self.params:
+            params = {**params, **self.params} if isinstance(params, Mapping) else self.params
+        return replace(
+            own,
+            name=self.name,
+            params=params,
+            checkpoint=self.checkpoint,
+            model_dir=self.model_dir or own.model_dir,
+            predict_keys=self.predict_keys,
+        )
+
+    def _neither(self, received: str) -> ModelError:
+        return ModelError(
+            "this is not a model_fn",
+            received=f"{self.name} is {received}",
+            allowed="model_fn(features, labels, mode, params, config), or a function without arguments that returns "
+            "a penstock.estimator.Estimator",
+        )
+
+
+def function_of(estimator: Any, checkpoint: str | None = None) -> ModelFunction:
+    """What an Estimator is made of."""
+    called = estimator._called()
+    name = getattr(called.model_fn, "__qualname__", type(called.model_fn).__name__)
+    return ModelFunction(
+        name, called.model_fn, called.params, called.config, estimator.model_dir, checkpoint, estimator._warm_start
+    )
+
+
+def is_estimator(value: Any) -> bool:
+    from penstock.estimator.estimator import Estimator
+
+    return isinstance(value, Estimator)
+
+
+def _install() -> None:
+    """Code that says `tf.estimator.…` finds this package there."""
+    import penstock.estimator as doorway
+
+    doorway.install()
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
+def _place(error: BaseException, name: str) -> str:
+    """The line of the user's code in which an error arose."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THE_USERS):
+            return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+    return name

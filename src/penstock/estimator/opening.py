@@ -1,0 +1,48 @@
+"""A `model_fn` named in the shell: `penstock predict --estimator module:function --checkpoint DIR`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from penstock.core.records import ModelFile
+from penstock.errors import ModelError
+from penstock.estimator.model_function import ModelFunction
+from penstock.models import builder, digest
+from penstock.runtimes.graph_restoring import checkpoint_files, find_checkpoint
+
+RUNTIMES = ("tf_keras",)
+
+
+def open_estimator(location: str, checkpoint: str | None = None, params: Mapping[str, Any] | None = None) -> ModelFile:
+    """The model behind `module:function` and a checkpoint. The module is not imported here: replicas do.
+
+    Args:
+        location: A `model_fn`, or a function without arguments that returns an Estimator.
+        checkpoint: Its `model_dir`, or one checkpoint; None where the Estimator knows it.
+        params: What the `model_fn` gets as `params`.
+
+    Raises:
+        ModelError: There is no such module or checkpoint.
+    """
+    found = builder.recognise(location)
+    if found is None:
+        raise ModelError(
+            "this is not a function",
+            received=f"--estimator {location}",
+            allowed="module:function, a model_fn or a function that returns an Estimator",
+        )
+    prefix = None
+    digests = [found.digest, json.dumps(params, sort_keys=True, default=repr)]
+    if checkpoint is not None:
+        prefix = find_checkpoint(checkpoint if "://" in checkpoint else os.path.abspath(checkpoint))
+        if "://" not in prefix:
+            digests.append(digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix)))
+    whole = hashlib.sha256("\0".join(digests).encode()).hexdigest()
+    function = ModelFunction(location, params=dict(params or {}), checkpoint=prefix)
+    return ModelFile("estimator", location, whole, RUNTIMES, payload=cloudpickle.dumps(function))

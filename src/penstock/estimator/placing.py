@@ -1,0 +1,69 @@
+"""On which devices this process trains."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from penstock.errors import DeviceError
+from penstock.estimator.refusals import WrongValue
+from penstock.estimator.run_config import RunConfig
+from penstock.pool.devices import choose
+
+
+class Placing(NamedTuple):
+    """TensorFlow's names of the devices; `is_asked_for` where the user named them."""
+
+    devices: tuple[str, ...]
+    is_asked_for: bool
+
+    @property
+    def cpus(self) -> int:
+        return sum("CPU" in device for device in self.devices)
+
+
+def place(config: RunConfig) -> Placing:
+    """The devices of training: those that were asked for, else every GPU, else the CPU."""
+    import tensorflow as tf
+
+    is_asked_for = config.devices is not None or config.num_gpus is not None
+    seen = len(tf.config.list_physical_devices("GPU"))
+    chosen = choose(config.device_request)
+    if chosen and chosen[0].kind == "gpu":
+        if all(device.index < seen for device in chosen):
+            return Placing(tuple(f"/GPU:{device.index}" for device in chosen), is_asked_for)
+        if is_asked_for:
+            raise DeviceError(
+                "this TensorFlow does not see the GPUs that were asked for",
+                received=", ".join(map(str, chosen)),
+                allowed=f"{seen} GPUs",
+                hint="pip install 'tensorflow[and-cuda]', or RunConfig(devices='cpu')",
+            )
+        return Placing(("/CPU:0",), False)
+    return Placing(tuple(f"/CPU:{index}" for index in range(len(chosen))), is_asked_for)
+
+
+def strategy_over(placing: Placing, options: Any) -> Any:
+    """A mirrored strategy over several devices of this process, for the graph that is the default now.
+
+    Further CPUs exist in the session only: the user's eager code sees the one that it had.
+    """
+    import tensorflow as tf
+
+    if placing.cpus > 1:
+        options.device_count["CPU"] = placing.cpus
+        across = tf.distribute.ReductionToOneDevice()
+    elif len(tf.config.list_logical_devices("GPU")) > len(tf.config.list_physical_devices("GPU")):
+        across = tf.distribute.HierarchicalCopyAllReduce()  # parts of one GPU: NCCL takes whole ones only
+    else:
+        across = tf.distribute.NcclAllReduce()
+    return tf.compat.v1.distribute.MirroredStrategy(list(placing.devices), cross_device_ops=across)
+
+
+def check_alone(config: RunConfig) -> None:
+    """Refuse what TF_CONFIG asks for beyond this machine."""
+    if config.is_in_cluster:
+        raise WrongValue(
+            "TF_CONFIG names a cluster, and this doorway trains on the devices of one machine",
+            received=f"{config.num_worker_replicas} workers, {config.num_ps_replicas} parameter servers",
+            hint="unset TF_CONFIG; RunConfig(devices=…) takes every device of this machine",
+        )

@@ -1,0 +1,317 @@
+"""`RunConfig`: how an Estimator runs. The fields of the original, the older ones that scripts still name, and ours."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+from typing import Any
+
+from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.options import DeviceRequest
+
+USE_DEFAULT: Any = object()
+"""Told apart from None, which means: never."""
+
+DEFAULT_SAVE_SECS = 600
+
+
+class TaskType:
+    """The roles that TF_CONFIG knows."""
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+    CHIEF = "chief"
+    EVALUATOR = "evaluator"
+
+
+class _Setting:
+    """A field that can be read, and changed by `replace` only."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: Any, owner: type | None = None) -> Any:
+        return self if config is None else getattr(config, "_" + self._name)
+
+    def __set__(self, config: Any, value: object) -> None:
+        raise AttributeError(f"can't set attribute {self._name!r}: use config.replace({self._name}=…)")
+
+
+class RunConfig:
+    """How an Estimator runs.
+
+    Args:
+        model_dir: Where checkpoints and summaries lie; None takes what the Estimator is told.
+        tf_random_seed: The seed of every graph.
+        save_summary_steps: Steps between summaries.
+        save_checkpoints_steps: Steps between checkpoints; None with `save_checkpoints_secs=None` saves none.
+        save_checkpoints_secs: Seconds between checkpoints, 600 where neither is said.
+        session_config: A `tf.compat.v1.ConfigProto`; None makes one.
+        keep_checkpoint_max: How many checkpoints are kept; 0 or None keeps all.
+        keep_checkpoint_every_n_hours: Keep one more of every so many hours.
+        log_step_count_steps: Steps between two lines in the log.
+        train_distribute: A `tf.distribute` strategy; None makes one where there are several devices.
+        device_fn: Places each operation.
+        protocol: Accepted; there is one process.
+        eval_distribute: Accepted; evaluation runs on one device.
+        experimental_distribute: Accepted.
+        experimental_max_worker_delay_secs: Accepted.
+        session_creation_timeout_secs: How long to wait for a session.
+        checkpoint_save_graph_def: Whether the graph is written beside the checkpoints.
+        num_gpus: Train and predict on so many GPUs; 0 takes the CPU.
+        gpu_memory_fraction: The share of each GPU's memory that may be taken.
+        num_cores: CPU threads of this process's sessions; the old name of `threads`.
+        log_device_placement: Say where each operation is placed.
+        devices: Where to run, as in `--devices`: `all`, `cpu`, `gpu`, `cpu:N`, `gpu:I,J`.
+        threads: CPU threads of each replica.
+
+    >>> RunConfig(save_checkpoints_steps=500).replace(tf_random_seed=7).save_checkpoints_steps
+    500
+    """
+
+    model_dir = _Setting()
+    tf_random_seed = _Setting()
+    save_summary_steps = _Setting()
+    save_checkpoints_steps = _Setting()
+    save_checkpoints_secs = _Setting()
+    session_config = _Setting()
+    keep_checkpoint_max = _Setting()
+    keep_checkpoint_every_n_hours = _Setting()
+    log_step_count_steps = _Setting()
+    train_distribute = _Setting()
+    device_fn = _Setting()
+    protocol = _Setting()
+    eval_distribute = _Setting()
+    experimental_distribute = _Setting()
+    experimental_max_worker_delay_secs = _Setting()
+    session_creation_timeout_secs = _Setting()
+    checkpoint_save_graph_def = _Setting()
+    num_gpus = _Setting()
+    gpu_memory_fraction = _Setting()
+    num_cores = _Setting()
+    log_device_placement = _Setting()
+    devices = _Setting()
+    threads = _Setting()
+
+    def __init__(
+        self,
+        model_dir: Any = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: Any = USE_DEFAULT,
+        save_checkpoints_secs: Any = USE_DEFAULT,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        device_fn: Any = None,
+        protocol: str | None = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: int | None = None,
+        session_creation_timeout_secs: float = 7200,
+        checkpoint_save_graph_def: bool = True,
+        *,
+        num_gpus: int | None = None,
+        gpu_memory_fraction: float | None = None,
+        num_cores: int | None = None,
+        log_device_placement: bool = False,
+        devices: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in SETTINGS}
+        given["save_checkpoints_steps"], given["save_checkpoints_secs"] = _saving(
+            save_checkpoints_steps, save_checkpoints_secs
+        )
+        self._tf_config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        given["model_dir"] = _model_dir(model_dir, self._tf_config)
+        for name, value in given.items():
+            setattr(self, "_" + name, value)
+        _check(self)
+
+    def replace(self, **changed: Any) -> RunConfig:
+        """A copy with other values of some fields."""
+        unknown = sorted(set(changed) - set(SETTINGS))
+        if unknown:
+            raise WrongValue("cannot be replaced", received=", ".join(unknown), allowed=", ".join(SETTINGS))
+        steps, seconds = changed.get("save_checkpoints_steps"), changed.get("save_checkpoints_secs")
+        if steps is not None and seconds is not None:
+            raise _saved_twice(steps, seconds)
+        if steps is not None:
+            changed.setdefault("save_checkpoints_secs", None)
+        if seconds is not None:
+            changed.setdefault("save_checkpoints_steps", None)
+        if "model_dir" in changed:
+            changed["model_dir"] = path_to_str(changed["model_dir"])
+        copied = copy.deepcopy(self)
+        for name, value in changed.items():
+            setattr(copied, "_" + name, value)
+        _check(copied)
+        return copied
+
+    def portable(self) -> RunConfig:
+        """The same for another process: without what lives in this one only."""
+        return self.replace(
+            train_distribute=None, eval_distribute=None, experimental_distribute=None, session_config=None
+        )
+
+    @property
+    def device_request(self) -> DeviceRequest:
+        """Which devices: what `devices` says, else what `num_gpus` says, else all."""
+        if self.devices is not None:
+            return DeviceRequest.parse(self.devices)
+        if self.num_gpus is not None:
+            indices = tuple(range(self.num_gpus))
+            return DeviceRequest("gpu", gpu_indices=indices) if indices else DeviceRequest("cpu")
+        return DeviceRequest()
+
+    @property
+    def cluster_spec(self) -> Any:
+        """The machines that TF_CONFIG names: a `tf.train.ClusterSpec`."""
+        import tensorflow as tf
+
+        return tf.train.ClusterSpec(self._tf_config.get("cluster", {}))
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether TF_CONFIG names more than this process."""
+        return sum(map(len, self._tf_config.get("cluster", {}).values())) > 1
+
+    @property
+    def task_type(self) -> str:
+        return str(self._tf_config.get("task", {}).get("type", TaskType.WORKER))
+
+    @property
+    def task_id(self) -> int:
+        return int(self._tf_config.get("task", {}).get("index", 0))
+
+    @property
+    def global_id_in_cluster(self) -> int:
+        return self.task_id
+
+    @property
+    def is_chief(self) -> bool:
+        return not self.is_in_cluster or self.task_type in (TaskType.CHIEF, TaskType.MASTER)
+
+    @property
+    def num_ps_replicas(self) -> int:
+        return len(self._tf_config.get("cluster", {}).get(TaskType.PS, ()))
+
+    @property
+    def num_worker_replicas(self) -> int:
+        cluster = self._tf_config.get("cluster", {})
+        return sum(len(cluster.get(role, ())) for role in ("chief", "master", "worker")) or 1
+
+    @property
+    def master(self) -> str:
+        return str(self._tf_config.get("session_master", ""))
+
+    @property
+    def evaluation_master(self) -> str:
+        return str(self._tf_config.get("eval_session_master", ""))
+
+    @property
+    def service(self) -> Any:
+        return self._tf_config.get("service")
+
+
+SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(value, _Setting))
+
+
+def session_options(config: RunConfig) -> Any:
+    """The `ConfigProto` of this process's sessions. A GPU's memory is taken as needed, where nobody says other."""
+    import tensorflow as tf
+
+    if config.session_config is not None:
+        options = copy.deepcopy(config.session_config)
+    else:
+        options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+        options.graph_options.rewrite_options.meta_optimizer_iterations = 1
+        options.gpu_options.allow_growth = True
+    if config.gpu_memory_fraction is not None:
+        options.gpu_options.per_process_gpu_memory_fraction = config.gpu_memory_fraction
+    if config.log_device_placement:
+        options.log_device_placement = True
+    threads = config.threads or config.num_cores
+    if threads:
+        options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
+    return options
+
+
+def path_to_str(path: Any) -> Any:
+    return os.fspath(path) if hasattr(path, "__fspath__") else path
+
+
+def _saving(steps: Any, seconds: Any) -> tuple[Any, Any]:
+    if steps is USE_DEFAULT and seconds is USE_DEFAULT:
+        return None, DEFAULT_SAVE_SECS
+    steps = None if steps is USE_DEFAULT else steps
+    seconds = None if seconds is USE_DEFAULT else seconds
+    if steps is not None and seconds is not None:
+        raise _saved_twice(steps, seconds)
+    return steps, seconds
+
+
+def _saved_twice(steps: Any, seconds: Any) -> WrongValue:
+    return WrongValue(
+        "checkpoints are saved by steps or by seconds",
+        received=f"save_checkpoints_steps={steps!r}, save_checkpoints_secs={seconds!r}",
+        allowed="one of the two",
+    )
+
+
+def _model_dir(given: Any, tf_config: dict[str, Any]) -> Any:
+    path, from_cluster = path_to_str(given), tf_config.get("model_dir")
+    if path == "" or from_cluster == "":
+        raise WrongValue("model_dir is empty", received="model_dir=''")
+    if path and from_cluster and path != from_cluster:
+        raise WrongValue("model_dir differs from that of TF_CONFIG", received=f"{path!r} and {from_cluster!r}")
+    return path or from_cluster
+
+
+def _check(config: RunConfig) -> None:
+    def at_least(name: str, least: float, *, above: bool = False) -> None:
+        value = getattr(config, name)
+        if value is not None and not (value > least if above else value >= least):
+            raise WrongValue(
+                f"{name} is out of range",
+                received=f"{name}={value!r}",
+                allowed=f"more than {least}" if above else f"at least {least}",
+            )
+
+    for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
+        at_least(name, 0)
+    for name in ("keep_checkpoint_every_n_hours", "log_step_count_steps", "session_creation_timeout_secs"):
+        at_least(name, 0, above=True)
+    at_least("num_gpus", 0)
+    at_least("num_cores", 0)
+    at_least("threads", 1)
+    at_least("gpu_memory_fraction", 0, above=True)
+    for name in ("tf_random_seed", "experimental_max_worker_delay_secs"):
+        value = getattr(config, name)
+        if value is not None and not isinstance(value, int):
+            raise WrongValue(f"{name} must be a whole number", received=f"{name}={value!r}")
+    if config.model_dir == "":
+        raise WrongValue("model_dir is empty", received="model_dir=''")
+    if config.protocol not in (None, "grpc", "grpc+verbs"):
+        raise WrongValue("unknown protocol", received=f"protocol={config.protocol!r}", allowed="grpc, grpc+verbs")
+    if config.devices is not None:
+        DeviceRequest.parse(config.devices)
+    _check_functions(config)
+
+
+def _check_functions(config: RunConfig) -> None:
+    session_config, device_fn = config.session_config, config.device_fn
+    if session_config is not None and type(session_config).__name__ != "ConfigProto":
+        raise WrongValue(
+            "session_config must be a tf.compat.v1.ConfigProto", received=f"session_config={session_config!r}"
+        )
+    if device_fn is not None:
+        if not callable(device_fn):
+            raise WrongType("device_fn must be a function", received=repr(device_fn))
+        if list(inspect.signature(device_fn).parameters) != ["op"]:
+            raise WrongValue("device_fn takes one argument, `op`", received=repr(device_fn))

@@ -1,0 +1,152 @@
+"""Early stopping: session hooks of training that look at the evaluations so far."""
+
+from __future__ import annotations
+
+import glob
+import operator
+import os
+from collections.abc import Callable
+from typing import Any
+
+from penstock.estimator.estimator import Estimator
+from penstock.estimator.exporters import metrics_of_events
+from penstock.estimator.refusals import WrongType, WrongValue
+
+
+def make_early_stopping_hook(
+    estimator: Estimator,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """A hook that stops training when `should_stop_fn` says so."""
+    import tensorflow as tf
+
+    if not isinstance(estimator, Estimator):
+        raise WrongType("estimator must be an Estimator", received=type(estimator).__name__)
+    if run_every_secs is not None and run_every_steps is not None:
+        raise WrongValue("run_every_secs or run_every_steps", received=f"{run_every_secs} and {run_every_steps}")
+    if not callable(should_stop_fn):
+        raise WrongType("should_stop_fn must be a function", received=repr(should_stop_fn))
+    train = tf.compat.v1.train
+
+    class StopsEarly(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def begin(self) -> None:
+            self._timer = train.SecondOrStepTimer(every_secs=run_every_secs, every_steps=run_every_steps)
+            self._step = train.get_global_step()
+
+        def before_run(self, run_context: Any) -> Any:
+            return train.SessionRunArgs(self._step)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            step = run_values.results
+            if self._timer.should_trigger_for_step(step):
+                self._timer.update_last_triggered_step(step)
+                if should_stop_fn():
+                    run_context.request_stop()
+
+    return StopsEarly()
+
+
+def make_stop_at_checkpoint_step_hook(
+    estimator: Estimator, last_step: int, wait_after_file_check_secs: int = 30
+) -> Any:
+    """A hook that stops at a step, counted with the steps of earlier runs."""
+    import tensorflow as tf
+
+    return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
+
+
+def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
+    """Step to the metrics of its evaluation, in the order of steps."""
+    found: dict[int, dict[str, float]] = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(eval_dir), "events.out.tfevents.*"))):
+        for step, metrics in metrics_of_events(path):
+            found.setdefault(step, {}).update(metrics)
+    return dict(sorted(found.items()))
+
+
+def stop_if_higher_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stop when a metric is above `threshold`."""
+    crossed = _crossed(_values(estimator, metric_name, eval_dir, min_steps), threshold, operator.gt)
+    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+
+
+def stop_if_lower_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stop when a metric is below `threshold`."""
+    crossed = _crossed(_values(estimator, metric_name, eval_dir, min_steps), threshold, operator.lt)
+    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+
+
+def stop_if_no_increase_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stop when a metric has not grown for so many steps."""
+    stuck = _stuck(_values(estimator, metric_name, eval_dir, min_steps), max_steps_without_increase, operator.gt)
+    return make_early_stopping_hook(estimator, stuck, run_every_secs, run_every_steps)
+
+
+def stop_if_no_decrease_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stop when a metric has not shrunk for so many steps."""
+    stuck = _stuck(_values(estimator, metric_name, eval_dir, min_steps), max_steps_without_decrease, operator.lt)
+    return make_early_stopping_hook(estimator, stuck, run_every_secs, run_every_steps)
+
+
+Values = Callable[[], list[tuple[int, float]]]
+Better = Callable[[float, float], bool]
+
+
+def _values(estimator: Estimator, metric: str, eval_dir: str | None, min_steps: int) -> Values:
+    folder = eval_dir or estimator.eval_dir()
+
+    def values() -> list[tuple[int, float]]:
+        return [(step, found[metric]) for step, found in read_eval_metrics(folder).items() if step >= min_steps]
+
+    return values
+
+
+def _crossed(values: Values, threshold: float, is_better: Better) -> Callable[[], bool]:
+    return lambda: any(is_better(value, threshold) for _, value in values())
+
+
+def _stuck(values: Values, most_steps: int, is_better: Better) -> Callable[[], bool]:
+    def is_stuck() -> bool:
+        best: tuple[int, float] | None = None
+        for step, value in values():
+            if best is None or is_better(value, best[1]):
+                best = (step, value)
+            if step - best[0] >= most_steps:
+                return True
+        return False
+
+    return is_stuck

@@ -1,0 +1,183 @@
+"""Training in this process: the loop, its hooks and its checkpoints, on one device or on several."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.estimator.calling import Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.checkpoints import check_restorable, latest
+from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.placing import Placing, place
+from penstock.estimator.refusals import WrongValue
+from penstock.estimator.run_config import session_options
+from penstock.estimator.spec import EstimatorSpec, ModeKeys
+
+LOG = logging.getLogger("penstock.estimator")
+
+
+class Training(NamedTuple):
+    """One call of `Estimator.train`."""
+
+    called: Called
+    input_fn: Callable[..., Any]
+    hooks: list[Any]
+    listeners: list[Any]
+    warm_start: Any
+    """`WarmStartSettings`, or None."""
+
+
+class Built(NamedTuple):
+    """What the graph of training holds."""
+
+    spec: EstimatorSpec
+    global_step: Any
+    input_hooks: list[Any]
+
+
+def train(training: Training) -> Any:
+    """Train until a hook or the end of the input stops it; returns the loss of the last step, None without any."""
+    config = training.called.config
+    options = session_options(config)
+    placing = place(config) if config.train_distribute is None else Placing((), True)
+    if len(placing.devices) == 1:
+        return _train_on_one(training, placing, options)
+    from penstock.estimator.mirrored import NoDataset, train_on_several
+
+    try:
+        return train_on_several(training, placing, options)
+    except NoDataset as refusal:
+        if placing.is_asked_for:
+            raise WrongValue(
+                "to train on several devices, input_fn must return a tf.data.Dataset",
+                received=str(refusal),
+                hint="return a dataset, or take one device: RunConfig(devices='gpu:0')",
+            ) from None
+        LOG.warning("training on one device of %s: input_fn returns no dataset", len(placing.devices))
+        return _train_on_one(training, Placing(placing.devices[:1], False), options)
+
+
+def _train_on_one(training: Training, placing: Placing, options: Any) -> Any:
+    import tensorflow as tf
+
+    config = training.called.config
+    on_device = config.device_fn or (placing.devices[0] if placing.is_asked_for else None)
+    with tf.Graph().as_default() as graph, graph.device(on_device):
+        begin_graph(config)
+        with user_code(config.tf_random_seed):
+            taken = take_input(training.called, training.input_fn, ModeKeys.TRAIN)
+            spec = call_model_fn(training.called, taken.features, taken.labels, ModeKeys.TRAIN)
+        built = Built(spec, tf.compat.v1.train.get_global_step(), list(taken.hooks))
+        return run_loop(training, built, options)
+
+
+def run_loop(training: Training, built: Built, options: Any) -> Any:
+    """The loop over a graph that is built, in a session that restores, saves, summarises and recovers."""
+    import tensorflow as tf
+
+    config, spec = training.called.config, built.spec
+    _warm_start(training)
+    _summarise_loss(spec.loss)
+    _add_saver(training, spec)
+    check_restorable(latest(config.model_dir), spec.scaffold)
+    hooks = [*built.input_hooks, *training.hooks, *_watching(training, built), *spec.training_hooks]
+    chief_hooks = [*_saving(training, spec, hooks), *spec.training_chief_hooks]
+    loss, steps = None, 0
+    with (
+        quiet(),
+        tf.compat.v1.train.MonitoredTrainingSession(
+            checkpoint_dir=config.model_dir,
+            scaffold=spec.scaffold,
+            hooks=hooks,
+            chief_only_hooks=chief_hooks,
+            save_checkpoint_secs=0,  # the hook of _saving does it
+            save_summaries_steps=config.save_summary_steps,
+            config=options,
+            max_wait_secs=config.session_creation_timeout_secs,
+            log_step_count_steps=config.log_step_count_steps,
+            save_graph_def=config.checkpoint_save_graph_def,
+        ) as session,
+    ):
+        while not session.should_stop():
+            _, loss = session.run([spec.train_op, spec.loss])
+            steps += 1
+    if not steps:
+        LOG.warning("training made no step: the input is empty")
+    return loss
+
+
+def _warm_start(training: Training) -> None:
+    import tensorflow as tf
+
+    if training.warm_start is not None and not tf.train.latest_checkpoint(training.called.config.model_dir):
+        with quiet():
+            tf.compat.v1.train.warm_start(*training.warm_start)
+
+
+def _summarise_loss(loss: Any) -> None:
+    import tensorflow as tf
+
+    graph_keys = tf.compat.v1.GraphKeys
+    if not any(summary.op.name == "loss" for summary in tf.compat.v1.get_collection(graph_keys.SUMMARIES)):
+        tf.compat.v1.summary.scalar("loss", loss)
+    tf.compat.v1.add_to_collection(graph_keys.LOSSES, loss)
+
+
+def _add_saver(training: Training, spec: EstimatorSpec) -> None:
+    """The saver that writes what the original wrote: `model.ckpt-N`, relative paths in the state file."""
+    import tensorflow as tf
+
+    savers = tf.compat.v1.GraphKeys.SAVERS
+    if spec.scaffold.saver or tf.compat.v1.get_collection(savers):
+        return
+    config = training.called.config
+    saver = tf.compat.v1.train.Saver(
+        sharded=True,
+        max_to_keep=config.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+        defer_build=True,
+        save_relative_paths=True,
+    )
+    tf.compat.v1.add_to_collection(savers, saver)
+
+
+def _watching(training: Training, built: Built) -> list[Any]:
+    """Stop at a loss that is no number, and log the loss."""
+    import tensorflow as tf
+
+    hooks = [tf.compat.v1.train.NanTensorHook(built.spec.loss)]
+    every = training.called.config.log_step_count_steps
+    if every is not None:
+        told = {"loss": built.spec.loss, "step": built.global_step}
+        hooks.append(tf.compat.v1.train.LoggingTensorHook(told, every_n_iter=every))
+    return hooks
+
+
+def _saving(training: Training, spec: EstimatorSpec, hooks: list[Any]) -> list[Any]:
+    """The hook that saves checkpoints, unless the user brought one; the listeners join whichever there is."""
+    import tensorflow as tf
+
+    config, saver_hook = training.called.config, tf.compat.v1.train.CheckpointSaverHook
+    savers = [hook for hook in (*hooks, *spec.training_chief_hooks) if isinstance(hook, saver_hook)]
+    added = []
+    if not savers and (config.save_checkpoints_secs or config.save_checkpoints_steps):
+        added = [
+            saver_hook(
+                config.model_dir,
+                save_secs=config.save_checkpoints_secs,
+                save_steps=config.save_checkpoints_steps,
+                scaffold=spec.scaffold,
+                save_graph_def=config.checkpoint_save_graph_def,
+            )
+        ]
+        savers = added
+    if training.listeners and not savers:
+        raise WrongValue(
+            "saving_listeners need checkpoints, and none are saved",
+            hint="RunConfig(save_checkpoints_steps=…) or RunConfig(save_checkpoints_secs=…)",
+        )
+    for listener in training.listeners:
+        if listener not in savers[0]._listeners:
+            savers[0]._listeners.append(listener)
+    return added

@@ -1,0 +1,73 @@
+"""What belongs to a model beside its file: its weights, the modules of its classes. All of it counts in the digest."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.util
+import os
+from dataclasses import replace
+
+from penstock.core.records import ModelFile
+from penstock.errors import ModelError, UsageError
+from penstock.models import digest, h5_file
+
+
+def with_belongings(
+    file: ModelFile, weights: str | None, custom_objects: tuple[str, ...], *, trust: bool = False
+) -> ModelFile:
+    """The model with its weights and the modules of its own classes.
+
+    Raises:
+        UsageError: It is no model that a function builds, and so has its weights already.
+        ModelError: The weights or a module are not there.
+    """
+    if weights is None and not custom_objects:
+        return file
+    if weights is not None and file.kind != "builder":
+        raise UsageError(
+            "--weights is for a model that a function builds",
+            received=f"{file.location}, which is of kind {file.kind}",
+            allowed="module:function",
+        )
+    known = [file.digest, *(_digest_of_module(name) for name in custom_objects)]
+    if weights is not None:
+        weights = os.path.abspath(weights)
+        known.append(_digest_of_weights(weights, trust))
+    combined = hashlib.sha256("\n".join(known).encode()).hexdigest()
+    return replace(file, weights=weights, custom_objects=custom_objects, digest=combined)
+
+
+def num_bytes(location: str) -> int:
+    """How large a model is on disk; 0 for what is no file."""
+    if os.path.isdir(location):
+        paths = (os.path.join(parent, name) for parent, _, names in os.walk(location) for name in names)
+        return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+    return os.path.getsize(location) if os.path.isfile(location) else 0
+
+
+def _digest_of_weights(path: str, trust: bool) -> str:
+    """A file, or the files of a TensorFlow checkpoint that is named by their prefix."""
+    if os.path.isfile(path):
+        return h5_file.check_weights(path, trust=trust)
+    files = sorted(glob.glob(glob.escape(path) + ".*"))
+    if not files:
+        raise ModelError(
+            "no such file of weights", received=f"--weights {path}", allowed="a .h5 file, or the prefix of a checkpoint"
+        )
+    return digest.of_files((os.path.basename(name), name) for name in files)
+
+
+def _digest_of_module(name: str) -> str:
+    """A digest of a module's file, found without importing it: it may import a framework."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    if spec is None:
+        raise ModelError(
+            "the module of custom objects is not found",
+            received=f"--custom-objects {name}",
+            allowed="the name of a module, importable from this folder",
+        )
+    return digest.of_files([(name, spec.origin)]) if spec.origin and spec.has_location else name

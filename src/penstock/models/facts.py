@@ -1,0 +1,89 @@
+"""What a model file says about itself, and how a file that asks for trust, or is damaged, is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ModelError
+
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file tells without being loaded.
+
+    Args:
+        writer: The framework and version that wrote it, as far as the file says.
+        num_bytes: What has to be read to load it.
+        needs_trust: Sentences: what it does that needs trust, with names. Empty for a file that only computes.
+        notes: Sentences that people should know besides.
+    """
+
+    writer: str | None
+    num_bytes: int
+    needs_trust: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Malformed(ValueError):
+    """The bytes do not follow their format."""
+
+
+def refuse_untrusted(location: str, needs_trust: Sequence[str], trust: bool) -> None:
+    """Raise where a model does something that needs trust and has none."""
+    if not needs_trust or trust:
+        return
+    told = "; ".join(needs_trust[:_MOST_NAMED])
+    if len(needs_trust) > _MOST_NAMED:
+        told += f"; and {len(needs_trust) - _MOST_NAMED} more"
+    raise ModelError(
+        "the model can run code or reach files, and is not trusted",
+        received=f"{location}: {told}",
+        hint="if you trust where it came from: --trust-model",
+    )
+
+
+def damaged(location: str, what: str, why: object, hint: str | None = None) -> ModelError:
+    """The error for a file that is not what its name says. `what` is a noun: `a .keras file`."""
+    return ModelError(f"the file is damaged or not {what}", received=f"{location}: {why}", hint=hint)
+
+
+def refuse_signature(kind: str, signature: str | None) -> None:
+    """Raise where a signature was asked for, of a kind of file that has none."""
+    if signature is not None:
+        raise ModelError(f"{kind} has no signatures", received=f"--signature {signature}")
+
+
+def require_file(location: str) -> str:
+    """The absolute path of a file that must be there and readable."""
+    if not os.path.isfile(location):
+        raise ModelError("no such model file", received=location)
+    if not os.access(location, os.R_OK):
+        raise ModelError("the model cannot be read", received=f"{location}: permission denied")
+    return os.path.abspath(location)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence: each once, in order, and not too many of them."""
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - _MOST_NAMED} more" if len(unique) > _MOST_NAMED else ""
+    return ", ".join(unique[:_MOST_NAMED]) + more
+
+
+def first_bytes(path: str, count: int) -> bytes:
+    """How a file begins."""
+    with open(path, "rb") as file:
+        return file.read(count)
+
+
+def shown_bytes(count: int) -> str:
+    """A size for people."""
+    size = float(count)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

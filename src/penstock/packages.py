@@ -1,0 +1,52 @@
+"""Which package brings each runtime: what is imported, what it is called when it is installed, and with which extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from importlib import metadata
+
+
+@dataclass(frozen=True)
+class Package:
+    """The library behind a runtime.
+
+    Args:
+        modules: What is imported; one of them is enough.
+        distributions: What they are called in a package index, in the same order.
+        extra: The extra of penstock that installs it.
+    """
+
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+    extra: str
+
+    @property
+    def is_installed(self) -> bool:
+        """Found out without importing it."""
+        return self.version is not None
+
+    @property
+    def version(self) -> str | None:
+        for module, distribution in zip(self.modules, self.distributions, strict=True):
+            if importlib.util.find_spec(module) is not None:
+                try:
+                    return metadata.version(distribution)
+                except metadata.PackageNotFoundError:
+                    continue  # another distribution may bring the module: onnxruntime-gpu
+        return None
+
+    @property
+    def install(self) -> str:
+        return f"pip install 'penstock[{self.extra}]'"
+
+
+PACKAGES = {
+    "tensorflow": Package(("tensorflow",), ("tensorflow",), "tensorflow"),
+    "jax": Package(("jax",), ("jax",), "jax"),
+    "torch": Package(("torch",), ("torch",), "torch"),
+    "tf_keras": Package(("tf_keras",), ("tf_keras",), "legacy"),
+    "onnx": Package(("onnxruntime", "onnxruntime"), ("onnxruntime", "onnxruntime-gpu"), "onnx"),
+    "tflite": Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "tflite"),
+    "stablehlo": Package(("jax",), ("jax",), "jax"),
+}

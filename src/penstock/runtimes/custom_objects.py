@@ -1,0 +1,55 @@
+"""A model's own classes and functions, from the modules that the user names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ModelError, one_line
+
+_NOT_CUSTOM = ("builtins", "collections", "jax", "keras", "math", "numpy", "tensorflow", "tf_keras", "torch", "typing")
+_MISSING = re.compile(r"(?:Unknown [a-z ]+: '?|Could not locate (?:class|function) ')([\w.>]+)")
+
+
+def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:
+    """Import modules, which registers what they register, and find their plain classes and functions by name.
+
+    Raises:
+        ModelError: One does not import.
+    """
+    objects: dict[str, Any] = {}
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                "the module with the custom objects does not import",
+                received=f"--custom-objects {name}: {one_line(error)}",
+                hint="it must be importable from the folder you are in, or from PYTHONPATH",
+            ) from error
+        objects |= {key: value for key, value in vars(module).items() if _is_custom(key, value)}
+    return objects
+
+
+def _is_custom(name: str, value: Any) -> bool:
+    if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+        return False
+    return str(value.__module__).partition(".")[0] not in _NOT_CUSTOM
+
+
+def missing_object(error: BaseException) -> str | None:
+    """The name of the class or function that a framework did not find; None for other errors."""
+    found = _MISSING.search(str(error))
+    return found[1].rpartition(">")[2] if found else None
+
+
+def not_found(location: str, name: str, modules: Sequence[str]) -> ModelError:
+    given = f"; --custom-objects {', '.join(modules)} has no {name}" if modules else ""
+    return ModelError(
+        "the model has a class or function of its own",
+        received=f"{location}: {name!r} is not known{given}",
+        hint=f"--custom-objects MODULE, a module in which {name} is defined or registered",
+    )

@@ -1,0 +1,175 @@
+"""What a plain model file declares, as rows: which inputs are columns, which are one value for the whole job, how many
+rows it takes at once; and how arrays on the host become what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.records import STRING, Array, Columns, ModelFile, Shape, Signature, TensorSpec
+from penstock.core.scaling import scaled_inputs
+from penstock.errors import ModelError, UsageError
+
+BFLOAT16 = "bfloat16"
+_YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output as a file declares it: `shape` still has the batch dimension, and is None where the rank is
+    unknown."""
+
+    name: str
+    dtype: str
+    shape: Shape | None
+
+    def as_rows(self) -> TensorSpec:
+        return TensorSpec(self.name, self.dtype, None if self.shape is None else self.shape[1:])
+
+    def __str__(self) -> str:
+        return f"{self.name} {TensorSpec(self.name, self.dtype, self.shape)}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a file: those that are fed rows, and the values of those that are not."""
+
+    rows: tuple[Declared, ...]
+    constants: Columns
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(each.as_rows() for each in self.rows)
+
+
+def divide_inputs(file: ModelFile, declared: Sequence[Declared]) -> Inputs:
+    """Take out of the declared inputs those that were given one value for the whole job.
+
+    Raises:
+        UsageError: A value was given for an input that does not exist, or it is not of the input's dtype or shape.
+        ModelError: An input has no batch dimension, and no value was given for it.
+    """
+    names = [each.name for each in declared]
+    unknown = [name for name in file.constants if name not in names]
+    if unknown:
+        raise UsageError(
+            "the model has no such input",
+            received=f"--constant {unknown[0]}={file.constants[unknown[0]]}",
+            allowed=", ".join(map(str, declared)),
+        )
+    rows = tuple(each for each in declared if each.name not in file.constants)
+    for each in rows:
+        if each.shape == ():
+            raise ModelError(
+                "an input of this model has no batch dimension",
+                received=str(each),
+                allowed="inputs with rows first, or one value for the whole job",
+                hint=f"--constant {each.name}=VALUE",
+            )
+    if not rows:
+        raise ModelError("the model takes no rows", received=", ".join(map(str, declared)) or "no inputs at all")
+    return Inputs(rows, {e.name: parse_constant(e, file.constants[e.name]) for e in declared if e not in rows})
+
+
+def parse_constant(declared: Declared, text: str) -> Array:
+    """The value of an input from text: one number, or several between commas where the input has room for them."""
+    shape = declared.shape or ()
+    pieces = [text] if shape == () else text.split(",")
+    try:
+        values = _parse(declared.dtype, [piece if declared.dtype == STRING else piece.strip() for piece in pieces])
+        return values.reshape([-1 if length is None else length for length in shape])
+    except (ValueError, OverflowError):
+        raise UsageError(
+            "this is not a value of that input",
+            received=f"--constant {declared.name}={text}",
+            allowed=str(declared),
+        ) from None
+
+
+def _parse(dtype: str, pieces: Sequence[str]) -> Array:
+    if dtype == STRING:
+        return np.array([piece.encode() for piece in pieces], dtype=object)
+    if dtype == "bool":
+        if any(piece.lower() not in (*_YES, *_NO) for piece in pieces):
+            raise ValueError(pieces)
+        return np.array([piece.lower() in _YES for piece in pieces])
+    if "int" in dtype:
+        return np.array([int(piece) for piece in pieces], dtype=dtype)
+    return np.array([float(piece) for piece in pieces], dtype=np.float32 if dtype == BFLOAT16 else dtype)
+
+
+def rows_at_once(rows: Iterable[Declared]) -> int | None:
+    """The only batch size that the inputs allow; None where they leave it open.
+
+    Raises:
+        ModelError: They ask for different ones: at least one of them is not rows.
+    """
+    sizes = {each.name: each.shape[0] for each in rows if each.shape}
+    fixed = {name: size for name, size in sizes.items() if size is not None}
+    if len(set(fixed.values())) > 1:
+        smallest = min(fixed, key=lambda name: fixed[name] or 0)
+        raise ModelError(
+            "the inputs of this model ask for different numbers of rows",
+            received=", ".join(f"{name}: {size}" for name, size in fixed.items()),
+            allowed="inputs with rows first",
+            hint=f"if one of them is the same for all rows: --constant {smallest}=VALUE,VALUE,…",
+        )
+    return next(iter(fixed.values()), None)
+
+
+class HostInputs:
+    """Arrays as they come from loaders, scaled and cast to what the model takes, on the host."""
+
+    def __init__(self, file: ModelFile, signature: Signature) -> None:
+        self._scaling = file.scaling
+        self._scaled = scaled_inputs(file.scaling, signature) if file.scaling is not None else ()
+        self._dtypes = {spec.name: spec.dtype for spec in signature.inputs}
+
+    def scale(self, name: str, array: Array) -> Array:
+        """The input as it was asked to be scaled; others as they are."""
+        if self._scaling is None or name not in self._scaled:
+            return array
+        return np.asarray(self._scaling.apply(array.astype(np.float32)))
+
+    def prepare(self, name: str, array: Array) -> Array:
+        """Scaled and cast. A bfloat16 input stays float32: numpy has no such dtype of its own."""
+        wanted = self._dtypes.get(name, STRING)
+        if wanted == STRING:
+            return array
+        kind = np.dtype(np.float32 if wanted == BFLOAT16 else wanted)
+        return np.ascontiguousarray(self.scale(name, array), dtype=kind)
+
+
+class OneByOne:
+    """A model whose file says one row: a larger batch is fed to it row by row inside one call.
+
+    Batches of one row would cost more on the way than in the model. Whatever such a model gives is the answer for its
+    row, so an output without a batch dimension is one, too.
+    """
+
+    def __init__(self, outputs: Iterable[Declared]) -> None:
+        self._without_batch = {
+            each.name for each in outputs if each.shape is not None and each.shape[:1] not in ((1,), (None,))
+        }
+
+    def spec(self, declared: Declared) -> TensorSpec:
+        is_whole = declared.name in self._without_batch
+        return TensorSpec(declared.name, declared.dtype, declared.shape) if is_whole else declared.as_rows()
+
+    def run(self, run: Callable[[Columns], Columns], batch: Columns) -> Columns:
+        rows = len(next(iter(batch.values())))
+        answers = [run({name: array[row : row + 1] for name, array in batch.items()}) for row in range(rows)]
+        return {name: self._stack(name, [answer[name] for answer in answers]) for name in answers[0]}
+
+    def _stack(self, name: str, answers: Sequence[Array]) -> Array:
+        shapes = {answer.shape for answer in answers}
+        if len(shapes) > 1:
+            raise ModelError(
+                "an output of the model has another shape from row to row",
+                received=f"{name}: {', '.join(map(str, sorted(shapes)[:3]))}",
+                allowed="one shape for all rows",
+            )
+        has_batch = answers[0].shape[:1] == (1,) and name not in self._without_batch
+        return np.concatenate(answers) if has_batch else np.stack(answers)

@@ -1,0 +1,176 @@
+"""The doorway for code written against `tf.estimator`: it runs unchanged, and gives what the original gave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ENVIRONMENT, Penstock, read_rows
+from tests.process import estimator_scripts as scripts
+
+Told = dict[str, Any]
+
+
+def run_script(code: str, folder: Path) -> Told:
+    """What a script tells, from a process of its own; it gets a folder to write to."""
+    path = folder / "script.py"
+    path.write_text(code, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(path), str(folder)], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "deprecated" not in ran.stderr
+    told: Told = json.loads(ran.stdout.partition("ANSWERS")[2])
+    return told
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
+    """A script of ten years ago, run after two lines: `import penstock.estimator` and `install()`."""
+    folder = tmp_path_factory.mktemp("old")
+    return folder, run_script(scripts.START + scripts.OLD_SCRIPT, folder)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    pieces = (scripts.SEVERAL_DEVICES, scripts.HOOKS, scripts.TURNS, scripts.REFUSALS, "\nfinish()\n")
+    code = scripts.START + scripts.LINEAR + "".join(pieces)
+    return run_script(code, tmp_path_factory.mktemp("doorway"))
+
+
+def test_an_old_script_trains_evaluates_predicts_and_exports_unchanged(old: tuple[Path, Told]) -> None:
+    _, told = old
+    metrics = told["metrics"]
+    assert metrics["global_step"] == 200
+    assert metrics["accuracy"] > 0.5
+    assert metrics["accuracy"] == pytest.approx(metrics["by_keras"])
+    assert told["accuracy"] == pytest.approx(metrics["accuracy"])
+    assert told["is_eager"], "eager code around is not touched"
+
+
+def test_checkpoints_are_those_that_the_original_wrote(old: tuple[Path, Told]) -> None:
+    folder, told = old
+    weights = {"conv/kernel", "conv/bias", "logits/kernel", "logits/bias", "norm/moving_mean", "global_step"}
+    assert weights <= set(told["variables"])
+    assert "input_layer/kind_embedding/embedding_weights" in told["variables"]
+    files = set(told["files"])
+    assert {"checkpoint", "graph.pbtxt", "eval", "model.ckpt-200.index", "model.ckpt-200.meta"} <= files
+    assert "model.ckpt-200.data-00000-of-00001" in files
+    state = (folder / "model" / "checkpoint").read_text(encoding="utf-8")
+    assert state.startswith('model_checkpoint_path: "model.ckpt-200"'), "the paths in it are relative"
+
+
+@pytest.mark.parametrize("receiver", ["raw", "parsing"])
+def test_penstock_predicts_from_its_exports_what_the_estimator_predicts(
+    old: tuple[Path, Told], penstock_run: Penstock, tmp_path: Path, receiver: str
+) -> None:
+    folder, told = old
+    answers = np.load(folder / "answers.npz")
+    images = pa.FixedSizeListArray.from_arrays(pa.array(answers["image"].reshape(-1)), 64)
+    table = pa.table({"image": images, "kind": pa.array([kind.decode() for kind in answers["kind"]])})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    ran = penstock_run("predict", told[receiver], tmp_path / "rows.parquet", "--output", tmp_path / "out")
+    assert ran.returncode == 0, ran.stderr
+    rows = read_rows(tmp_path / "out")
+    found = np.stack(rows.column("probabilities").to_numpy(zero_copy_only=False))
+    np.testing.assert_allclose(found, answers["probabilities"], atol=1e-6)
+    assert rows.column("classes").to_pylist() == answers["classes"].tolist()
+    assert rows.column("names").to_pylist() == [name.decode() for name in answers["names"]]
+
+
+def test_two_devices_train_what_one_trains_with_the_doubled_batch(told: Told) -> None:
+    assert set(told["two"]) == set(told["one"])
+    for name in told["one"]:
+        np.testing.assert_allclose(told["two"][name], told["one"][name], atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(told["losses"][1], told["losses"][0], rtol=1e-3, atol=1e-6)
+    assert told["numpy_two"] == told["two"]
+    assert told["two_goes_on"] == 25
+    assert told["cpus"] == 1, "the user's eager code sees the devices that it had"
+
+
+def test_several_devices_need_a_dataset(told: Told) -> None:
+    assert "must return a tf.data.Dataset" in told["no_dataset"]["text"]
+    assert "ValueError" in told["no_dataset"]["kinds"], "old code catches it"
+
+
+def test_hooks_and_listeners_run_as_they_did(told: Told) -> None:
+    assert told["seen"] == ["begin", 0, "session", 10, 20, 25, "end"]
+    assert told["skipped"], "max_steps was reached: nothing is done"
+    assert told["kept"] == ["model.ckpt-20.index", "model.ckpt-25.index"]
+    assert told["empty_input"] == 6, "training ends with the input"
+
+
+def test_metrics_are_those_of_the_checkpoint_that_was_asked_for(told: Told) -> None:
+    assert told["evaluated"]["global_step"] == 25
+    assert told["evaluated"]["loss"] == pytest.approx(told["expected_loss"], rel=1e-3)
+    assert told["two_batches"]["loss"] != told["evaluated"]["loss"]
+    assert told["older"] == 20
+    assert told["eval_dirs"] == ["eval", "eval_short"]
+    assert told["more"]["label"] == pytest.approx(told["mean_label"], rel=1e-5)
+
+
+def test_a_warm_start_begins_with_the_weights_of_another_model(told: Told) -> None:
+    assert told["warm"] == pytest.approx(told["evaluated"]["loss"], rel=1e-3)
+    assert told["warm_step"] == 1
+
+
+def test_training_and_evaluation_take_turns(told: Told) -> None:
+    turns = told["turns"]
+    assert turns["step"] == 30
+    assert turns["steps"] == [10, 20, 30]
+    assert turns["exports"] == [True, True, True]
+    assert turns["kept"] == {"latest": 1, "final": 1, "best": 3}
+    assert told["stopped"] == 31
+
+
+def test_canned_estimators_say_that_their_exports_are_served(told: Told) -> None:
+    for name, kind in (("canned", "DNNClassifier"), ("boosted", "BoostedTreesClassifier")):
+        assert f"tf.estimator.{kind} cannot be built here" in told[name]["text"]
+        assert "penstock predict EXPORT_DIR" in told[name]["text"]
+        assert "ModelError" in told[name]["kinds"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        ("no_checkpoint", "there is no trained model in model_dir", "ModelError"),
+        ("no_export", "there is no trained model in model_dir", "ValueError"),
+        ("misfit", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
+        ("misfit_to_train", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
+        ("misfit_to_export", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
+        ("no_spec", "model_fn must return an EstimatorSpec", "ValueError"),
+        ("no_labels", "model_fn takes no labels", "ValueError"),
+        ("no_train_op", "train_op is missing", "ValueError"),
+        ("elsewhere", "loss must be from the graph", "ValueError"),
+        ("overridden", "must not override its members", "ValueError"),
+    ],
+)
+def test_what_is_wrong_is_said(told: Told, name: str, words: str, kind: str) -> None:
+    assert words in told[name]["text"]
+    assert kind in told[name]["kinds"]
+
+
+def test_a_failed_export_leaves_nothing_behind(told: Told) -> None:
+    assert told["nothing_left"] == []
+
+
+def test_old_names_lead_to_the_doorway(told: Told) -> None:
+    assert all(told["names"]), told["names"]
+    assert told["pandas"] == [[1.0, 2.0], ["x", "y"], [1.0, 2.0]]
+
+
+def test_keras_3_of_the_user_stays_what_it_is(tmp_path: Path) -> None:
+    told = run_script(scripts.KERAS_3_IN_USE, tmp_path)
+    assert {"dense/kernel", "dense/bias", "global_step"} <= set(told["names"])
+    assert "a metric of Keras 3 does not work in a graph" in told["problem"]
+    assert "penstock.estimator.install()" in told["problem"]
+    assert told["before"] == told["after"]
+    assert told["shape"] == [2, 2]

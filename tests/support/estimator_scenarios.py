@@ -1,0 +1,285 @@
+"""What `Estimator.predict` does, in one process that imports TensorFlow once: `python estimator_scenarios.py OUT.json`.
+
+Every scenario gives plain JSON; the tests say what is right. Keras 3 is in use here, as in a script that knows nothing
+of the older one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from penstock import estimator
+from penstock.core.answering import Answers
+from penstock.core.records import Device
+from penstock.errors import PenstockError
+from penstock.estimator import handing_over
+from penstock.estimator.opening import open_estimator
+from penstock.runtimes import graph_session
+from tests.support import digits_model_fn, words_model_fn
+
+DATA = Path(__file__).parent.parent / "data" / "estimator"
+CHECKPOINT = str(DATA / "model_fn_ckpt")
+EXPECTED = np.load(DATA / "digits_expected.npz")
+IMAGES = EXPECTED["image"]
+PREDICT = "infer"
+
+
+def digits(model_fn: Any, devices: str = "cpu:1", **options: Any) -> estimator.Estimator:
+    return estimator.Estimator(model_fn, CHECKPOINT, estimator.RunConfig(devices=devices), **options)
+
+
+def distance(found: Any) -> float:
+    return float(np.abs(np.asarray(found) - EXPECTED["probabilities"]).max())
+
+
+def images(size: int = 100) -> Any:
+    return tf.data.Dataset.from_tensor_slices({"image": IMAGES}).batch(size)
+
+
+def the_three_spellings() -> Any:
+    found = {}
+    for name in ("with_layers", "with_tf_estimator", "with_keras_layers"):
+        rows = list(digits(getattr(digits_model_fn, name)).predict(images))
+        is_same = [row["classes"] for row in rows] == EXPECTED["classes"].tolist()
+        found[name] = [distance([row["probabilities"] for row in rows]), is_same]
+    single = digits(digits_model_fn.with_variables).predict(lambda: tf.data.Dataset.from_tensors(IMAGES))
+    found["with_variables"] = [distance(list(single)), True]
+    return found
+
+
+def a_plain_session() -> Any:
+    """How far TensorFlow itself is from the file on this machine, and how far we are from it."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        image = v1.placeholder(tf.float32, [None, 8, 8])
+        spec = digits_model_fn.with_layers({"image": image}, None, PREDICT)
+        v1.train.Saver().restore(session, f"{CHECKPOINT}/model.ckpt-300")
+        plain = session.run(spec.predictions["probabilities"], {image: IMAGES})
+    ours = next(digits(digits_model_fn.with_layers).predict(lambda: images(2000), yield_single_examples=False))
+    return [distance(plain), float(np.abs(plain - ours["probabilities"]).max())]
+
+
+def words() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        params = {"size": 4}
+        expected = words_model_fn.train(folder, params)
+        fed = words_model_fn.rows(200)
+        trained = estimator.Estimator(words_model_fn.model_fn, folder, estimator.RunConfig(devices="cpu"), params)
+        found = list(trained.predict(lambda: tf.data.Dataset.from_tensor_slices(fed).batch(7)))
+        columns = graph_session.load(
+            open_estimator("tests.support.words_model_fn:model_fn", folder, params), Device("cpu", 0), 1
+        ).predict(fed)
+        other = estimator.Estimator(words_model_fn.model_fn, folder, estimator.RunConfig(devices="cpu"), {"size": 5})
+        return {
+            "scores": float(np.abs(np.stack([row["scores"] for row in found]) - expected["scores"]).max()),
+            "columns": float(np.abs(columns["scores"] - expected["scores"]).max()),
+            "tastes": [row["taste"] for row in found] == list(expected["taste"]) == list(columns["taste"]),
+            "words": [row["word"] for row in found] == [word.encode() for word in fed["word"]],
+            "classes": sorted({row["taste"].decode() for row in found}),
+            "misfit": told(lambda: next(other.predict(lambda: tf.data.Dataset.from_tensor_slices(fed).batch(7)))),
+        }
+
+
+def told(call: Callable[[], Any]) -> list[Any]:
+    try:
+        call()
+    except PenstockError as error:
+        return [error.exit_code, str(error), isinstance(error, ValueError)]
+    return [0, "", False]
+
+
+def what_bad_input_gets() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "notes.txt").write_text("no checkpoint here")
+        empty = estimator.Estimator(digits_model_fn.with_layers, folder, estimator.RunConfig(devices="cpu"))
+
+        def raises(features: Any, mode: str) -> Any:
+            raise KeyError("pixels")
+
+        def without(features: Any, mode: str) -> Any:
+            return tf.estimator.EstimatorSpec(mode, predictions=None)
+
+        def summed(features: Any, mode: str) -> Any:
+            found = digits_model_fn.with_layers(features, None, mode).predictions
+            return tf.estimator.EstimatorSpec(mode, predictions={**found, "sum": tf.reduce_sum(features["image"])})
+
+        nothing = ["nothing"]
+        return {
+            "empty": told(lambda: next(empty.predict(images))),
+            "raises": told(lambda: next(digits(raises).predict(images))),
+            "without": told(lambda: next(digits(without).predict(images))),
+            "keys": told(lambda: next(digits(digits_model_fn.with_layers).predict(images, predict_keys=nothing))),
+            "summed": told(lambda: next(digits(summed).predict(images))),
+            "batches": sorted(next(digits(summed).predict(images, yield_single_examples=False))),
+            "chosen": sorted(next(digits(digits_model_fn.with_layers).predict(images, predict_keys=["classes"]))),
+        }
+
+
+def hooks_and_scaffolds() -> Any:
+    seen: list[str] = []
+
+    class Hook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            seen.append(f"{self.name} created")
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            seen.append(f"{self.name} ran")
+
+        def end(self, session: Any) -> None:
+            seen.append(f"{self.name} ended")
+
+    def model_fn(features: Any, mode: str) -> Any:
+        spec = digits_model_fn.with_layers(features, None, mode)
+        scaffold = tf.compat.v1.train.Scaffold(saver=tf.compat.v1.train.Saver())
+        return spec._replace(prediction_hooks=[Hook("own")], scaffold=scaffold)
+
+    rows = list(digits(model_fn, "cpu:2").predict(lambda: images(1000), hooks=[Hook("given")]))
+    return [distance([row["probabilities"] for row in rows]), seen]
+
+
+def old_inputs() -> Any:
+    """Queues of TensorFlow 1, and columns that the model_fn makes of features."""
+    columns = tf.feature_column
+
+    def model_fn(features: Any, mode: str) -> Any:
+        kind = columns.categorical_column_with_vocabulary_list("kind", ["a", "b"])
+        wanted = [columns.numeric_column("x"), columns.indicator_column(kind)]
+        return tf.estimator.EstimatorSpec(mode, predictions=tf.compat.v1.feature_column.input_layer(features, wanted))
+
+    def input_fn() -> Any:
+        v1 = tf.compat.v1
+        x, kind = v1.train.slice_input_producer(
+            [tf.constant([1.0, 2.0, 3.0]), tf.constant(["a", "b", "c"])], num_epochs=1, shuffle=False
+        )
+        x, kind = v1.train.batch([x, kind], 2, allow_smaller_final_batch=True)
+        return {"x": x, "kind": kind}, None
+
+    return [row.tolist() for row in digits(model_fn).predict(input_fn)]
+
+
+def lazily() -> Any:
+    made = itertools.count()
+
+    def endless() -> Any:
+        for number in made:
+            yield {"image": IMAGES[number % 1000 : number % 1000 + 5]}
+
+    def input_fn() -> Any:
+        return tf.data.Dataset.from_generator(
+            endless, output_signature={"image": tf.TensorSpec((None, 8, 8), tf.float32)}
+        )
+
+    predictions: Any = digits(digits_model_fn.with_layers, "cpu:3").predict(input_fn)
+    before = next(made)
+    taken = [row["classes"] for row in itertools.islice(predictions, 3)]
+    predictions.close()
+    return [before, taken == EXPECTED["classes"][1:4].tolist(), next(made)]
+
+
+def columns_as_in_the_shell() -> Any:
+    cpu = Device("cpu", 0)
+    location = "tests.support.digits_model_fn:"
+    whole: Any = graph_session.load(open_estimator(location + "with_layers", CHECKPOINT), cpu, 1)
+    made: Any = graph_session.load(open_estimator(location + "estimator_of_checkpoint"), cpu, 1)
+    single: Any = graph_session.load(open_estimator(location + "with_variables", CHECKPOINT), cpu, 1)
+    file = open_estimator(location + "with_layers", CHECKPOINT)
+    object.__setattr__(file, "answers", Answers(("probabilities",), top_k=2))
+    ranked = graph_session.load(file, cpu, 1).predict({"image": IMAGES[:20]})
+    pixels = np.rint(IMAGES[:50] * 16)
+    as_bytes, as_floats = (whole.predict({"image": pixels.astype(kind)}) for kind in (np.uint8, np.float32))
+    return {
+        "bytes": (as_bytes["probabilities"] == as_floats["probabilities"]).all().item(),
+        "other size": whole.predict({"image": IMAGES[:3].reshape(3, 64)})["classes"].tolist(),
+        "made": [distance(made.predict({"image": IMAGES})["probabilities"]), made.signature.weights is not None],
+        "single": distance(single.predict({"x0": IMAGES})["output"]),
+        "ranked": [ranked["probabilities_class"][:, 0].tolist() == EXPECTED["classes"][:20].tolist(), sorted(ranked)],
+    }
+
+
+def handed_over() -> Any:
+    """Features of every kind and size, through this process and then through three others."""
+    handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
+    sizes = [1, 17, 64, 3]
+    processes = 0
+
+    def model_fn(features: Any, mode: str) -> Any:
+        spec = digits_model_fn.with_layers(features["nested"], None, mode)
+        sparse = tf.compat.v1.sparse_reduce_sum(features["sparse"], axis=1)
+        ragged = tf.reduce_sum(features["ragged"], axis=1)
+        sums = {"sparse": sparse, "ragged": ragged, "text": features["text"]}
+        return tf.estimator.EstimatorSpec(mode, predictions={**spec.predictions, **sums})
+
+    def more(image: Any, number: Any) -> Any:
+        lengths = tf.cast(number % 3, tf.int64)
+        return {
+            "nested": {"image": image},
+            "sparse": tf.sparse.from_dense(tf.one_hot(number % 4, 4) * tf.cast(number[:, None], tf.float32)),
+            "ragged": tf.RaggedTensor.from_row_lengths(tf.ones(tf.reduce_sum(lengths), tf.int64), lengths),
+            "text": tf.strings.as_string(number),
+        }
+
+    def batches() -> Any:
+        start = 0
+        for size in itertools.cycle(sizes):
+            numbers = np.arange(start, start + size)
+            yield IMAGES[numbers % len(IMAGES)], numbers
+            start += size
+
+    def input_fn() -> Any:
+        signature = (tf.TensorSpec((None, 8, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+        return tf.data.Dataset.from_generator(batches, output_signature=signature).map(more)
+
+    wrong: list[str] = []
+    last = None
+    predictions: Any = digits(model_fn, "cpu:3").predict(input_fn)
+    for number, row in enumerate(predictions):
+        right = EXPECTED["probabilities"][number % len(IMAGES)]
+        sums = [row["text"].decode(), float(row["sparse"]), int(row["ragged"])]
+        if sums != [str(number), float(number), number % 3] or np.abs(row["probabilities"] - right).max() > 2e-6:
+            wrong.append(f"{number}: {sums}")
+        if number % 50 == 0 and last is None:
+            processes = len(psutil.Process().children())
+            last = number + 20_000 if processes == 3 else None
+        if number == last:
+            break
+    predictions.close()
+    return {"wrong": wrong[:3], "processes": processes, "left": len(psutil.Process().children())}
+
+
+SCENARIOS = (
+    the_three_spellings,
+    a_plain_session,
+    words,
+    what_bad_input_gets,
+    hooks_and_scaffolds,
+    old_inputs,
+    lazily,
+    columns_as_in_the_shell,
+    handed_over,
+)
+
+
+def main(path: str) -> None:
+    os.environ["DIGITS_MODEL_DIR"] = CHECKPOINT
+    assert tf.keras.__version__.startswith("3.")
+    found = {scenario.__name__: scenario() for scenario in SCENARIOS}
+    found["keras"] = tf.keras.__version__
+    Path(path).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

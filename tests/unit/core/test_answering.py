@@ -1,0 +1,81 @@
+"""What is kept of a model's outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from penstock.core.answering import Answers, NumpyRanking, keep, with_labels
+from penstock.core.records import KEPT
+from penstock.errors import UsageError
+
+SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], np.float32)
+OUTPUTS = {"probs": SCORES, "length": np.array([3.0, 4.0], np.float32)}
+
+
+def test_without_a_wish_everything_is_kept() -> None:
+    assert keep(None, OUTPUTS, NumpyRanking()).keys() == OUTPUTS.keys()
+
+
+def test_only_the_outputs_that_were_named_are_kept_in_that_order() -> None:
+    kept = keep(Answers(outputs=("length", "probs")), OUTPUTS, NumpyRanking())
+    assert list(kept) == ["length", "probs"]
+
+
+def test_an_output_that_is_not_there_is_refused_with_the_list() -> None:
+    with pytest.raises(UsageError, match="allowed: probs, length"):
+        keep(Answers(outputs=("prob",)), OUTPUTS, NumpyRanking())
+
+
+def test_the_best_classes_come_with_their_scores_and_other_outputs_stay() -> None:
+    kept = keep(Answers(top_k=2), OUTPUTS, NumpyRanking())
+    assert list(kept) == ["probs_class", "probs_score", "length"]
+    assert kept["probs_class"].tolist() == [[1, 2], [0, 2]]
+    assert kept["probs_class"].dtype == np.int32
+    np.testing.assert_array_equal(kept["probs_score"], np.array([[0.7, 0.2], [0.5, 0.3]], np.float32))
+
+
+def test_the_best_class_is_a_single_number() -> None:
+    assert keep(Answers(argmax=True), OUTPUTS, NumpyRanking())["probs_class"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (Answers(top_k=4), "at most 3"),
+        (Answers(argmax=True, labels=("a", "b")), "2 labels"),
+        (Answers(argmax=True, outputs=("length",)), "one value for each class"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(answers: Answers, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        keep(answers, OUTPUTS, NumpyRanking())
+
+
+@given(
+    arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.integers(-3, 3)),
+    st.integers(1, 40),
+)
+def test_ranking_is_a_stable_sort(scores: np.ndarray, k: int) -> None:
+    k = min(k, scores.shape[1])
+    values, places = NumpyRanking().top_k(scores, k)
+    pairs = [sorted((-score, place) for place, score in enumerate(row)) for row in scores.tolist()]
+    expected = [[place for _, place in row[:k]] for row in pairs]
+    assert places.tolist() == expected
+    np.testing.assert_array_equal(values, np.take_along_axis(scores, places, axis=1))
+    assert NumpyRanking().argmax(scores).tolist() == [places[0] for places in expected]
+
+
+def test_labels_follow_their_classes_and_leave_kept_columns_alone() -> None:
+    columns: dict[str, Any] = {"p_class": np.array([[1, 0], [0, 1]], np.int32), KEPT + "x_class": pa.array(["k", "k"])}
+    labelled: dict[str, Any] = with_labels(columns, ("cat", "dog"))
+    assert list(labelled) == ["p_class", "p_label", KEPT + "x_class"]
+    assert labelled["p_label"].to_pylist() == [["dog", "cat"], ["cat", "dog"]]
+    single: dict[str, Any] = with_labels({"p_class": np.array([1], np.int32)}, ("cat", "dog"))
+    assert single["p_label"].to_pylist() == ["dog"]
