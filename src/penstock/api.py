@@ -13,6 +13,8 @@ from typing import Any, TypedDict, Unpack
 
 from penstock import folders, registry, steps
 from penstock.errors import OutputError, UsageError
+from penstock.estimator import Estimator
+from penstock.estimator.opening import file_of, open_estimator
 from penstock.inspection import describe_data, describe_input, describe_model
 from penstock.models.belongings import with_belongings
 from penstock.opening import open_data, open_model
@@ -175,7 +177,7 @@ def predict(
             hint="give output=…, or use penstock.stream, which yields kept columns, too",
         )
     if output is None:
-        return predict_arrays(model, data, options, is_verbose=verbose)
+        return predict_arrays(_resolved(model, options), data, options, is_verbose=verbose)
     return predict_to_folder(
         model,
         data,
@@ -214,7 +216,7 @@ def make_task(
     is_verbose: bool = False,
 ) -> folders.FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
-    opened, digest, location = open_model(model, options)
+    opened, digest, location = open_model(_resolved(model, options), options)
     source, inputs = open_data(data, options.reading)
     request = {
         "model": location,
@@ -229,6 +231,14 @@ def make_task(
         **steps.as_request(options),
     }
     return folders.FolderJob(opened, digest, source, output, options, request, overwrite, is_verbose)
+
+
+def _resolved(model: Any, options: PredictOptions) -> Any:
+    """An Estimator, or the place of a `model_fn`, as the description of a model; any other model as it is."""
+    loading = options.loading
+    if loading.estimator:
+        return open_estimator(os.fspath(model), loading.checkpoint, loading.params)
+    return file_of(model) if isinstance(model, Estimator) else model
 
 
 def resume(
@@ -316,7 +326,7 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
         ...     print(block["row"][0], block["score"].mean())
     """
     options = make_options(keywords)
-    opened, _, _ = open_model(model, options, needs_digest=False)
+    opened, _, _ = open_model(_resolved(model, options), options, needs_digest=False)
     source, _ = open_data(data, options.reading)
     return stream_blocks(opened, source, options, is_verbose=verbose)
 
@@ -345,7 +355,7 @@ def inspect(
         return describe_input(target)
     modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
     file = with_belongings(replace(file, trust=trust_model), weights, modules, trust=trust_model)
-    return describe_model(file, runtime)
+    return describe_model(file, runtime, target)
 
 
 def devices() -> list[dict[str, Any]]:

@@ -88,8 +88,8 @@ def predict(
 ) -> int:
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
-    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (of Keras, of a tf.estimator,
-    of TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
+    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (of Keras, tf.estimator or
+    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
     .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs (s3://…).
 
     \b
@@ -192,10 +192,10 @@ def inspect(target: str, as_json: bool, **options: Any) -> int:
 
 
 def _in_words(found: dict[str, Any], indent: str = "") -> list[str]:
-    """A description, a line for each entry; what is empty is left out."""
+    """A description, a line for each entry; what is empty is left out. Names inside it stay as they are."""
     lines: list[str] = []
     for key, value in found.items():
-        name = f"{indent}{key.replace('_', ' ')}:"
+        name = f"{indent}{key}:" if indent else f"{key.replace('_', ' ')}:"
         if value is None or value == [] or value == {}:
             continue
         if isinstance(value, dict):

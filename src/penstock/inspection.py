@@ -14,14 +14,17 @@ from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError, RefusedByRuntime
 from penstock.opening import log_without_folder
+from penstock.packages import PACKAGES
 from penstock.pool.devices import cpu_device
 from penstock.pool.supervisor import Launch
 from penstock.sources.files import is_url
 from penstock.telemetry.meter import Meter
 
 
-def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
+def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[str, Any]:
     """What a model file is, and, loaded on the CPU in a process of its own, what it takes and gives.
+
+    `target` is how it was named.
 
     A model that needs trust and was not given it is looked at, but not loaded.
     """
@@ -29,8 +32,8 @@ def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
-        signature, note = _load(file, runtime)
-        found |= {"written_by": facts.writer or signature.writer, "loaded_by": signature.writer}
+        signature, loaded_by, note = _load(file, runtime)
+        found |= {"written_by": facts.writer or signature.writer, "loaded_by": loaded_by}
         found |= _describe_signature(signature)
         found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
         found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
@@ -40,20 +43,25 @@ def describe_model(file: ModelFile, runtime: str | None) -> dict[str, Any]:
     found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
     found["needs_trust"] = list(facts.needs_trust)
     found["runtimes"] = [name for name in file.runtimes if registry.is_installed(name)]
-    found["run_it"] = _command(file, found, needs_trust=bool(facts.needs_trust))
+    found["run_it"] = _command(file, found, target, needs_trust=bool(facts.needs_trust))
     return found
 
 
-def _load(file: ModelFile, runtime: str | None) -> tuple[Signature, list[str]]:
-    """The signature, and a note where the first runtime refused the model."""
+def _load(file: ModelFile, runtime: str | None) -> tuple[Signature, str, list[str]]:
+    """The signature, what loaded the model, and a note where the first runtime refused it."""
     name = registry.choose_runtime(file, runtime)
     try:
-        return _load_on(file, name), []
+        return _load_on(file, name), _named(name), []
     except RefusedByRuntime as refusal:
         other = registry.after_refusal(file, name) if runtime is None else None
         if other is None:
             raise
-        return _load_on(file, other), [f"{other} is used, because {name} refuses the model: {refusal.received}"]
+        told = f"{other} is used, because {name} refuses the model: {refusal.received}"
+        return _load_on(file, other), _named(other), [told]
+
+
+def _named(runtime: str) -> str:
+    return f"{runtime} {PACKAGES[runtime].version}"
 
 
 def _load_on(file: ModelFile, runtime: str) -> Signature:
@@ -77,9 +85,9 @@ def _describe_signature(signature: Signature) -> dict[str, Any]:
     return described
 
 
-def _command(file: ModelFile, found: dict[str, Any], *, needs_trust: bool) -> str:
+def _command(file: ModelFile, found: dict[str, Any], target: str, *, needs_trust: bool) -> str:
     """The line that runs the model."""
-    parts = ["penstock", "predict", shlex.quote(file.location), "INPUT", "--output", "OUT"]
+    parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
     if file.signature is not None:
         parts += ["--signature", shlex.quote(file.signature)]
     for module in file.custom_objects:

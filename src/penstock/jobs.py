@@ -129,12 +129,12 @@ def start(
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, stop)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
     wanted = fixed.recipe.runtime if fixed else options.runtime
-    placement = _placement(devices.choose(_devices_wanted(options, fixed)))
-    threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
     source, shared = _share(source)
     descriptors = (shared.descriptor,) if shared is not None else ()
 
     def on(runtime: str) -> Started:
+        placement = _placement(devices.choose(_devices_wanted(options, fixed, runtime)))
+        threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
         engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
         return _decide(engine, source, options, placement, (runtime, threads), fixed)
@@ -180,10 +180,12 @@ def _share(source: Source) -> tuple[Source, SharedMemory | None]:
     return outside, found
 
 
-def _devices_wanted(options: PredictOptions, fixed: Fixed | None) -> DeviceRequest:
+def _devices_wanted(options: PredictOptions, fixed: Fixed | None, runtime: str) -> DeviceRequest:
     """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
     if fixed is not None and options.devices.kind == "all":
         return DeviceRequest(fixed.recipe.device_kind)
+    if options.devices.kind == "all" and "gpu" not in PACKAGES[runtime].device_kinds:
+        return DeviceRequest("cpu")
     return options.devices
 
 
@@ -265,7 +267,7 @@ def bind(
         in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
         return mapping.bind(signature, schema, in_order, options.keep)
     if signature.inputs:
-        return mapping.bind(signature, schema, options.inputs, options.keep)
+        return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
     free = tuple(spec for name, spec in schema.items() if name not in options.keep)
     if not free:
         raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")

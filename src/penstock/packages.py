@@ -15,11 +15,13 @@ class Package:
         modules: What is imported; one of them is enough.
         distributions: What they are called in a package index, in the same order.
         extra: The extra of penstock that installs it.
+        device_kinds: Where it runs.
     """
 
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
     extra: str
+    device_kinds: tuple[str, ...] = ("gpu", "cpu")
 
     @property
     def is_installed(self) -> bool:
@@ -47,6 +49,6 @@ PACKAGES = {
     "torch": Package(("torch",), ("torch",), "torch"),
     "tf_keras": Package(("tf_keras",), ("tf_keras",), "legacy"),
     "onnx": Package(("onnxruntime", "onnxruntime"), ("onnxruntime", "onnxruntime-gpu"), "onnx"),
-    "tflite": Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "tflite"),
+    "tflite": Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "tflite", ("cpu",)),
     "stablehlo": Package(("jax",), ("jax",), "jax"),
 }

@@ -96,8 +96,11 @@ def test_status_while_running_and_after(
 def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penstock) -> None:
     ran = penstock_run("inspect", models / "digits.keras", "--runtime", "jax")
     assert ran.returncode == 0, ran.stderr
-    assert "pixels  float32[64]" in ran.stdout
-    assert "digit  float32[10]" in ran.stdout
+    assert "pixels: float32[64]" in ran.stdout
+    assert "digit: float32[10]" in ran.stdout
+    assert "written by: Keras 3." in ran.stdout
+    assert "loaded by: jax " in ran.stdout
+    assert f"run it: penstock predict {models / 'digits.keras'} INPUT --output OUT --input pixels=COLUMN" in ran.stdout
     found = json.loads(penstock_run("inspect", digits, "--json").stdout)
     assert found["rows"] == 20_000
     assert found["columns"] == {"pixels": "uint8[64]", "name": "string[]"}
@@ -106,9 +109,22 @@ def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penst
 def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_run: Penstock) -> None:
     found = json.loads(penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout)
     assert found["signature"] == "project"
-    assert found["other_signatures"] == ["double"]
+    other = {"signature": "double", "inputs": {"x": "float32[4]"}, "outputs": {"doubled": "float32[4]"}}
+    assert found["other_signatures"] == {"double": other}
+    assert found["written_by"].startswith("TensorFlow 2.")
+    assert found["bytes"] > 1000
+    assert found["run_it"].endswith("--signature project --input x=COLUMN")
     assert found["inputs"] == {"x": "float32[4]"}
     assert found["outputs"] == {"length": "float32[]", "projected": "float32[2]"}
+
+
+def test_inspect_looks_at_a_model_that_needs_trust_without_loading_it(models: Path, penstock_run: Penstock) -> None:
+    found = json.loads(penstock_run("inspect", models / "lambda.keras", "--json").stdout)
+    assert found["needs_trust"]
+    assert "inputs" not in found
+    assert "--trust-model" in found["run_it"]
+    trusted = json.loads(penstock_run("inspect", models / "lambda.keras", "--trust-model", "--json").stdout)
+    assert list(trusted["inputs"].values()) == ["float32[4]"]
 
 
 def test_devices_say_which_runtimes_can_use_them(penstock_run: Penstock) -> None:

@@ -1,4 +1,4 @@
-"""The best classes as each framework ranks them: of equal values the first comes first, as numpy's stable sort has it."""
+"""The best classes as each framework ranks them: of equal values the first comes first, as in a stable sort."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ CASES = {
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models of make_saved_models.py, and some of them damaged."""
     folder = tmp_path_factory.mktemp("zoo")
-    _python("make_saved_models", folder)
+    _python(folder, "make_saved_models")
     shutil.copytree(folder / "hub", folder / "damaged")
     data = folder / "damaged/variables/variables.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:5])
@@ -116,20 +116,21 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _python(module: str, folder: Path) -> None:
-    """Run the `main` of a module of tests/support in a process of its own."""
-    code = f"from pathlib import Path; from tests.support.{module} import main; main(Path({str(folder)!r}))"
+def _python(folder: Path, *modules: str) -> None:
+    """Run the `main` of some modules of tests/support in one process of their own."""
+    code = "".join(f"from tests.support import {module}; {module}.main(folder)\n" for module in modules)
     root = Path(__file__).parents[2]
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=root, check=False
-    )
+        [sys.executable, "-c", f"from pathlib import Path\nfolder = Path({str(folder)!r})\n{code}"],
+        capture_output=True, text=True, env=ENVIRONMENT, cwd=root, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
 
 
 @pytest.fixture(scope="module")
 def answers(zoo: Path) -> dict[str, Answered]:
     (zoo / "cases.pickle").write_bytes(pickle.dumps(CASES))
-    _python("answer_saved_models", zoo)
+    _python(zoo, "answer_saved_models", "records_by_tensorflow")
     found: dict[str, Answered] = pickle.loads((zoo / "answers.pickle").read_bytes())
     return found
 
@@ -219,7 +220,7 @@ def test_a_signature_that_does_not_exist_gets_the_list(answers: dict[str, Answer
 def test_signatures_that_were_not_chosen_are_described(answers: dict[str, Answered]) -> None:
     (other,) = answers["kinds"].signature.others
     assert other.name == "scaled"
-    assert [str(spec) for spec in other.inputs] == ["float32[2]", "int32[]"]
+    assert {spec.name: str(spec) for spec in other.inputs} == {"x": "float32[2]", "shift": "int32[]"}
     assert {spec.name for spec in other.outputs} == {"text", "y"}
     assert any("--constant factor=VALUE" in note for note in other.notes)
 
@@ -278,6 +279,10 @@ def test_the_features_that_a_graph_parses_are_found(answers: dict[str, Answered]
         Feature("size", "float32", (2,)),
     }
     assert answers["one by one"].signature.examples["records"] == (Feature("age", "int64", ()),)
+
+
+def test_tensorflow_reads_in_every_record_what_was_in_the_columns(zoo: Path, answers: dict[str, Answered]) -> None:
+    assert (zoo / "records_were_read").exists()
 
 
 def test_columns_become_the_records_that_a_graph_parses(given: Given, answers: dict[str, Answered]) -> None:

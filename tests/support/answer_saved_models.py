@@ -1,5 +1,5 @@
-"""Answers of many SavedModels from one process, because TensorFlow takes seconds to import. Cases are read from a pickle
-in a folder, and answers written to another."""
+"""Answers of many SavedModels from one process, because TensorFlow takes seconds to import. Cases are read from a
+pickle in a folder, and answers written to another."""
 
 from __future__ import annotations
 

@@ -30,6 +30,15 @@ def small(width=3):
 def wide():
     return small(7)
 
+def deep():
+    x = keras.Input((4,), name="x")
+    hidden = keras.layers.Dense(5, name="hidden")(x)
+    return keras.Model(x, keras.layers.Dense(3, name="more")(keras.layers.Dense(3, name="last")(hidden)))
+
+def of_tf_keras():
+    import tf_keras
+    return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(4,))])
+
 def legacy():
     x = tf.keras.Input((4,), name="x")
     hidden = tf.keras.layers.Dense(5, activation="tanh", name="hidden")(x)
@@ -119,6 +128,7 @@ def own_layer(folder: Path) -> None:
     model = Sequential([Input((4,), name="x"), own_layers.Twice(name="twice"), layers.Dense(2, name="last")])
     keep(folder, "own", model, x=normal(6, 4))
     model.save(folder / "own.h5")
+    Sequential([Input((4,), name="x"), layers.Lambda(lambda x: x * 2, name="code")]).save(folder / "lambda.h5")
 
 
 def weights(folder: Path) -> None:

@@ -151,8 +151,9 @@ def _parsing(tf: Any, folder: Path) -> None:
         parsed = io.parse_example(records, features)
         tags = tf.sparse.to_dense(parsed["tags"], default_value="")
         marks = tf.reduce_sum(tf.maximum(parsed["marks"], 0.0), axis=1)
-        return {"age": parsed["age"], "size": parsed["size"], "city": parsed["city"], "marks": marks,
-                "tags": tf.strings.reduce_join(tags, axis=1, separator="+")}  # fmt: skip
+        joined = tf.strings.regex_replace(tf.strings.reduce_join(tags, axis=1, separator="+"), r"\++$", "")
+        plain = {name: parsed[name] for name in ("age", "size", "city")}
+        return {**plain, "marks": marks, "tags": joined}
 
     @tf.function(input_signature=[_spec(tf, (None,), "string", "records")])
     def outer(records: Any) -> dict[str, Any]:
@@ -168,10 +169,6 @@ def _parsing(tf: Any, folder: Path) -> None:
         }
 
     _save(tf, folder / "parsing", serving_default=outer, one_by_one=one_by_one)
-
-
-def _old_session(tf: Any) -> Any:
-    return tf.Graph().as_default(), tf.compat.v1.Session
 
 
 def _lookup(tf: Any, folder: Path) -> None:

@@ -56,12 +56,38 @@ class NumpyRanking:
     """For runtimes whose answers are on the host already."""
 
     def top_k(self, tensor: Array, k: int) -> tuple[Array, Array]:
-        order = np.argsort(-tensor, axis=-1, kind="stable")[..., :k]
-        return np.take_along_axis(tensor, order, axis=-1), order.astype(np.int32)
+        candidates = _at_least_as_large_as_the_kth(tensor, k)
+        values = np.take_along_axis(tensor, candidates, axis=-1)
+        order = _falling(values)[..., :k]
+        places = np.take_along_axis(candidates, order, axis=-1)
+        return np.take_along_axis(tensor, places, axis=-1), places.astype(np.int32)
 
     def argmax(self, tensor: Array) -> Array:
         places: Array = np.argmax(tensor, axis=-1).astype(np.int32)
         return places
+
+
+def _falling(values: Array) -> Array:
+    """The order in which values fall, of equal ones the first first. (A minus sign would turn unsigned numbers round.)"""
+    length = values.shape[-1]
+    rising: Array = np.argsort(values[..., ::-1], axis=-1, kind="stable")
+    return length - 1 - rising[..., ::-1]
+
+
+def _at_least_as_large_as_the_kth(tensor: Array, k: int) -> Array:
+    """The places of k values in every row that none of the others exceeds, in rising order.
+
+    Sorting all of 1,000 values for the best 5 would take four times as long.
+    """
+    length = tensor.shape[-1]
+    everything = np.broadcast_to(np.arange(length), tensor.shape)
+    if 4 * k >= length or (tensor.dtype.kind == "f" and np.isnan(tensor).any()):
+        return everything
+    smallest = np.partition(tensor, length - k, axis=-1)[..., length - k : length - k + 1]
+    is_larger, is_equal = tensor > smallest, tensor == smallest
+    room = k - is_larger.sum(axis=-1, keepdims=True)
+    is_chosen = is_larger | (is_equal & (np.cumsum(is_equal, axis=-1) <= room))
+    return np.nonzero(is_chosen)[-1].reshape(*tensor.shape[:-1], k)
 
 
 def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class ModelFile:
         runtimes: The runtimes that can execute this kind, best first.
         signature: Which one of a SavedModel.
         trust: Whether it may contain code.
-        payload: A pickled function, for a builder that is not importable by name; what builds the graph of an estimator.
+        payload: A pickled function, for a builder that is not importable by name, or for an estimator.
         weights: A file of weights only, for a builder.
         custom_objects: Modules that register the model's own classes when they are imported.
         inputs: The inputs that were named on the command line; a frozen graph is cut there.

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.estimator.refusals import WrongValue
+from penstock.estimator.refusals import WrongType, WrongValue
 
 FEATURE, LABEL, RECEIVER = "feature", "label", "input"
 """The names of a tensor that came without one."""
 
 _OUTPUTS = ("ClassificationOutput", "EvalOutput", "ExportOutput", "PredictOutput", "RegressionOutput", "TrainOutput")
+
+_OUTPUTS_ARE = "name to PredictOutput, ClassificationOutput or RegressionOutput; one of several is serving_default"
 
 __all__ = [
     "ServingInputReceiver",
@@ -142,23 +144,15 @@ def serving_outputs(exports: dict[str, Any] | None, predictions: Any) -> dict[st
     if exports is None:
         return {_default_name(): export_output.PredictOutput(predictions)}
     if not isinstance(exports, dict):
-        raise _wrong_outputs(repr(exports), TypeError)
+        raise WrongType("export_outputs must be a dict", received=repr(exports), allowed=_OUTPUTS_ARE)
     for name, output in exports.items():
         if not isinstance(output, export_output.ExportOutput):
-            raise _wrong_outputs(f"{name}: {output!r}", TypeError)
+            raise WrongType("export_outputs are not understood", received=f"{name}: {output!r}", allowed=_OUTPUTS_ARE)
     if _default_name() in exports:
         return dict(exports)
     if len(exports) == 1:
         return {**exports, _default_name(): next(iter(exports.values()))}
-    raise _wrong_outputs(", ".join(exports), ValueError)
-
-
-def _wrong_outputs(received: str, kind: type[Exception]) -> Exception:
-    from penstock.estimator.refusals import WrongType
-
-    allowed = "name to PredictOutput, ClassificationOutput or RegressionOutput; one of several is serving_default"
-    refusal = WrongType if kind is TypeError else WrongValue
-    return refusal("export_outputs are not understood", received=received, allowed=allowed)
+    raise WrongValue("none of several export_outputs is the default", received=", ".join(exports), allowed=_OUTPUTS_ARE)
 
 
 def _default_name() -> str:

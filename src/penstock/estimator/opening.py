@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
-from penstock.estimator.model_function import ModelFunction
+from penstock.estimator.model_function import ModelFunction, function_of
 from penstock.models import builder, digest
 from penstock.runtimes.graph_restoring import checkpoint_files, find_checkpoint
 
@@ -46,3 +47,17 @@ def open_estimator(location: str, checkpoint: str | None = None, params: Mapping
     whole = hashlib.sha256("\0".join(digests).encode()).hexdigest()
     function = ModelFunction(location, params=dict(params or {}), checkpoint=prefix)
     return ModelFile("estimator", location, whole, RUNTIMES, payload=cloudpickle.dumps(function))
+
+
+def file_of(estimator: Any) -> ModelFile:
+    """An Estimator as a model, with its newest checkpoint.
+
+    Raises:
+        ModelError: It has none.
+    """
+    function = function_of(estimator)
+    prefix = find_checkpoint(estimator.model_dir)
+    weights = digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix))
+    portable = replace(function, checkpoint=prefix, config=function.called.config.portable())
+    # The function itself travels by value, and pickles differ from process to process: only its name counts.
+    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=cloudpickle.dumps(portable))

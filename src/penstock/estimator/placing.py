@@ -52,11 +52,18 @@ def strategy_over(placing: Placing, options: Any) -> Any:
     if placing.cpus > 1:
         options.device_count["CPU"] = placing.cpus
         across = tf.distribute.ReductionToOneDevice()
-    elif len(tf.config.list_logical_devices("GPU")) > len(tf.config.list_physical_devices("GPU")):
-        across = tf.distribute.HierarchicalCopyAllReduce()  # parts of one GPU: NCCL takes whole ones only
+    elif any(_is_divided(gpu) for gpu in tf.config.list_physical_devices("GPU")):
+        across = tf.distribute.HierarchicalCopyAllReduce()  # NCCL takes whole GPUs only
     else:
         across = tf.distribute.NcclAllReduce()
     return tf.compat.v1.distribute.MirroredStrategy(list(placing.devices), cross_device_ops=across)
+
+
+def _is_divided(gpu: Any) -> bool:
+    """Whether the user made several devices of one GPU. Listing those would make TensorFlow take all GPUs' memory."""
+    import tensorflow as tf
+
+    return len(tf.config.get_logical_device_configuration(gpu) or ()) > 1
 
 
 def check_alone(config: RunConfig) -> None:

@@ -22,7 +22,6 @@ _QUESTIONS = {
     "torch": "import torch; print(torch.cuda.device_count())",
     "tf_keras": _TENSORFLOW,
     "onnx": "import onnxruntime as f; print(int('CUDAExecutionProvider' in f.get_available_providers()))",
-    "tflite": "print(0)",
     "stablehlo": _JAX,
 }
 
@@ -30,7 +29,7 @@ _QUESTIONS = {
 def devices_with_runtimes(runtimes: Sequence[str]) -> list[dict[str, Any]]:
     """Every device with `runtimes`: name to `yes, VERSION` or the reason why not."""
     gpus = gpu_devices()
-    asked = {name: _ask(name) for name in runtimes if PACKAGES[name].is_installed and gpus}
+    asked = {name: _ask(name) for name in runtimes if gpus and name in _QUESTIONS and PACKAGES[name].is_installed}
     counts = {name: _answer(process) for name, process in asked.items()}
     return [
         {
@@ -49,6 +48,8 @@ def _verdict(runtime: str, kind: str, gpus_seen: int | str | None) -> str:
     version = PACKAGES[runtime].version
     if version is None:
         return f"no: not installed ({PACKAGES[runtime].install})"
+    if kind not in PACKAGES[runtime].device_kinds:
+        return f"no: {runtime} runs on {' and '.join(PACKAGES[runtime].device_kinds)} only"
     if kind == "cpu" or (isinstance(gpus_seen, int) and gpus_seen > 0):
         return f"yes, {version}"
     if isinstance(gpus_seen, str):

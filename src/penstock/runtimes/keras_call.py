@@ -24,16 +24,10 @@ def call_keras_model(file: ModelFile) -> KerasCall:
     call = KerasCall(load_keras_model(file), scaling=file.scaling)
     if file.kind == "builder":
         call.signature = replace(call.signature, weights=digest_of_weights(call.model))
-    elif file.kind == "h5":
-        call.signature = _as_it_was(call.signature, writer_version(file))
+    elif file.kind == "h5" and writer_version(file).startswith("1"):
+        notes = (f"Keras {writer_version(file)} wrote the model: its layers were translated for Keras 3",)
+        call.signature = replace(call.signature, notes=notes)
     return call
-
-
-def _as_it_was(signature: Signature, version: str) -> Signature:
-    """The signature of a model of Keras 1 or 2, which gave back a single output as it is, not in a list of one."""
-    if version.startswith("1"):
-        signature = replace(signature, notes=(f"Keras {version} wrote it: its layers were translated for Keras 3",))
-    return replace(signature, structure="single") if len(signature.outputs) == 1 else signature
 
 
 def digest_of_weights(model: Any) -> str:
@@ -125,7 +119,10 @@ class KerasCall:
         if isinstance(self.model, keras.Sequential):
             return flat[0]
         structure = getattr(self.model, f"_{side}s_struct", None)
-        return structure if structure is not None else (flat[0] if len(flat) == 1 else list(flat))
+        if structure is None:
+            structure = list(flat)
+        # Keras itself takes and gives the only one of a list as it is.
+        return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
 
     def _kind_of(self, tensor: Any) -> str:
         """`ragged`, `sparse` or `dense`: only TensorFlow has the first two."""

@@ -86,7 +86,7 @@ def _load_under_a_name(model: Any, path: str, name: str) -> None:
 
 
 def _legacy_groups(path: str) -> tuple[Groups | None, str, str]:
-    """The arrays of each layer in a file of Keras 1 or 2, the version that wrote it, and its backend; None for newer."""
+    """The arrays of each layer in a file of Keras 1 or 2, its version and its backend; None for a newer file."""
     import h5py
 
     if path.endswith(".keras") and not h5py.is_hdf5(path):

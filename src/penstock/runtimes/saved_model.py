@@ -108,7 +108,10 @@ def _fitness(tags: Sequence[str]) -> int:
 def _load(file: ModelFile, graph: Any, *, has_tags: bool) -> Any:
     import tensorflow as tf
 
-    damaged = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError, FileNotFoundError)
+    damaged = (
+        *(tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError),
+        *(FileNotFoundError, IndexError),  # how the reader of checkpoints tells the same
+    )
     try:
         return tf.saved_model.load(file.location, tags=list(graph.meta_info_def.tags) if has_tags else None)
     except damaged as error:

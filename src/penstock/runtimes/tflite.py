@@ -26,7 +26,6 @@ class TfliteRuntime:
 
     name = "tflite"
     package = "ai_edge_litert"
-    device_kinds = ("cpu",)
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(threads)}

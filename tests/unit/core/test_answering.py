@@ -59,7 +59,10 @@ def test_what_cannot_be_ranked_is_refused(answers: Answers, told: str) -> None:
 
 
 @given(
-    arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.integers(-3, 3)),
+    st.one_of(
+        arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.integers(-3, 3)),
+        arrays.arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.integers(0, 5)),
+    ),
     st.integers(1, 40),
 )
 def test_ranking_is_a_stable_sort(scores: np.ndarray, k: int) -> None:
