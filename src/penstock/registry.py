@@ -182,7 +182,7 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
             received=f"{model.kind} at {model.location}",
             allowed=", ".join(model.runtimes),
         )
-    candidates = (wanted,) if wanted is not None else model.runtimes
+    candidates = (wanted,) if wanted is not None else _preferred(model)
     for name in candidates:
         if is_installed(name):
             return name
@@ -192,6 +192,14 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
         received=f"a model of kind {model.kind}",
         hint=PACKAGES[candidates[0]].install,
     )
+
+
+def _preferred(model: ModelFile) -> tuple[str, ...]:
+    """The runtimes of a model, best first. The code of a builder means by `tf.keras` what it means in this process."""
+    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    if model.kind == "builder" and is_legacy and "tf_keras" in model.runtimes:
+        return ("tf_keras", *(name for name in model.runtimes if name != "tf_keras"))
+    return model.runtimes
 
 
 _KERAS_3 = ("tensorflow", "jax", "torch")

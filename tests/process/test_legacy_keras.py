@@ -38,7 +38,7 @@ def legacy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_tensorflow_wrote_it(path: Path, copy: Path) -> None:
-    """The model that Keras 1 would have written for the same answers on TensorFlow: the kernels are not turned there."""
+    """What Keras 1 would have written for the same answers on TensorFlow, where kernels are not turned."""
     shutil.copy(path, copy)
     with h5py.File(copy, "r+") as file:
         for group in file["model_weights"].values():
@@ -103,6 +103,7 @@ def on_tensorflow(legacy: Path) -> Loaded:
     small = {"weights": str(legacy / "new.weights.h5")}, {"weights": str(legacy / "old.h5")}
     cases = [
         *keras_1_cases(legacy),
+        case(legacy, "pictures", "h5", "pictures.h5", "pictures"),
         case(legacy, "early_keras_3", "keras", "keras_3_0.keras", "keras_3_0"),
         case(legacy, "gated", "keras", "gated.keras", "gated"),
         case(legacy, "two", "keras", "two.keras", "two"),
@@ -121,7 +122,6 @@ def on_tf_keras(legacy: Path) -> Loaded:
     cases = [
         case(legacy, "keras_2_15.keras", "keras", "keras_2_15.keras", "keras_2_15"),
         case(legacy, "keras_2_15.h5", "h5", "keras_2_15.h5", "keras_2_15"),
-        case(legacy, "pictures", "h5", "pictures.h5", "pictures"),
         case(legacy, "pictures_folder", "saved_model", "pictures_folder", "pictures"),
         case(legacy, "gated.h5", "h5", "gated.h5", "gated"),
         case(legacy, "gated.keras", "keras", "gated.keras", "gated"),
@@ -150,19 +150,19 @@ def test_keras_1_answers_as_keras_1_did(legacy: Path, on_tensorflow: Loaded, nam
     assert on_tensorflow.told[name]["notes"] == ["Keras 1.2.2 wrote the model: its layers were translated for Keras 3"]
 
 
-def test_early_keras_3_answers_as_it_did(legacy: Path, on_tensorflow: Loaded) -> None:
-    np.testing.assert_allclose(
-        on_tensorflow.answers("early_keras_3")[0], expected(legacy, "keras_3_0")[0], rtol=1e-5, atol=1e-6
-    )
-    assert on_tensorflow.told["early_keras_3"]["structure"] == "single"
+@pytest.mark.parametrize(("name", "file"), [("early_keras_3", "keras_3_0"), ("pictures", "pictures")])
+def test_keras_3_answers_as_early_keras_3_and_keras_2_did(
+    legacy: Path, on_tensorflow: Loaded, name: str, file: str
+) -> None:
+    np.testing.assert_allclose(on_tensorflow.answers(name)[0], expected(legacy, file)[0], rtol=1e-5, atol=1e-6)
+    assert on_tensorflow.told[name]["structure"] == "single"
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("keras_2_15.keras", "keras_2_15"), ("keras_2_15.h5", "keras_2_15"), ("pictures", "pictures"),
-        ("pictures_folder", "pictures"), ("gated.h5", "gated"), ("gated.keras", "gated"), ("theano", "keras_2_2_theano"),
-        ("checkpoint", "old_weights"),
+        ("keras_2_15.keras", "keras_2_15"), ("keras_2_15.h5", "keras_2_15"), ("pictures_folder", "pictures"),
+        ("gated.h5", "gated"), ("gated.keras", "gated"), ("theano", "keras_2_2_theano"), ("checkpoint", "old_weights"),
     ],
 )  # fmt: skip
 def test_keras_2_answers_as_keras_2_did(legacy: Path, on_tf_keras: Loaded, name: str, file: str) -> None:
@@ -203,8 +203,12 @@ def test_weights_of_keras_2_and_3_go_into_what_a_function_builds(
 
 @pytest.mark.parametrize(
     ("name", "difference"),
-    [("wide_new", "(5, 7)"), ("wide_old", "last has (5, 7), (7,), the file (5, 3), (3,)"), ("more_layers", "not in the file: more")],
-)  # fmt: skip
+    [
+        ("wide_new", "(5, 7)"),
+        ("wide_old", "last has (5, 7), (7,), the file (5, 3), (3,)"),
+        ("more_layers", "not in the file: more"),
+    ],
+)
 def test_weights_that_do_not_fit_are_named(on_tensorflow: Loaded, name: str, difference: str) -> None:
     told = on_tensorflow.told[name]
     assert told["error"] == "ModelError"

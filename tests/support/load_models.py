@@ -1,7 +1,7 @@
 """Loads many models in one process, as a replica would: `python load_models.py RUNTIME CASES.json ANSWERS.npz`.
 
-CASES is a list of {"name", "inputs": an .npz, "file": the fields of a ModelFile}. What each predicts is kept under NAME/OUTPUT;
-on stdout is a JSON object with what each says of itself, or why it did not load.
+CASES is a list of {"name", "inputs": an .npz, "file": the fields of a ModelFile}. What each predicts is kept under
+NAME/OUTPUT; on stdout is a JSON object with what each says of itself, or why it did not load.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _parsing(tf: Any, folder: Path) -> None:
         return {**plain, "marks": marks, "tags": joined}
 
     @tf.function(input_signature=[_spec(tf, (None,), "string", "records")])
-    def outer(records: Any) -> dict[str, Any]:
+    def outer(records: Any) -> Any:
         return nested(records)
 
     @tf.function(input_signature=[_spec(tf, (None,), "string", "records")])

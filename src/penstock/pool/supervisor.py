@@ -154,4 +154,5 @@ class Launch:
         environment = dict(os.environ)
         if not self._is_verbose:
             environment |= _QUIET
-        return environment | self.runtime.environment(device, self.threads)
+        # Each runtime says which Keras its processes get, whatever the user's process was set to.
+        return environment | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)

@@ -11,7 +11,9 @@ from typing import Any
 from penstock.errors import ModelError, one_line
 
 _NOT_CUSTOM = ("builtins", "collections", "jax", "keras", "math", "numpy", "tensorflow", "tf_keras", "torch", "typing")
-_MISSING = re.compile(r"(?:Unknown [a-z ]+: '?|Could not locate (?:class|function) ')([\w.>]+)")
+_MISSING = re.compile(
+    r"(?:Unknown [a-z ]+: |Could not locate (?:class|function) |Could not interpret [a-z ]+ identifier: )'?([\w.>]*\w)"
+)
 
 
 def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:

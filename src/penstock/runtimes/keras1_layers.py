@@ -87,16 +87,16 @@ def _embedding(config: Config, arrays: list[Array], origin: Origin) -> Translati
 
 
 def _batch_normalization(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
-    if config["mode"] == 1:
-        return Translation([lost.layer(config["name"], lost.normalise_rows(config["epsilon"]), arrays)])
-    if config["mode"] != 0:
+    if config["mode"] not in (0, 1):
         raise ModelError(
             "a layer normalises each batch by itself: the answer for a row would depend on its neighbours",
             received=f"BatchNormalization mode={config['mode']}, called {config['name']!r}",
             allowed="mode=0, mode=1",
         )
+    import keras
+
+    if config["mode"] == 1:
+        return Translation([lost.layer(config["name"], lost.normalise_rows(config["epsilon"]), arrays)])
     layer = keras.layers.BatchNormalization(axis=config["axis"], epsilon=config["epsilon"], name=config["name"])
     return Translation([layer], layer, arrays)
 
@@ -114,13 +114,13 @@ def _recurrent(kind: str) -> Callable[..., Translation]:
 
 
 def _recurrent_layer(kind: str, config: Config, origin: Origin) -> Any:
-    import keras
-
     if config.get("stateful"):
         raise ModelError(
             "a layer of this model is stateful: the answer for a row would depend on the rows before it",
             received=f"{kind}, called {config['name']!r}",
         )
+    import keras
+
     arguments: Config = {name: config[name] for name in ("return_sequences", "go_backwards", "unroll")}
     if kind != "SimpleRNN":
         arguments["recurrent_activation"] = activation(config["inner_activation"], origin)
@@ -183,9 +183,9 @@ def _merge(config: Config, arrays: list[Array], origin: Origin) -> Translation:
 
 
 def _lambda(config: Config, arrays: list[Array], origin: Origin) -> Translation:
+    function = old_function(config, "function", origin)
     import keras
 
-    function = old_function(config, "function", origin)
     return Translation([keras.layers.Lambda(function, arguments=config.get("arguments") or {}, name=config["name"])])
 
 
