@@ -227,7 +227,7 @@ def make_task(
         **{name: getattr(options, name) for name in _REQUESTED},
         "outputs": list(options.outputs),
         "labels": list(options.labels),
-        "loading": dataclasses.asdict(options.loading),
+        "loading": dataclasses.asdict(options.loading) | {"custom_objects": list(options.loading.custom_objects)},
         **steps.as_request(options),
     }
     return folders.FolderJob(opened, digest, source, output, options, request, overwrite, is_verbose)

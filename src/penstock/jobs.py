@@ -162,7 +162,8 @@ def _on_the_first_that_loads_it(model: ModelFile, wanted: str | None, on: Callab
         if other is None:
             raise
         started = on(other)
-        started.notes = (f"{other} is used, because {runtime} refuses the model: {refusal.received}", *started.notes)
+        # This says all that the runtime's own note on itself would.
+        started.notes = (f"{other} is used, because {runtime} refuses the model: {refusal.received}",)
         return started
 
 

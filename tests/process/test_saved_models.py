@@ -220,9 +220,10 @@ def test_a_signature_that_does_not_exist_gets_the_list(answers: dict[str, Answer
 def test_signatures_that_were_not_chosen_are_described(answers: dict[str, Answered]) -> None:
     (other,) = answers["kinds"].signature.others
     assert other.name == "scaled"
-    assert {spec.name: str(spec) for spec in other.inputs} == {"x": "float32[2]", "shift": "int32[]"}
+    assert {spec.name: str(spec) for spec in other.inputs} == {"x": "float32[2]"}
     assert {spec.name for spec in other.outputs} == {"text", "y"}
     assert any("--constant factor=VALUE" in note for note in other.notes)
+    assert any("shift is one int32[2] for all rows" in note for note in other.notes)
 
 
 def test_ragged_rows_go_in_and_come_out(given: Given) -> None:

@@ -24,7 +24,6 @@ _KINDS = {STRING: b"\x0a", "float32": b"\x12", "int64": b"\x1a"}
 """The tag of a feature's list: bytes_list, float_list, int64_list."""
 _LENGTH_BYTES = 5
 """How many bytes a length is written with where it differs from row to row: enough for any."""
-_NOTHING = pa.scalar(b"", pa.large_binary())
 _VALUES, _KEY, _FEATURE = b"\x0a", b"\x0a", b"\x12"
 
 
@@ -75,7 +74,7 @@ def encode(columns: Sequence[Column], features: Sequence[Feature]) -> tuple[Arra
         return _to_objects(_every(regular.matrix(is_whole=True))), bad
     lengths = sum((_lengths(piece) for piece in pieces), np.full(rows, regular.width, np.int64))
     head = _every(_matrix([_VALUES, lengths], rows))
-    joined = pc.binary_join_element_wise(head, _every(regular.matrix()), *pieces, _NOTHING)
+    joined = pc.binary_join_element_wise(head, _every(regular.matrix()), *pieces, _nothing())
     return _to_objects(joined), bad
 
 
@@ -137,6 +136,11 @@ def _entry(feature: Feature, values: _Values) -> list[pa.Array]:
     tag = _KINDS[feature.dtype]
     before = _matrix([_VALUES, entry_bytes, start, feature_bytes, tag, list_bytes, *run], len(lengths))
     return [_some(before, values.present), _binary(values.raw, values.offsets)]
+
+
+def _nothing() -> pa.Scalar:
+    """What stands between joined pieces. (Arrow's own way to make a scalar imports pandas.)"""
+    return _binary(np.zeros(0, np.uint8), np.zeros(2, np.int64))[0]
 
 
 def _binary(raw: Array, offsets: Array) -> pa.Array:
@@ -290,7 +294,7 @@ def _on_the_wire(flat: Column, kind: str, ends: Array) -> tuple[Array, Array]:
     texts = pa.array(flat.tolist(), pa.large_binary()) if isinstance(flat, np.ndarray) else flat
     lengths = _lengths(texts)
     before = _matrix([_VALUES, lengths], len(flat))
-    joined = pc.binary_join_element_wise(_every(before), texts, _NOTHING)
+    joined = pc.binary_join_element_wise(_every(before), texts, _nothing())
     starts = np.concatenate(([0], np.cumsum(lengths + before.shape[1], dtype=np.int64)))
     buffer = joined.buffers()[2]
     raw = np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.zeros(0, np.uint8)

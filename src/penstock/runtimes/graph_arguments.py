@@ -1,5 +1,4 @@
-"""What a TensorFlow graph is called with, made of columns of rows: dense, sparse and ragged tensors, and values that
-are one for the whole job."""
+"""What a TensorFlow graph is called with: dense, sparse and ragged tensors of rows, and values that are no rows."""
 
 from __future__ import annotations
 
@@ -90,7 +89,21 @@ def arguments(specs: Mapping[str, Any], given: Given, *, is_described_only: bool
         UsageError: A constant cannot be read.
     """
     names = set(specs)
-    return Arguments({name: _argument(name, spec, given, is_described_only, names) for name, spec in specs.items()})
+    made: dict[str, Argument] = {}
+    for name, spec in specs.items():
+        if _is_one_for_all(spec, specs) and name not in given.constants:
+            made[name] = _left_alone(name, spec, given, is_described_only)
+        else:
+            made[name] = _argument(name, spec, given, names)
+    return Arguments(made)
+
+
+def _is_one_for_all(spec: Any, specs: Mapping[str, Any]) -> bool:
+    """Whether an argument is not rows: a single value, or a vector of one length where others take any batch."""
+    rank = spec.shape.rank
+    if rank != 1 or spec.shape[0] is None:
+        return bool(rank == 0)
+    return any(other.shape.rank and other.shape[0] is None for other in specs.values())
 
 
 def scaler(file: ModelFile, signature: Signature) -> Step:
@@ -112,7 +125,7 @@ def output_spec(name: str, spec: Any) -> TensorSpec:
     return TensorSpec(name, _kind(spec.dtype), None if spec.shape.rank is None else tuple(spec.shape.as_list()[1:]))
 
 
-def _argument(name: str, spec: Any, given: Given, is_described_only: bool, names: set[str]) -> Argument:
+def _argument(name: str, spec: Any, given: Given, names: set[str]) -> Argument:
     import tensorflow as tf
 
     if isinstance(spec, tf.SparseTensorSpec):
@@ -126,9 +139,7 @@ def _argument(name: str, spec: Any, given: Given, is_described_only: bool, names
             allowed="dense, sparse and ragged tensors",
         )
     if name in given.constants:
-        return _constant(name, parse_constant(name, given.constants[name], spec), spec)
-    if spec.shape.rank == 0:
-        return _single_value(name, spec, given, is_described_only)
+        return _constant(parse_constant(name, given.constants[name], spec), spec)
     dense = TensorSpec(name, _kind(spec.dtype), None if spec.shape.rank is None else tuple(spec.shape.as_list()[1:]))
     return Argument((dense,), _caster(spec.dtype), spec.shape[0] if spec.shape.rank else None)
 
@@ -144,25 +155,27 @@ def _caster(dtype: Any) -> Callable[[Any], Any]:
     return lambda tensor: tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
-def _constant(name: str, value: Any, spec: Any, note: str | None = None) -> Argument:
+def _constant(value: Any, spec: Any, note: str | None = None) -> Argument:
     import tensorflow as tf
 
     return Argument((), lambda: tf.constant(value, spec.dtype), note=note)
 
 
-def _single_value(name: str, spec: Any, given: Given, is_described_only: bool) -> Argument:
+def _left_alone(name: str, spec: Any, given: Given, is_described_only: bool) -> Argument:
+    """An argument that is not rows, for which the user gave nothing."""
     kind = _kind(spec.dtype)
-    flag = f"--constant {name}=VALUE"
+    shown = kind if spec.shape.rank == 0 else f"{kind}[{spec.shape[0]}]"
+    flag = f"--constant {name}=VALUE" + (",…" if spec.shape.rank else "")
     if name in given.defaults:
         value = given.defaults[name]
-        return _constant(name, value, spec, f"the input {name} ({kind}) stays at its default {value}; {flag} sets it")
-    if kind == "bool" and name.lower().rpartition("/")[2] in _TRAINING:
-        return _constant(name, False, spec, f"the input {name} is set to False; {flag} sets it")
+        return _constant(value, spec, f"the input {name} ({shown}) stays at its default {value}; {flag} sets it")
+    if shown == "bool" and name.lower().rpartition("/")[2] in _TRAINING:
+        return _constant(False, spec, f"the input {name} is set to False; {flag} sets it")
     if is_described_only:
-        return _constant(name, None, spec, f"the input {name} is one {kind} for all rows: {flag}")
+        return _constant(None, spec, f"the input {name} is one {shown} for all rows: {flag}")
     raise ModelError(
         f"the input {name!r} has no batch dimension: it is one value for all rows, and none was given",
-        received=f"{name}: {kind}",
+        received=f"{name}: {shown}",
         hint=flag,
     )
 

@@ -54,7 +54,7 @@ class KerasCall:
         self._as_list = as_list
         self._input_structure = self._structure("input")
         self.output_structure: Any = self._structure("output")
-        self._kinds = {name: self._kind_of(tensor) for name, tensor in self._named("input")}
+        self._kinds = [self._kind_of(tensor) for _, tensor in self._named("input")]
         self.signature = self._describe()
         parameters = inspect.signature(model.call).parameters.values()
         takes_training = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -76,7 +76,13 @@ class KerasCall:
     def pack(self, tensors: Mapping[str, Any]) -> Any:
         """Tensors by name in the structure that the model is called with."""
         if self._input_structure is not None:
-            flat = [_composite(kind, name, tensors) for name, kind in self._kinds.items()]
+            # By the signature's names: those of a copy on another device may be its own. A mask follows what it masks.
+            names = (spec.name for spec in self.signature.inputs)
+            flat = []
+            for kind in self._kinds:
+                name = next(names)
+                mask = tensors[next(names)] if kind == "ragged" else None
+                flat.append(_composite(kind, tensors[name], mask))
             return self._tree.pack_sequence_as(self._input_structure, flat)
         values = list(tensors.values())
         if self._as_list:
@@ -141,9 +147,9 @@ class KerasCall:
 
     def _describe(self) -> Signature:
         inputs: list[TensorSpec] = []
-        for name, tensor in self._named("input"):
+        for (name, tensor), kind in zip(self._named("input"), self._kinds, strict=True):
             inputs.append(self._spec(name, tensor))
-            if self._kinds[name] == "ragged":
+            if kind == "ragged":
                 inputs.append(TensorSpec(name + MASK, "bool", (None,)))
         batch = {tensor.shape[0] for _, tensor in self._named("input") if len(tensor.shape)} - {None}
         counted = [math.prod(weight.shape) for weight in self.model.weights] if self.model.built else None
@@ -189,16 +195,15 @@ def _output_names(model: Any) -> list[str]:
     return list(names or ())
 
 
-def _composite(kind: str, name: str, tensors: Mapping[str, Any]) -> Any:
+def _composite(kind: str, tensor: Any, mask: Any) -> Any:
     """A tensor of the kind that the model takes, from a dense one."""
     if kind == "dense":
-        return tensors[name]
+        return tensor
     import tensorflow as tf
 
     if kind == "sparse":
-        return tf.sparse.from_dense(tensors[name])
-    lengths = tf.reduce_sum(tf.cast(tensors[name + MASK], tf.int64), axis=1)
-    return tf.RaggedTensor.from_tensor(tensors[name], lengths=lengths)
+        return tf.sparse.from_dense(tensor)
+    return tf.RaggedTensor.from_tensor(tensor, lengths=tf.reduce_sum(tf.cast(mask, tf.int64), axis=1))
 
 
 def _kind(structure: Any) -> str:

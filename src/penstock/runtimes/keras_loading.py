@@ -147,7 +147,7 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
     import keras
 
     text = str(error)
-    reason = one_line(error)
+    reason = one_line(error).partition(" Full object config: ")[0]
     if "safe_mode" in text or "unsafe" in text.lower():
         return ModelError(
             "the model does not load",

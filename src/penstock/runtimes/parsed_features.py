@@ -1,5 +1,7 @@
-"""What a graph parses out of serialized `tf.train.Example` records, found by following its inputs to the operations
-that parse them. Nothing is executed."""
+"""What a graph parses out of serialized `tf.train.Example` records.
+
+Found by following its inputs to the operations that parse them. Nothing is executed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a plain model file declares, as rows: which inputs are columns, which are one value for the whole job, how many
-rows it takes at once; and how arrays on the host become what it takes."""
+"""What a plain model file declares, as rows, and how arrays on the host become what it takes.
+
+Which inputs are columns, which are one value for the whole job, and how many rows it takes at once.
+"""
 
 from __future__ import annotations
 
