@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from penstock import estimator
@@ -71,14 +72,32 @@ def heavy(folder: Path, devices: str, elements: int) -> dict[str, Any]:
     """The whole call, and what an element takes in its second half, when every process predicts."""
     config = estimator.RunConfig(devices=devices, threads=1)
     model = estimator.Estimator(heavy_fn, str(folder / "heavy"), config)
+    half = elements // 2
     began = time.perf_counter()
-    times = []
-    for number, batch in enumerate(model.predict(lambda: heavy_input(elements), yield_single_examples=False)):
+    times: list[float] = []
+    cpu_at_half = 0.0
+    predictions = model.predict(lambda: heavy_input(elements), yield_single_examples=False)
+    for number, batch in enumerate(predictions):
         if batch["number"].tolist() != [number] * HEAVY_ROWS:
             sys.exit(f"batch {number} is not in its place")
         times.append(time.perf_counter() - began)
-    half = elements // 2
-    return {"seconds": times[-1], "steady_ms": 1000 * (times[-1] - times[half]) / (elements - 1 - half)}
+        if number == half:
+            cpu_at_half = _cpu_seconds()
+        if number == elements - 1:
+            break  # before the processes are ended: what they took is still to be seen
+    left = elements - 1 - half
+    return {
+        "seconds": times[-1],
+        "steady_ms": 1000 * (times[-1] - times[half]) / left,
+        "steady_cpu_ms": 1000 * (_cpu_seconds() - cpu_at_half) / left,
+    }
+
+
+def _cpu_seconds() -> float:
+    """What this process and those that it started took of the cores: also on a busy machine it says what work costs."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children())]
+    return sum(each.user + each.system for each in times)
 
 
 def penstock_side(folder: Path, elements: int, *, as_rows: bool) -> Iterator[Any]:

@@ -247,6 +247,8 @@ def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[st
         source = source.source
     if isinstance(source, (CsvFiles, JsonLines)):
         fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
+        pairs = [pair for binding in bindings for pair in zip(binding.columns, binding.features, strict=False)]
+        fed |= {column for column, feature in pairs if feature.dtype.startswith("float")}
         source.read_as_floats(sorted(fed - set(keep)))
 
 
@@ -310,9 +312,17 @@ def choose_batch_size(
     row_bytes = sum(binding.row_bytes for binding in bindings)
     has_images = any(len(binding.shape) >= 3 for binding in bindings)
     bounds = batching.IMAGES_ON_A_CPU if has_images and device_kind == "cpu" else ()
-    size = batching.default_batch_size(row_bytes, None, *bounds)
+    most = batching.most_rows_of_outputs(_output_bytes(signature, options))
+    size = min(most, batching.default_batch_size(row_bytes, None, *bounds))
     rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
-    return batching.default_batch_size(row_bytes, rows, *bounds)
+    return min(most, batching.default_batch_size(row_bytes, rows, *bounds))
+
+
+def _output_bytes(signature: Signature, options: PredictOptions) -> int:
+    """What a row of the outputs takes, as far as the model declares them; next to nothing where they are ranked."""
+    if options.argmax or options.top_k is not None:
+        return 0
+    return sum(spec.row_bytes for spec in signature.outputs if not options.outputs or spec.name in options.outputs)
 
 
 def _first_rows(source: Source, batch_size: int) -> Span:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock import jobs, steps, written
 from penstock.checking import check_answers
 from penstock.core import division
 from penstock.core.answering import with_labels
-from penstock.core.columns import OPAQUE
+from penstock.core.columns import OPAQUE, is_text
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
 from penstock.core.stopping import StopFlag
@@ -149,4 +150,9 @@ def stream_blocks(
 
 
 def _to_numpy(column: Column) -> Array:
-    return column if isinstance(column, np.ndarray) else np.asarray(column.to_numpy(zero_copy_only=False))
+    if isinstance(column, np.ndarray):
+        return column
+    if pa.types.is_fixed_size_list(column.type) and is_text(column.type.value_type):
+        flat: Array = column.flatten().to_numpy(zero_copy_only=False)
+        return flat.reshape(len(column), -1)
+    return np.asarray(column.to_numpy(zero_copy_only=False))

@@ -68,10 +68,10 @@ class NumpyRanking:
 
 
 def _falling(values: Array) -> Array:
-    """The order in which values fall, of equal ones the first first. (A minus sign would turn unsigned numbers round.)"""
-    length = values.shape[-1]
-    rising: Array = np.argsort(values[..., ::-1], axis=-1, kind="stable")
-    return length - 1 - rising[..., ::-1]
+    """The order in which values fall, of equal ones the first first. (A minus sign would turn unsigned ones round.)"""
+    rising = np.argsort(values[..., ::-1], axis=-1, kind="stable")
+    falling: Array = values.shape[-1] - 1 - rising[..., ::-1]
+    return falling
 
 
 def _at_least_as_large_as_the_kth(tensor: Array, k: int) -> Array:

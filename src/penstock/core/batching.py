@@ -17,6 +17,7 @@ from penstock.core.watching import UNWATCHED, Watch
 
 BATCH_BYTES = 8 << 20
 MOST_BATCH_BYTES = 128 << 20
+OUTPUT_BYTES = 32 << 20
 SMALLEST_BATCH, LARGEST_BATCH = 32, 8192
 
 
@@ -49,6 +50,15 @@ def default_batch_size(
     if rows is not None and rows < size:
         size = 1 << math.ceil(math.log2(max(1, rows)))
     return size
+
+
+def most_rows_of_outputs(row_bytes: int) -> int:
+    """The power of two that keeps what a batch gives below 32 MB.
+
+    >>> most_rows_of_outputs(300_000)
+    64
+    """
+    return 1 << max(0, math.floor(math.log2(OUTPUT_BYTES / max(1, row_bytes))))
 
 
 @dataclass

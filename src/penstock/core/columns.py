@@ -133,6 +133,8 @@ def _encode_text(column: Array, bad: BadRows) -> Array:
 def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int, bad: BadRows) -> Array:
     """Numbers for an integer input: whole ones that it can hold pass, anything else fails its row."""
     limits = np.iinfo(kind)
+    if values.dtype.kind in "iu" and values.size and limits.min <= values.min() and values.max() <= limits.max:
+        return values
     with np.errstate(invalid="ignore"):
         is_whole = values == np.rint(values)
         is_held = (values >= limits.min) & (values <= limits.max)
