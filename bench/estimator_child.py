@@ -97,7 +97,7 @@ def _cpu_seconds() -> float:
     """What this process and those that it started took of the cores: also on a busy machine it says what work costs."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children())]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def penstock_side(folder: Path, elements: int, *, as_rows: bool) -> Iterator[Any]:

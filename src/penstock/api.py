@@ -343,8 +343,8 @@ def inspect(
     """What a model file takes and gives, or what an input holds: files, or what else `predict` takes as data.
 
     Returns:
-        For a model: `kind`, `written_by`, `inputs`, `outputs`, `other_signatures`, `parameters`, `bytes`, `needs_trust`,
-        `runtimes` and `run_it`, the command. For an input: `files`, `rows`, `columns`.
+        For a model: `kind`, `written_by`, `inputs`, `outputs`, `other_signatures`, `parameters`, `bytes`,
+        `needs_trust`, `runtimes` and `run_it`, the command. For an input: `files`, `rows`, `columns`.
     """
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.cli_options import job_options, make_options, output_options
+from penstock.cli_options import GroupedCommand, job_options, make_options, output_options
 from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options import RUNTIMES, PredictOptions
 
@@ -64,7 +64,7 @@ def main() -> None:
         sys.path.append(os.getcwd())
 
 
-@main.command()
+@main.command(cls=GroupedCommand)
 @click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
 @click.option(
     "--output",
@@ -88,7 +88,7 @@ def predict(
 ) -> int:
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
-    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (of Keras, tf.estimator or
+    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (Keras, tf.estimator,
     TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
     .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs (s3://…).
 

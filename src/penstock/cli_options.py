@@ -187,11 +187,42 @@ _RUN: list[_Option] = [
 ]
 
 
+_GROUPS = {
+    "The model": _MODEL,
+    "What it is fed": _FED,
+    "Which rows": _ROWS,
+    "What is written": _WRITTEN,
+    "How it runs": _RUN,
+}
+
+
 def job_options(command: Command) -> Command:
     """The options of a prediction job."""
-    for option in reversed([*_FED, *_ROWS, *_WRITTEN, *_MODEL, *_RUN]):
+    for option in reversed([option for group in _GROUPS.values() for option in group]):
         command = option(command)
     return command
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows the options of a job under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        entries = {option.name: entry for option in options if (entry := option.get_help_record(ctx))}
+        groups = {heading: _names(group) for heading, group in _GROUPS.items()}
+        grouped = set().union(*groups.values())
+        for heading, names in {"Options": entries.keys() - grouped, **groups}.items():
+            with formatter.section(heading):
+                formatter.write_dl([entry for name, entry in entries.items() if name in names])
+
+
+def _names(options: list[_Option]) -> set[str | None]:
+    def command() -> None:
+        pass
+
+    for option in options:
+        option(command)
+    return {param.name for param in command.__click_params__}  # type: ignore[attr-defined]
 
 
 def output_options(command: Command) -> Command:
