@@ -17,8 +17,8 @@ from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.inspection import describe_data, describe_input, describe_model
 from penstock.models.belongings import with_belongings
-from penstock.opening import open_data, open_model
-from penstock.option_texts import parse_size, read_labels
+from penstock.opening import check_size, open_data, open_model
+from penstock.option_texts import parse_size, read_labels, text_of_constant
 from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
 from penstock.pool.probe import devices_with_runtimes
 from penstock.returned import predict_arrays, stream_blocks
@@ -117,7 +117,7 @@ def make_options(keywords: Keywords) -> PredictOptions:
         is_path = isinstance(given["labels"], (str, os.PathLike))
         given["labels"] = read_labels(os.fspath(given["labels"])) if is_path else tuple(given["labels"])
     if "constants" in given:
-        given["constants"] = {name: str(value) for name, value in given["constants"].items()}
+        given["constants"] = {name: text_of_constant(value) for name, value in given["constants"].items()}
     for name in ("weights", "checkpoint"):
         if name in given:
             given[name] = os.fspath(given[name])
@@ -349,6 +349,7 @@ def inspect(
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])
     target = os.fspath(target)
+    check_size(target, DeviceRequest("cpu"))
     # It is only looked at: what needs trust is told, and not loaded unless it is given.
     file = registry.find_model(target, signature=signature, trust=True)
     if file is None:

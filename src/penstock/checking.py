@@ -8,7 +8,8 @@ from typing import IO, Any
 
 from penstock import registry
 from penstock.core import agreement
-from penstock.core.records import ModelFile, Placement
+from penstock.core.events import Prepared
+from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError, UsageError
@@ -29,29 +30,46 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
         raise UsageError(
             "--check reads the first rows twice", received="an input that can be read only once", hint="leave it out"
         )
-    ours = started.prepared.answers
-    assert ours is not None
     name = registry.own_runtime(model, started.recipe.runtime)
-    placement = Placement((cpu_device(),), loaders=1, lanes=1)
+    theirs = _reference(model, name, started, log, stop)
+    ours = started.prepared
+    assert ours.answers is not None
+    assert theirs.answers is not None
+    tolerance = started.options.tolerance
+    problem = _failed_on_one_side(ours, theirs)
+    if problem is None:
+        found = agreement.compare(ours.answers, theirs.answers, tolerance)
+        problem = str(replace(found, row=ours.answered[found.row])) if found is not None else None
+    if problem is not None:
+        raise ModelError(
+            "the answers are not those of the model's own framework",
+            received=problem,
+            allowed=f"a difference of at most {tolerance:g} of each output's spread",
+            hint=f"the other side is {name} on one CPU device; --tolerance allows more",
+        )
+    return f"checked: {len(ours.answered)} rows are as {name} on the CPU gives them, within {tolerance:g} of the spread"
+
+
+def _reference(model: ModelFile, runtime: str, started: Started, log: IO[Any], stop: StopFlag) -> Prepared:
+    """The same first batch on one CPU device."""
     # Whole outputs: near ties may rank differently, and only whole outputs show that both are right.
-    whole = replace(model, answers=None)
+    answers = replace(model.answers, top_k=None, argmax=False, labels=()) if model.answers is not None else None
     descriptors = (started.shared.descriptor,) if started.shared is not None else ()
-    launch = Launch(registry.RUNTIMES[name], whole, usable_cores(), log, descriptors=descriptors)
+    whole = replace(model, answers=answers)
+    launch = Launch(registry.RUNTIMES[runtime], whole, usable_cores(), log, descriptors=descriptors)
+    placement = replace(started.placement, devices=(cpu_device(),), lanes=1)
     with contextlib.closing(
         LocalEngine(launch, placement, Meter().observe, stop, started.options.row_timeout)
     ) as engine:
         engine.load()
-        reading = replace(started.placement, devices=placement.devices, lanes=1)
-        theirs = engine.prepare(started.job, reading, started.sample, CHECKED_ROWS).answers
-    assert theirs is not None
-    tolerance = started.options.tolerance
-    found = agreement.compare(ours, theirs, tolerance, model.answers)
-    if found is not None:
-        raise ModelError(
-            "the answers are not those of the model's own framework",
-            received=str(found),
-            allowed=f"a difference of at most {tolerance:g} of each output's spread",
-            hint=f"the other side is {name} on one CPU device; --tolerance allows more",
-        )
-    rows = max((len(column) for column in ours.values()), default=0)
-    return f"checked: {rows} rows are as {name} on the CPU gives them, within {tolerance:g} of each output's spread"
+        return engine.prepare(started.job, placement, started.sample, CHECKED_ROWS)
+
+
+def _failed_on_one_side(ours: Prepared, theirs: Prepared) -> str | None:
+    for rows, others, where in ((ours, theirs, "there"), (theirs, ours, "here")):
+        # Both stop at so many rows: what lies behind the last that both looked at says nothing.
+        last = max(others.answered, default=-1)
+        missing = [row for row in rows.answered if row not in others.answered and row <= last]
+        if missing or (rows.answered and not others.answered):
+            return f"row {missing[0] if missing else rows.answered[0]}: it fails {where} only"
+    return None

@@ -210,8 +210,9 @@ class GroupedCommand(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         entries = {option.name: entry for option in options if (entry := option.get_help_record(ctx))}
         groups = {heading: _names(group) for heading, group in _GROUPS.items()}
-        grouped = set().union(*groups.values())
-        for heading, names in {"Options": entries.keys() - grouped, **groups}.items():
+        grouped = {name for names in groups.values() for name in names}
+        groups = {"Options": {name for name in entries if name not in grouped}, **groups}
+        for heading, names in groups.items():
             with formatter.section(heading):
                 formatter.write_dl([entry for name, entry in entries.items() if name in names])
 

@@ -7,7 +7,9 @@ import tempfile
 from typing import Any
 
 from penstock import api, folders, jobs
+from penstock.checking import check_answers
 from penstock.core import mapping
+from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.inspection import num_files
 from penstock.options import PredictOptions
@@ -28,6 +30,9 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         started = jobs.start(task.model, task.source, task.options, Meter(), log=log, stop=StopFlag())
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")
+            checked = None
+            if options.check and isinstance(task.model, ModelFile):
+                checked = check_answers(task.model, started, log=log, stop=StopFlag())
     return {
         "model": task.request["model"],
         "files": num_files(task.source),
@@ -41,6 +46,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         "bytes": manifest.rows * manifest.schema.row_bytes,
         "devices": [str(device) for device in started.placement.devices],
         "recipe": manifest.recipe.as_json(),
+        "checked": checked,
         "first_rows": started.prepared.first_rows,
         "first_failures": [failure.reason for failure in started.prepared.first_failures],
     }
@@ -60,6 +66,7 @@ def in_words(found: dict[str, Any]) -> str:
         [
             f"would read {found['rows']:,} rows of {found['files']:,} files",
             *_troubles(found),
+            *([found["checked"]] if found["checked"] else []),
             *(f"input: {binding}" for binding in found["inputs"]),
             f"would write {found['parts']} {found['format']} parts, about {found['bytes'] / 1e6:,.1f} MB, "
             f"to {found['output'] or 'the folder given by --output'}",

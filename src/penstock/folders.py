@@ -153,8 +153,8 @@ class _Run:
         with contextlib.closing(started):
             for line in (*written.describe_source(task.source), *written.describe_feeding(started)):
                 self._progress.note(line)
-            if task.options.check and isinstance(task.model, ModelFile):
-                self._progress.note(check_answers(task.model, started, log=self._log, stop=self._stop))
+            if task.options.check:
+                self._progress.note(self._check(started))
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
                 with output_errors():
@@ -163,6 +163,11 @@ class _Run:
                         remove_job(self._place, found)
                     manifest.save(self._place)
             return self._predict(started, manifest)
+
+    def _check(self, started: jobs.Started) -> str:
+        if not isinstance(self._task.model, ModelFile):
+            return "a live model is its own framework: there is nothing to check"
+        return check_answers(self._task.model, started, log=self._log, stop=self._stop)
 
     def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()

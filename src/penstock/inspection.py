@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from functools import partial
 from typing import Any
 
 from penstock import registry
@@ -12,7 +13,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
-from penstock.errors import InputError, RefusedByRuntime
+from penstock.errors import InputError
 from penstock.opening import log_without_folder
 from penstock.packages import PACKAGES
 from penstock.pool.devices import cpu_device
@@ -32,12 +33,12 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
-        signature, loaded_by, note = _load(file, runtime)
+        (signature, loaded_by), told = registry.on_the_first_that_loads(file, runtime, partial(_load, file))
         found |= {"written_by": facts.writer or signature.writer, "loaded_by": loaded_by}
         found |= _describe_signature(signature)
         found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
         found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
-        found["notes"] = [*facts.notes, *note, *signature.notes]
+        found["notes"] = [*facts.notes, *([told] if told is not None else signature.notes)]
     else:
         found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
     found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
@@ -47,29 +48,13 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     return found
 
 
-def _load(file: ModelFile, runtime: str | None) -> tuple[Signature, str, list[str]]:
-    """The signature, what loaded the model, and a note where the first runtime refused it."""
-    name = registry.choose_runtime(file, runtime)
-    try:
-        return _load_on(file, name), _named(name), []
-    except RefusedByRuntime as refusal:
-        other = registry.after_refusal(file, name) if runtime is None else None
-        if other is None:
-            raise
-        told = f"{other} is used, because {name} refuses the model: {refusal.received}"
-        return _load_on(file, other), _named(other), [told]
-
-
-def _named(runtime: str) -> str:
-    return f"{runtime} {PACKAGES[runtime].version}"
-
-
-def _load_on(file: ModelFile, runtime: str) -> Signature:
+def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
+    """The signature, and what loaded the model."""
     with log_without_folder(False) as log:
         launch = Launch(registry.RUNTIMES[runtime], file, 1, log)
         placement = Placement((cpu_device(),), 1, 1)
         with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
-            return engine.load()
+            return engine.load(), f"{runtime} {PACKAGES[runtime].version}"
 
 
 def _describe_signature(signature: Signature) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import IO, Any
@@ -33,7 +33,7 @@ from penstock.core.records import (
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
-from penstock.errors import InputError, ModelError, RefusedByRuntime, UsageError
+from penstock.errors import InputError, ModelError, UsageError
 from penstock.options import DeviceRequest, PredictOptions
 from penstock.packages import PACKAGES
 from penstock.pool import devices
@@ -140,31 +140,15 @@ def start(
         return _decide(engine, source, options, placement, (runtime, threads), fixed)
 
     try:
-        started = _on_the_first_that_loads_it(model, wanted, on)
+        started, told = registry.on_the_first_that_loads(model, wanted, on)
     except BaseException:
         if shared is not None:
             shared.close()
         raise
     started.shared = shared
+    # This says all that a runtime's own note on itself would.
+    started.notes = (told,) if told is not None else started.notes
     return started
-
-
-def _on_the_first_that_loads_it(model: ModelFile, wanted: str | None, on: Callable[[str], Started]) -> Started:
-    """The job on the runtime that was asked for, or on the first that does not refuse the model.
-
-    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells.
-    """
-    runtime = registry.choose_runtime(model, wanted)
-    try:
-        return on(runtime)
-    except RefusedByRuntime as refusal:
-        other = registry.after_refusal(model, runtime) if wanted is None else None
-        if other is None:
-            raise
-        started = on(other)
-        # This says all that the runtime's own note on itself would.
-        started.notes = (f"{other} is used, because {runtime} refuses the model: {refusal.received}",)
-        return started
 
 
 def _share(source: Source) -> tuple[Source, SharedMemory | None]:
@@ -319,10 +303,11 @@ def choose_batch_size(
 
 
 def _output_bytes(signature: Signature, options: PredictOptions) -> int:
-    """What a row of the outputs takes, as far as the model declares them; next to nothing where they are ranked."""
+    """What a row of the outputs takes, as far as the model declares them; next to nothing of those that are ranked."""
+    kept = [spec for spec in signature.outputs if not options.outputs or spec.name in options.outputs]
     if options.argmax or options.top_k is not None:
-        return 0
-    return sum(spec.row_bytes for spec in signature.outputs if not options.outputs or spec.name in options.outputs)
+        kept = [spec for spec in kept if spec.shape is None or len(spec.shape) != 1 or spec.dtype == STRING]
+    return sum(spec.row_bytes for spec in kept)
 
 
 def _first_rows(source: Source, batch_size: int) -> Span:

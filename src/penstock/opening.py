@@ -15,7 +15,7 @@ from penstock.core.records import ModelFile
 from penstock.errors import DeviceError, UsageError
 from penstock.models import builder
 from penstock.models.belongings import num_bytes, with_belongings
-from penstock.options import PredictOptions, ReadOptions
+from penstock.options import DeviceRequest, PredictOptions, ReadOptions
 from penstock.pool import devices
 from penstock.runtimes.keras_call import digest_of_weights
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
@@ -52,7 +52,7 @@ def _open_file(model: Any, options: PredictOptions) -> tuple[ModelFile, str | No
         return model, model.location if options.loading.estimator else None
     if isinstance(model, (str, os.PathLike)):
         location = os.fspath(model)
-        _check_size(location, options)
+        check_size(location, options.devices)
         file = registry.open_model(
             location, signature=options.signature, trust=options.trust_model, own=options.loading.custom_objects
         )
@@ -66,7 +66,7 @@ def _open_file(model: Any, options: PredictOptions) -> tuple[ModelFile, str | No
     )
 
 
-def _check_size(location: str, options: PredictOptions) -> None:
+def check_size(location: str, wanted: DeviceRequest) -> None:
     """Refuse a model that no device can hold, before all of it is read for its digest.
 
     Raises:
@@ -75,7 +75,7 @@ def _check_size(location: str, options: PredictOptions) -> None:
     size = num_bytes(location)
     if size < _SURELY_FITS:
         return
-    smallest = min(devices.choose(options.devices), key=lambda device: device.memory_bytes)
+    smallest = min(devices.choose(wanted), key=lambda device: device.memory_bytes)
     if size > smallest.memory_bytes:
         raise DeviceError(
             "the model is too large for one device",

@@ -115,6 +115,25 @@ def parse_constants(entries: tuple[str, ...]) -> dict[str, str]:
     return constants
 
 
+def text_of_constant(value: Any) -> str:
+    """A value as it would be written after `--constant NAME=`.
+
+    >>> text_of_constant(True), text_of_constant([1, 2.5]), text_of_constant(b"abc")
+    ('True', '1,2.5', 'abc')
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (list, tuple)):
+        return ",".join(text_of_constant(item) for item in value)
+    if isinstance(value, (str, bool, int, float)):
+        return str(value)
+    raise UsageError(
+        "a constant is a number, a text, or a list of them", received=f"{type(value).__name__} {value!r:.80}"
+    )
+
+
 def parse_params(text: str) -> dict[str, Any]:
     """Read the params of a `model_fn`: a JSON object, or the path of a file that holds one.
 

@@ -7,6 +7,8 @@ number of replicas belongs to the placement (it decides only the speed).
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -115,6 +117,17 @@ class ModelOptions:
     params: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("weights", "checkpoint"):
+            path = getattr(self, name)
+            if path is not None and "://" not in path:
+                # A resumed run may be started from another folder.
+                object.__setattr__(self, name, os.path.abspath(path))
+        try:
+            json.dumps(self.params)
+        except TypeError as error:
+            raise UsageError(
+                "params are plain values: they are kept with the job", received=f"params={self.params!r}: {error}"
+            ) from None
         for name in ("checkpoint", "params"):
             if getattr(self, name) is not None and not self.estimator:
                 raise UsageError(

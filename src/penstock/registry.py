@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from penstock.core.protocols import Runtime, Sink, Source
 from penstock.core.records import ModelFile
-from penstock.errors import DeviceError, InputError, ModelError
+from penstock.errors import DeviceError, InputError, ModelError, RefusedByRuntime
 from penstock.models import (
     builder,
     frozen_graph,
@@ -46,6 +46,8 @@ from penstock.sources.parquet import ParquetFiles
 from penstock.sources.tar import TarFiles
 from penstock.sources.text import TextLines
 from penstock.sources.tfrecord import TFRecordFiles, looks_like_tfrecord
+
+Loaded = TypeVar("Loaded")
 
 SOURCES: tuple[Any, ...] = (
     ParquetFiles,
@@ -210,6 +212,30 @@ def after_refusal(model: ModelFile, refused: str) -> str | None:
     """The runtime that may load what another one refused; None where there is none."""
     others = [name for name in model.runtimes if name != refused and not (refused in _KERAS_3 and name in _KERAS_3)]
     return next((name for name in others if is_installed(name)), None)
+
+
+def on_the_first_that_loads(
+    model: ModelFile, wanted: str | None, load: Callable[[str], Loaded]
+) -> tuple[Loaded, str | None]:
+    """What `load` makes of a runtime: the one that was asked for, or the first that does not refuse the model.
+
+    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells. The second value says, for people,
+    why it is not the first choice.
+    """
+    first = choose_runtime(model, wanted)
+    try:
+        return load(first), None
+    except RefusedByRuntime as refusal:
+        other = after_refusal(model, first) if wanted is None else None
+        if other is None:
+            raise
+        told = refusal
+    try:
+        return load(other), f"{other} is used, because {first} refuses the model: {told.received}"
+    except RefusedByRuntime as second:
+        # What the first choice says comes first: the other was only a last resort.
+        reasons = f"{told.received}; {second.received}"
+        raise ModelError(told.problem, received=reasons, allowed=told.allowed, hint=told.hint) from None
 
 
 def own_runtime(model: ModelFile, used: str) -> str:

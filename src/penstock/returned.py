@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock import jobs, steps, written
 from penstock.checking import check_answers
 from penstock.core import division
-from penstock.core.answering import with_labels
+from penstock.core.answering import shown, with_labels
 from penstock.core.columns import OPAQUE, is_text
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
@@ -44,10 +44,10 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
 
 def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
     """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
-    for name in ("devices", "threads", "runtime", "rename"):
+    for name in ("devices", "threads", "runtime", "rename", "check"):
         if getattr(options, name) != getattr(PredictOptions(), name):
             raise UsageError(
-                "a live model runs as its framework was set up, and its outputs have no names to change",
+                "a live model runs as its framework was set up: there is nothing to choose, to rename or to compare",
                 received=f"{name}={getattr(options, name)}",
                 hint="save the model and give its path, or give output=…",
             )
@@ -118,7 +118,7 @@ def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any
         for name, column in with_labels(result.columns, options.labels).items():
             if not name.startswith(KEPT):
                 gathered.setdefault(name, []).append(_to_numpy(column))
-    return {name: _joined(arrays) for name, arrays in gathered.items()}
+    return {shown(name): _joined(arrays) for name, arrays in gathered.items()}
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS, Scaling
 from penstock.errors import UsageError
+from penstock.models.modules import digest_of_module
 from penstock.options import PredictOptions, ReadOptions
 from penstock.sources.selection import sample, select
 
@@ -121,25 +121,18 @@ def _describe_function(function: Any) -> dict[str, Any] | None:
     if callable(function):
         made = Preprocess.of(function, is_by_row=False)
         return {"location": made.location, "by_value": True, "digest": _digest(made.payload or b"")}
-    return {"location": function, "by_value": False, "digest": _digest_of_module(function.partition(":")[0])}
+    return {"location": function, "by_value": False, "digest": _digest_of_named(function.partition(":")[0])}
 
 
-def _digest_of_module(module: str) -> str | None:
-    """A digest of the module's file, found without importing it: it may import a framework."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    if spec is None:
+def _digest_of_named(module: str) -> str:
+    found = digest_of_module(module)
+    if found is None:
         raise UsageError(
             "the module of the preprocessing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )
-    if not spec.origin or not spec.has_location:
-        return None
-    with open(spec.origin, "rb") as file:
-        return _digest(file.read())
+    return found
 
 
 def _digest(raw: bytes) -> str:

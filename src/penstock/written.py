@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock import steps
-from penstock.core.answering import CLASS, label_of, with_labels
+from penstock.core.answering import CLASSES, LABELS, shown, with_labels
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, TensorSpec
 from penstock.errors import UsageError
@@ -41,7 +41,8 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     Raises:
         UsageError: A rename names nothing that is written.
     """
-    outputs = list(outputs)
+    keys = list(outputs)
+    outputs = [shown(key) for key in keys]
     unknown = [name for name in options.rename if name not in outputs and name not in options.keep]
     if unknown:
         raise UsageError(
@@ -49,7 +50,7 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
             received=unknown[0],
             allowed=", ".join([*outputs, *options.keep]),
         )
-    names = {name: options.rename.get(name, name) for name in outputs}
+    names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
     for name in options.keep:
         names[KEPT + name] = name if name in outputs else options.rename.get(name, name)
     return names
@@ -69,9 +70,9 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
 
 def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
     """An output, and what its classes are called where it has any."""
-    if not options.labels or not spec.name.endswith(CLASS):
+    if not options.labels or not spec.name.startswith(CLASSES):
         return [spec]
-    return [spec, TensorSpec(label_of(spec.name), STRING, spec.shape)]
+    return [spec, TensorSpec(LABELS + spec.name.removeprefix(CLASSES), STRING, spec.shape)]
 
 
 def as_kept(spec: TensorSpec) -> TensorSpec:

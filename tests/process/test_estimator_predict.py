@@ -132,7 +132,7 @@ def test_columns_feed_a_model_fn_as_it_takes_them(found: dict[str, Any]) -> None
     distance, has_digest = columns["made"]
     assert distance < TOLERANCE
     assert has_digest
-    assert columns["ranked"] == [True, ["probabilities_class", "probabilities_score"]]
+    assert columns["ranked"] == [True, ["classes:probabilities", "scores:probabilities"]]
 
 
 def test_three_processes_take_over_in_order_and_leave_nothing_behind(found: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def test_a_file_for_one_row_is_fed_row_by_row(tmp_path: Path) -> None:
     )
     replica = load(path, answers=Answers(top_k=2))
     assert replica.signature.fixed_batch is None
-    assert replica.predict({"x": X})["y_class"].tolist() == [[3, 2]] * 3
+    assert replica.predict({"x": X})["classes:y"].tolist() == [[3, 2]] * 3
 
 
 def test_sequences_are_refused_unless_they_are_not_asked_for(tmp_path: Path) -> None:

@@ -261,8 +261,8 @@ def test_a_model_without_signatures_is_called_as_for_serving(given: Given, answe
     np.testing.assert_allclose(got["score"], X[:, :2] @ [[2], [3]], rtol=1e-5)
     assert got["id"].tolist() == list(range(ROWS))
     assert answers["hub"].signature.parameters == 2
-    assert given("argmax")["score_class"].tolist() == [0] * ROWS
-    assert set(given("argmax")) == {"score_class"}
+    assert given("argmax")["classes:score"].tolist() == [0] * ROWS
+    assert set(given("argmax")) == {"classes:score"}
 
 
 def test_a_module_of_the_first_tf_hub_runs(given: Given, answers: dict[str, Answered]) -> None:

@@ -206,7 +206,7 @@ def columns_as_in_the_shell() -> Any:
         "other size": whole.predict({"image": IMAGES[:3].reshape(3, 64)})["classes"].tolist(),
         "made": [distance(made.predict({"image": IMAGES})["probabilities"]), made.signature.weights is not None],
         "single": distance(single.predict({"x0": IMAGES})["output"]),
-        "ranked": [ranked["probabilities_class"][:, 0].tolist() == EXPECTED["classes"][:20].tolist(), sorted(ranked)],
+        "ranked": [ranked["classes:probabilities"][:, 0].tolist() == EXPECTED["classes"][:20].tolist(), sorted(ranked)],
     }
 
 

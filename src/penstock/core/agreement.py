@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.core.answering import CLASS, SCORE, Answers, NumpyRanking
+from penstock.core.answering import CLASSES, SCORES, NumpyRanking, shown
+from penstock.core.columns import to_arrow
 from penstock.core.records import Array, Column
 
 
@@ -26,84 +28,100 @@ class Disagreement:
         return f"{self.output}, row {self.row}: {self.ours} here, {self.theirs} there{self.difference}"
 
 
-def compare(
-    ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, answers: Answers | None = None
-) -> Disagreement | None:
+def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:
     """The worst disagreement between our answers and those of the model's own framework; None where there is none.
 
     Numbers may differ by `tolerance` times the spread (largest less smallest value) of that output; all else must be
     equal. Where only the best classes were kept, `theirs` are still whole outputs, and our classes must be as good.
     """
-    for name, column in ours.items():
-        mine = _plain(column)
-        if name in theirs:
-            found = _differ(name, mine, _plain(theirs[name]), tolerance)
+    for key, column in ours.items():
+        output = key.removeprefix(CLASSES).removeprefix(SCORES)
+        if output not in theirs:
+            found: Disagreement | None = Disagreement(shown(key), 0, "an output", "no output of that name")
+        elif output != key:
+            found = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
         else:
-            found = _differ_in_rank(name, mine, theirs, tolerance, answers)
+            found = _differ(key, column, theirs[key], tolerance)
         if found is not None:
             return found
     return None
 
 
-def _plain(column: Column) -> Array:
-    return column if isinstance(column, np.ndarray) else np.array(column.to_pylist(), dtype=object)
-
-
-def _differ(name: str, mine: Array, other: Array, tolerance: float) -> Disagreement | None:
+def _differ(name: str, mine: Column, other: Column, tolerance: float) -> Disagreement | None:
+    if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray):
+        return _differ_in_lists(name, mine, other, tolerance)
     if mine.shape != other.shape:
         return Disagreement(name, 0, f"shape {mine.shape[1:]}", f"shape {other.shape[1:]}")
-    if mine.dtype.kind not in "fc" or other.dtype.kind not in "fc":
-        unequal = np.flatnonzero(np.asarray(mine != other, dtype=bool).reshape(len(mine), -1).any(axis=1))
-        if not len(unequal):
-            return None
-        row = int(unequal[0])
-        return Disagreement(name, row, _shown(mine[row]), _shown(other[row]))
-    return _differ_in_value(name, mine.astype(np.float64), other.astype(np.float64), tolerance)
+    if mine.dtype.kind in "fc" and other.dtype.kind in "fc":
+        return _differ_in_value(name, mine.astype(np.float64), other.astype(np.float64), tolerance)
+    unequal = np.flatnonzero(np.asarray(mine != other, dtype=bool).reshape(len(mine), -1).any(axis=1))
+    if not len(unequal):
+        return None
+    row = int(unequal[0])
+    return Disagreement(name, row, _told(mine[row]), _told(other[row]))
+
+
+def _differ_in_lists(name: str, mine: Column, other: Column, tolerance: float) -> Disagreement | None:
+    """Rows of different lengths: the lengths must be equal, and the values are compared as any others."""
+    ours, theirs = to_arrow(mine), to_arrow(other)
+    if ours.type != theirs.type:
+        return Disagreement(name, 0, str(ours.type), str(theirs.type))
+    if not hasattr(ours, "offsets"):
+        plain = [np.asarray(each.to_pylist(), dtype=object) for each in (ours, theirs)]
+        return _differ(name, plain[0], plain[1], tolerance)
+    lengths, expected = (np.diff(np.asarray(each.offsets)) for each in (ours, theirs))
+    found = _differ(name, lengths, expected, 0.0)
+    if found is not None:
+        return Disagreement(name, found.row, f"{found.ours} values", f"{found.theirs} values")
+    inside = [each.flatten() for each in (ours, theirs)]
+    if pa.types.is_floating(inside[0].type):
+        inside = [each.to_numpy(zero_copy_only=False) for each in inside]
+    found = _differ(name, inside[0], inside[1], tolerance) if len(inside[0]) else None
+    row = int(np.searchsorted(np.cumsum(lengths), found.row, side="right")) if found is not None else 0
+    return replace(found, row=row) if found is not None else None
 
 
 def _differ_in_value(name: str, mine: Array, other: Array, tolerance: float) -> Disagreement | None:
     flat, expected = mine.reshape(len(mine), -1), other.reshape(len(other), -1)
-    if not flat.size:
+    allowed = tolerance * _spread(expected)
+    far = _apart(flat, expected)
+    if not far.size or far.max() <= allowed:
         return None
-    finite = np.isfinite(expected)
-    spread = float(np.ptp(expected[finite])) if finite.any() else 0.0
-    # An output that is the same for all rows has no spread: its own size is the measure then.
-    allowed = tolerance * (spread or float(np.abs(expected[finite]).max(initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        far = np.where(finite, np.abs(flat - expected), 0.0)
-    same_kind = (np.isnan(flat) == np.isnan(expected)) & (np.isposinf(flat) == np.isposinf(expected))
-    same_kind &= np.isneginf(flat) == np.isneginf(expected)
-    far = np.where(same_kind, far, np.inf)
     worst = int(np.argmax(far))
-    if far.flat[worst] <= allowed:
-        return None
-    row = worst // flat.shape[1]
     note = f" (apart {far.flat[worst]:.3g}, allowed {allowed:.3g}: {tolerance:g} of the spread)"
-    return Disagreement(name, row, f"{flat.flat[worst]:.9g}", f"{expected.flat[worst]:.9g}", note)
+    ours, theirs = f"{flat.flat[worst]:.9g}", f"{expected.flat[worst]:.9g}"
+    return Disagreement(name, worst // flat.shape[1], ours, theirs, note)
 
 
-def _differ_in_rank(
-    name: str, mine: Array, theirs: Mapping[str, Column], tolerance: float, answers: Answers | None
-) -> Disagreement | None:
+def _spread(values: Array) -> float:
+    """Largest less smallest value; where all are the same, their own size is the measure."""
+    finite = values[np.isfinite(values)]
+    return float(np.ptp(finite) or np.abs(finite).max()) if finite.size else 0.0
+
+
+def _apart(values: Array, expected: Array) -> Array:
+    """How far apart values are; what is no number, or without bounds, is apart from all but its like."""
+    is_finite = np.isfinite(expected) & np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(values - expected)
+    is_alike = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    apart: Array = np.where(is_finite, difference, np.where(is_alike, 0.0, np.inf))
+    return apart
+
+
+def _differ_in_rank(key: str, mine: Array, whole: Column, tolerance: float) -> Disagreement | None:
     """The classes that we kept must score as high, in their framework's answer, as the best ones there."""
-    output = name.removesuffix(CLASS).removesuffix(SCORE)
-    if answers is None or output not in theirs:
-        return Disagreement(name, 0, "an output", "no output of that name")
-    whole = _plain(theirs[output]).astype(np.float64)
-    places = mine if mine.ndim == 2 else mine[:, None]
-    best, _ = NumpyRanking().top_k(whole, places.shape[1])
-    reached = places.astype(np.float64) if name.endswith(SCORE) else np.take_along_axis(whole, places, axis=1)
-    allowed = tolerance * float(np.ptp(whole))
-    far = np.abs(reached - best)
-    worst = int(np.argmax(far))
-    if not far.size or far.flat[worst] <= allowed:
+    scores = np.asarray(whole).astype(np.float64)
+    kept = mine if mine.ndim == 2 else mine[:, None]
+    best, _ = NumpyRanking().top_k(scores, kept.shape[1])
+    reached = kept.astype(np.float64) if key.startswith(SCORES) else np.take_along_axis(scores, kept, axis=1)
+    far = _apart(reached, best)
+    if not far.size or far.max() <= tolerance * _spread(scores):
         return None
-    row = worst // far.shape[1]
-    return Disagreement(name, row, _shown(places[row]), f"scores {_shown(best[row])}")
+    row = int(np.argmax(far)) // far.shape[1]
+    return Disagreement(shown(key), row, _told(kept[row]), f"the best scores {_told(best[row])}")
 
 
-def _shown(value: Any) -> str:
-    text = (
-        np.array2string(np.asarray(value), precision=6, threshold=6) if isinstance(value, np.ndarray) else str(value)
-    )
+def _told(value: Any) -> str:
+    text = np.array2string(np.asarray(value), precision=6, threshold=6) if isinstance(value, np.ndarray) else str(value)
     return text[:120]

@@ -12,11 +12,26 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import KEPT, Array, Column
+from penstock.core.records import Array, Column
 from penstock.errors import UsageError
 
-CLASS, SCORE, LABEL = "_class", "_score", "_label"
-"""Behind an output's name: the best classes, what the model gave them, and what they are called."""
+CLASSES, SCORES, LABELS = "classes:", "scores:", "labels:"
+"""Before an output's name in a Result: its best classes, what the model gave them, and what they are called.
+
+A model may have an output called `p_class` of its own: only the key tells them apart."""
+_SHOWN = {CLASSES: "_class", SCORES: "_score", LABELS: "_label"}
+
+
+def shown(key: str) -> str:
+    """The name under which people see a column of a Result.
+
+    >>> shown("classes:probabilities"), shown("probabilities")
+    ('probabilities_class', 'probabilities')
+    """
+    for prefix, suffix in _SHOWN.items():
+        if key.startswith(prefix):
+            return key.removeprefix(prefix) + suffix
+    return key
 
 
 @dataclass(frozen=True)
@@ -112,11 +127,21 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) 
         )
     kept: dict[str, Any] = {}
     for name, tensor in chosen.items():
-        if _is_ranked(tensor):
-            kept |= _ranked(answers, name, tensor, ranking)
-        else:
-            kept[name] = tensor
+        kept |= _ranked(answers, name, tensor, ranking) if _is_ranked(tensor) else {name: tensor}
+    _refuse_two_of_one_name(kept, chosen, answers)
     return kept
+
+
+def _refuse_two_of_one_name(kept: Mapping[str, Any], chosen: Mapping[str, Any], answers: Answers) -> None:
+    names = [shown(key) for key in kept]
+    names += [shown(LABELS + key.removeprefix(CLASSES)) for key in kept if answers.labels and key.startswith(CLASSES)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(
+            "two columns would have one name",
+            received=f"{twice[0]}: an output of the model, and what ranking makes of another",
+            hint="--outputs leaves one of them out: " + ", ".join(chosen),
+        )
 
 
 def _is_ranked(tensor: Any) -> bool:
@@ -134,7 +159,7 @@ def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[
             allowed=f"{classes}, as the output {name!r} has",
         )
     if answers.top_k is None:
-        return {name + CLASS: ranking.argmax(tensor)}
+        return {CLASSES + name: ranking.argmax(tensor)}
     if classes is not None and answers.top_k > classes:
         raise UsageError(
             "there are fewer classes",
@@ -142,25 +167,32 @@ def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[
             allowed=f"at most {classes}, as {name!r} has",
         )
     values, places = ranking.top_k(tensor, answers.top_k)
-    return {name + CLASS: places, name + SCORE: values}
-
-
-def label_of(name: str) -> str:
-    """What the column of names is called that goes with a column of classes."""
-    return name.removesuffix(CLASS) + LABEL
+    return {CLASSES + name: places, SCORES + name: values}
 
 
 def with_labels(columns: Mapping[str, Column], labels: Sequence[str]) -> dict[str, Column]:
-    """Columns, each of classes followed by one of their names. Only numbers travel; the names are put in at the end."""
+    """Columns, each of classes followed by one of their names. Only numbers travel; the names are put in at the end.
+
+    Raises:
+        UsageError: A class has no name: the model did not say how many there are.
+    """
     if not labels:
         return dict(columns)
     names = pa.array(labels, pa.large_string())
     labelled: dict[str, Column] = {}
     for key, column in columns.items():
         labelled[key] = column
-        if key.endswith(CLASS) and not key.startswith(KEPT):
-            places = np.asarray(column)
-            found = names.take(pa.array(places.reshape(-1)))
-            is_vector = places.ndim == 2
-            labelled[label_of(key)] = pa.FixedSizeListArray.from_arrays(found, places.shape[1]) if is_vector else found
+        if key.startswith(CLASSES):
+            labelled[LABELS + key.removeprefix(CLASSES)] = _named(np.asarray(column), names)
     return labelled
+
+
+def _named(places: Array, names: pa.Array) -> pa.Array:
+    if places.size and int(places.max()) >= len(names):
+        raise UsageError(
+            "there is not one label for each class",
+            received=f"{len(names)} labels, and class {int(places.max())}",
+            allowed="a label for every class",
+        )
+    found = names.take(pa.array(places.reshape(-1)))
+    return pa.FixedSizeListArray.from_arrays(found, places.shape[1]) if places.ndim == 2 else found

@@ -156,7 +156,8 @@ class Prepared:
     """The step is compiled. `batch_seconds` is the time of one warm batch, `rows_loaded_per_s` what one loader
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
     batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
-    `answers` are those of the first rows, where they were asked for."""
+    `answers` are those of the first rows that have any, where they were asked for; `answered` are the numbers of these
+    rows in the whole input."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -165,6 +166,7 @@ class Prepared:
     first_failures: tuple[RowFailure, ...] = ()
     follows: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, Column] | None = None
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from penstock.core.records import Device
 from penstock.estimator.calling import LOG
-from penstock.estimator.handing_over import predict_on_all
 from penstock.estimator.model_function import ModelFunction, function_of
 from penstock.estimator.own_graph import OwnGraph
 from penstock.estimator.placing import place
@@ -71,6 +70,9 @@ def _batches(
     own = OwnGraph(function, input_fn, hooks, placing.devices[0])
     with closing(own):
         if len(devices) > 1 and not own.hooks and own.features is not None:
+            # Not before it is needed: what starts processes knows every source and runtime, and takes long to import.
+            from penstock.estimator.handing_over import predict_on_all
+
             yield from predict_on_all(own, function, devices, threads, is_verbose=is_verbose)
             return
         if len(devices) > 1:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import importlib.util
 import os
 from dataclasses import replace
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError, UsageError
 from penstock.models import digest, h5_file
+from penstock.models.modules import digest_of_module
 
 
 def with_belongings(
@@ -30,7 +30,7 @@ def with_belongings(
             received=f"{file.location}, which is of kind {file.kind}",
             allowed="module:function",
         )
-    known = [file.digest, *(_digest_of_module(name) for name in custom_objects)]
+    known = [file.digest, *(_digest_of_own(name) for name in custom_objects)]
     if weights is not None:
         weights = os.path.abspath(weights)
         known.append(_digest_of_weights(weights, trust))
@@ -39,8 +39,11 @@ def with_belongings(
 
 
 def num_bytes(location: str) -> int:
-    """How large a model is on disk; 0 for what is no file."""
+    """How large a model is on disk; 0 for what is no file. Of a folder of numbered exports only one is loaded."""
     if os.path.isdir(location):
+        numbered = [name for name in os.listdir(location) if name.isdigit()]
+        if numbered and not os.path.exists(os.path.join(location, "saved_model.pb")):
+            return max(num_bytes(os.path.join(location, name)) for name in numbered)
         paths = (os.path.join(parent, name) for parent, _, names in os.walk(location) for name in names)
         return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
     return os.path.getsize(location) if os.path.isfile(location) else 0
@@ -58,16 +61,12 @@ def _digest_of_weights(path: str, trust: bool) -> str:
     return digest.of_files((os.path.basename(name), name) for name in files)
 
 
-def _digest_of_module(name: str) -> str:
-    """A digest of a module's file, found without importing it: it may import a framework."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    if spec is None:
+def _digest_of_own(name: str) -> str:
+    found = digest_of_module(name)
+    if found is None:
         raise ModelError(
             "the module of custom objects is not found",
             received=f"--custom-objects {name}",
             allowed="the name of a module, importable from this folder",
         )
-    return digest.of_files([(name, spec.origin)]) if spec.origin and spec.has_location else name
+    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +10,8 @@ import cloudpickle
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
-from penstock.models import digest
 from penstock.models.facts import FileFacts
+from penstock.models.modules import digest_of_module
 
 KINDS = ("builder",)
 _RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
@@ -26,14 +24,14 @@ def recognise(
     match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", location)
     if match is None:
         return None
-    path = _find(match[1])
-    if path is None:
+    found = digest_of_module(match[1])
+    if found is None:
         raise ModelError(
             "no such module",
             received=location,
             hint="it must be importable from the folder you are in, or from PYTHONPATH",
         )
-    return ModelFile("builder", location, digest.of_files([(location, path)]), _RUNTIMES, trust=trust)
+    return ModelFile("builder", location, found, _RUNTIMES, trust=trust)
 
 
 def from_function(function: Callable[[], Any]) -> ModelFile:
@@ -47,19 +45,3 @@ def from_function(function: Callable[[], Any]) -> ModelFile:
 def facts(file: ModelFile) -> FileFacts:
     """What is known of a function without calling it: nothing but that it runs, because it was asked for by name."""
     return FileFacts(None, 0, notes=("it is built by a function",))
-
-
-def _find(module: str) -> str | None:
-    """The file of a module, without importing its package: that could import a framework into this process."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        return None
-    if not rest:
-        return spec.origin
-    for folder in spec.submodule_search_locations or ():
-        base = os.path.join(folder, *rest)
-        for path in (base + ".py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(path):
-                return path
-    return None

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from penstock.core.batching import Batch
+from penstock.core.columns import take_positions
 from penstock.core.events import (
     Chunk,
     Drain,
@@ -137,9 +140,7 @@ class ReplicaProcess:
             batch = next(load_batches(message.job, message.sample))
         prepared = warm_up(self._replica, batch, message.sample, message.job.bindings)
         if message.answers_rows:
-            outputs, _ = predict_surviving(self._replica, batch, message.sample.start)
-            rows = min(batch.rows, message.answers_rows)
-            prepared = replace(prepared, answers={name: output[:rows] for name, output in outputs.items()})
+            prepared = _with_answers(prepared, self._replica, batch, message)
         self._pipeline = Pipeline(
             self._replica,
             message.job,
@@ -155,6 +156,17 @@ class ReplicaProcess:
         if self._batches is not None:
             self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
+
+
+def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: Prepare) -> Prepared:
+    """With the answers of the first rows that did not fail."""
+    sample = message.sample
+    outputs, rejected = predict_surviving(replica, batch, sample.start)
+    failed = {failure.row for failure in (*batch.failures, *rejected)}
+    rows = [sample.start + int(position) for position in batch.positions]
+    taken = [place for place, row in enumerate(rows) if row not in failed][: message.answers_rows]
+    answers = {name: take_positions(output, np.array(taken, dtype=np.int64)) for name, output in outputs.items()}
+    return replace(prepared, answers=answers, answered=tuple(sample.number(rows[place]) for place in taken))
 
 
 def main() -> None:

@@ -132,9 +132,8 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    local = getattr(scaffold, "local_init_op", None)
-    if local is None:
-        local = [v1.local_variables_initializer(), v1.tables_initializer(), *_created(v1.GraphKeys.LOCAL_RESOURCES)]
+    given_local = getattr(scaffold, "local_init_op", None)
+    local = _local_operations() if given_local is None else [given_local]
     if checkpoint is None:
         given = getattr(scaffold, "init_op", None)
         everything = [v1.global_variables_initializer(), *_created(v1.GraphKeys.RESOURCES)] if given is None else given
@@ -143,14 +142,25 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
         # Tables may be initialised from variables: they come after them.
         return Restoring(None, None, (everything, local), bound)
     saver = getattr(scaffold, "saver", None) or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None)
+    reader = _reader(checkpoint)
     if saver is not None:
-        check_fits(checkpoint, getattr(saver, "_var_list", None))
-        return Restoring(saver, checkpoint, (local,))
+        check_fits(checkpoint, reader, getattr(saver, "_var_list", None))
+        return Restoring(saver, checkpoint, (local,) if local else ())
     saved = [*v1.global_variables(), *v1.get_collection(v1.GraphKeys.SAVEABLE_OBJECTS)]
-    saved, unsaved = _without_unsaved_step(checkpoint, saved)
-    check_fits(checkpoint, saved)
+    saved, unsaved = _without_unsaved_step(reader, saved)
+    check_fits(checkpoint, reader, saved)
     saver = v1.train.Saver(saved, allow_empty=True)
-    return Restoring(saver, checkpoint, ([local, [variable.initializer for variable in unsaved]],))
+    more = [*local, *(variable.initializer for variable in unsaved)]
+    return Restoring(saver, checkpoint, (more,) if more else ())
+
+
+def _local_operations() -> list[Any]:
+    """What initialises local variables, tables and resources: nothing where there are none, to save a step."""
+    import tensorflow as tf
+
+    keys = tf.compat.v1.GraphKeys
+    variables = [variable.initializer for variable in tf.compat.v1.local_variables()]
+    return [*variables, *tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS), *_created(keys.LOCAL_RESOURCES)]
 
 
 def _created(key: str) -> list[Any]:
@@ -159,12 +169,12 @@ def _created(key: str) -> list[Any]:
     return [resource.create for resource in tf.compat.v1.get_collection(key)]
 
 
-def _without_unsaved_step(checkpoint: str, saved: list[Any]) -> tuple[list[Any], list[Any]]:
+def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], list[Any]]:
     """Every Estimator's graph has a global step, but a checkpoint that was written without one has not."""
     import tensorflow as tf
 
     step = tf.compat.v1.train.get_global_step()
-    if step is None or _reader(checkpoint).has_tensor(step.op.name):
+    if step is None or reader.has_tensor(step.op.name):
         return saved, []
     return [variable for variable in saved if variable is not step], [step]
 
@@ -178,13 +188,13 @@ def _reader(checkpoint: str) -> Any:
         raise ModelError("the checkpoint cannot be read", received=f"{checkpoint}: {one_line(error)}") from error
 
 
-def check_fits(checkpoint: str, variables: Any) -> None:
+def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
     """Compare variables, a list or a dict by name in the checkpoint, with what the checkpoint holds.
 
     Raises:
         ModelError: Some are missing in it, or have other shapes there.
     """
-    held = _reader(checkpoint).get_variable_to_shape_map()
+    held = reader.get_variable_to_shape_map()
     if variables is None or _OBJECTS in held:
         return
     wanted = _wanted(variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.core.agreement import compare
@@ -57,14 +58,36 @@ def test_another_shape_never_agrees() -> None:
 def test_classes_that_were_ranked_agree_with_whole_outputs() -> None:
     answers = Answers(top_k=3)
     kept = keep(answers, {"y": SCORES}, NumpyRanking())
-    assert compare(kept, {"y": SCORES}, 1e-6, answers) is None
+    assert compare(kept, {"y": SCORES}, 1e-6) is None
 
 
 def test_classes_that_are_nearly_tied_may_change_places_but_worse_ones_may_not() -> None:
     tied = np.array([[1.0, 1.0 + 1e-7, 0.0]])
-    answers = Answers(argmax=True)
     for place in (0, 1):
-        assert compare({"y_class": np.array([place], np.int32)}, {"y": tied}, 1e-4, answers) is None
-    found = compare({"y_class": np.array([2], np.int32)}, {"y": tied}, 1e-4, answers)
+        assert compare({"classes:y": np.array([place], np.int32)}, {"y": tied}, 1e-4) is None
+    found = compare({"classes:y": np.array([2], np.int32)}, {"y": tied}, 1e-4)
     assert found is not None
     assert found.output == "y_class"
+
+
+def test_an_output_that_is_called_like_a_score_is_an_output() -> None:
+    kept = keep(Answers(top_k=2), {"risk_score": SCORES}, NumpyRanking())
+    assert compare(kept, {"risk_score": SCORES}, 1e-6) is None
+
+
+def test_values_without_bounds_hide_no_wrong_class() -> None:
+    masked = np.array([[1.0, 0.0, -np.inf], [np.nan, np.nan, np.nan]])
+    assert compare(keep(Answers(top_k=2), {"y": masked}, NumpyRanking()), {"y": masked}, 1e-4) is None
+    found = compare({"classes:y": np.array([1, 0], np.int32)}, {"y": masked}, 1e-4)
+    assert found is not None
+    assert found.row == 0
+
+
+def test_lists_are_compared_by_their_lengths_and_within_the_tolerance() -> None:
+    ours = pa.array([[1.0, 2.0], [], [3.0]], pa.large_list(pa.float32()))
+    near = pa.array([[1.0, 2.0000001], [], [3.0]], pa.large_list(pa.float32()))
+    assert compare({"y": ours}, {"y": near}, 1e-4) is None
+    for other, row in (([[1.0, 2.0], [], [3.5]], 2), ([[1.0, 2.0], [3.0], []], 1)):
+        found = compare({"y": ours}, {"y": pa.array(other, pa.large_list(pa.float32()))}, 1e-4)
+        assert found is not None
+        assert found.row == row

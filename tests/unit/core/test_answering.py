@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.core.answering import Answers, NumpyRanking, keep, with_labels
-from penstock.core.records import KEPT
 from penstock.errors import UsageError
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], np.float32)
@@ -35,14 +33,14 @@ def test_an_output_that_is_not_there_is_refused_with_the_list() -> None:
 
 def test_the_best_classes_come_with_their_scores_and_other_outputs_stay() -> None:
     kept = keep(Answers(top_k=2), OUTPUTS, NumpyRanking())
-    assert list(kept) == ["probs_class", "probs_score", "length"]
-    assert kept["probs_class"].tolist() == [[1, 2], [0, 2]]
-    assert kept["probs_class"].dtype == np.int32
-    np.testing.assert_array_equal(kept["probs_score"], np.array([[0.7, 0.2], [0.5, 0.3]], np.float32))
+    assert list(kept) == ["classes:probs", "scores:probs", "length"]
+    assert kept["classes:probs"].tolist() == [[1, 2], [0, 2]]
+    assert kept["classes:probs"].dtype == np.int32
+    np.testing.assert_array_equal(kept["scores:probs"], np.array([[0.7, 0.2], [0.5, 0.3]], np.float32))
 
 
 def test_the_best_class_is_a_single_number() -> None:
-    assert keep(Answers(argmax=True), OUTPUTS, NumpyRanking())["probs_class"].tolist() == [1, 0]
+    assert keep(Answers(argmax=True), OUTPUTS, NumpyRanking())["classes:probs"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +54,19 @@ def test_the_best_class_is_a_single_number() -> None:
 def test_what_cannot_be_ranked_is_refused(answers: Answers, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         keep(answers, OUTPUTS, NumpyRanking())
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="probs_class"):
+        keep(Answers(argmax=True), OUTPUTS | {"probs_class": np.zeros(2)}, NumpyRanking())
+    labels = tuple("abc")
+    with pytest.raises(UsageError, match="probs_label"):
+        keep(Answers(argmax=True, labels=labels), OUTPUTS | {"probs_label": np.zeros(2)}, NumpyRanking())
+
+
+def test_a_class_without_a_label_is_told() -> None:
+    with pytest.raises(UsageError, match="class 2"):
+        with_labels({"classes:p": np.array([0, 2], np.int32)}, ("cat", "dog"))
 
 
 @given(
@@ -75,10 +86,10 @@ def test_ranking_is_a_stable_sort(scores: np.ndarray, k: int) -> None:
     assert NumpyRanking().argmax(scores).tolist() == [places[0] for places in expected]
 
 
-def test_labels_follow_their_classes_and_leave_kept_columns_alone() -> None:
-    columns: dict[str, Any] = {"p_class": np.array([[1, 0], [0, 1]], np.int32), KEPT + "x_class": pa.array(["k", "k"])}
+def test_labels_follow_their_classes_and_leave_other_columns_alone() -> None:
+    columns: dict[str, Any] = {"classes:p": np.array([[1, 0], [0, 1]], np.int32), "x_class": np.array([9.5, 1.0])}
     labelled: dict[str, Any] = with_labels(columns, ("cat", "dog"))
-    assert list(labelled) == ["p_class", "p_label", KEPT + "x_class"]
-    assert labelled["p_label"].to_pylist() == [["dog", "cat"], ["cat", "dog"]]
-    single: dict[str, Any] = with_labels({"p_class": np.array([1], np.int32)}, ("cat", "dog"))
-    assert single["p_label"].to_pylist() == ["dog"]
+    assert list(labelled) == ["classes:p", "labels:p", "x_class"]
+    assert labelled["labels:p"].to_pylist() == [["dog", "cat"], ["cat", "dog"]]
+    single: dict[str, Any] = with_labels({"classes:p": np.array([1], np.int32)}, ("cat", "dog"))
+    assert single["labels:p"].to_pylist() == ["dog"]
