@@ -98,6 +98,8 @@ def make_options(keywords: Keywords) -> PredictOptions:
             allowed=", ".join(Keywords.__annotations__),
             hint=f"did you mean {close[0]!r}?" if close else None,
         )
+    # `model` is the place of the function then; in the shell it is the option that names it.
+    given["estimator"] = bool(given.get("estimator")) or "checkpoint" in given
     if "devices" in given:
         given["devices"] = DeviceRequest.parse(given["devices"])
     if "inputs" in given:
@@ -339,6 +341,7 @@ def inspect(
     trust_model: bool = False,
     custom_objects: str | Sequence[str] = (),
     weights: str | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a model file takes and gives, or what an input holds: files, or what else `predict` takes as data.
 
@@ -352,10 +355,13 @@ def inspect(
     check_size(target, DeviceRequest("cpu"))
     # It is only looked at: what needs trust is told, and not loaded unless it is given.
     file = registry.find_model(target, signature=signature, trust=True)
+    if file is None and os.path.isfile(os.path.join(target, "checkpoint")):
+        registry.open_model(target)  # says what a folder of checkpoints is good for
     if file is None:
         return describe_input(target)
     modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
-    file = with_belongings(replace(file, trust=trust_model), weights, modules, trust=trust_model)
+    texts = {name: text_of_constant(value) for name, value in (constants or {}).items()}
+    file = with_belongings(replace(file, trust=trust_model, constants=texts), weights, modules, trust=trust_model)
     return describe_model(file, runtime, target)
 
 

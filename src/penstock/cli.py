@@ -14,6 +14,7 @@ import click
 from penstock import __version__
 from penstock.cli_options import GroupedCommand, job_options, make_options, output_options
 from penstock.errors import Interrupted, PenstockError, UsageError
+from penstock.option_texts import parse_constants
 from penstock.options import RUNTIMES, PredictOptions
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def predict(
       penstock predict model.keras photos/ --output predictions/ --preset imagenet-tf
       penstock predict saved_model/ 'logs/*.csv' --output out/ --input 'x=f*' --keep id
       penstock predict model.onnx photos/ --output out/ --top-k 5 --labels classes.txt
-      penstock predict --estimator code:model_fn --checkpoint model_dir/ rows.parquet --output out/
+      penstock predict --estimator my_model:model_fn --checkpoint model_dir/ rows.parquet --output out/
     """
     began = time.perf_counter()
     options = make_options(values)
@@ -176,13 +177,14 @@ def status(output: str, as_json: bool) -> int:
 @click.option("--runtime", type=click.Choice(RUNTIMES), help="What loads the model.")
 @click.option("--custom-objects", multiple=True, metavar="MODULE", help="As in predict.")
 @click.option("--weights", metavar="FILE", help="As in predict.")
+@click.option("--constant", "constants", multiple=True, metavar="NAME=VALUE", help="As in predict.")
 @click.option("--trust-model", is_flag=True, help="Load it even if it contains code.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def inspect(target: str, as_json: bool, **options: Any) -> int:
+def inspect(target: str, as_json: bool, constants: tuple[str, ...], **options: Any) -> int:
     """What MODEL takes and gives, what wrote it, what it does that needs trust; or what INPUT holds."""
     from penstock import api
 
-    found = api.inspect(target, **options)
+    found = api.inspect(target, constants=parse_constants(constants), **options)
     if as_json:
         click.echo(json.dumps(found))
         return 0

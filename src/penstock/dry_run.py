@@ -59,16 +59,21 @@ def _troubles(found: dict[str, Any]) -> list[str]:
     return [f"of the first {found['first_rows']:,} rows {len(failures):,} fail, the first: {failures[0]}"]
 
 
+def counted(number: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def in_words(found: dict[str, Any]) -> str:
     """The same for people."""
     outputs = ", ".join(f"{name} {spec}" for name, spec in found["outputs"].items())
     return "\n".join(
         [
-            f"would read {found['rows']:,} rows of {found['files']:,} files",
+            f"would read {found['rows']:,} rows of {counted(found['files'], 'file')}",
             *_troubles(found),
             *([found["checked"]] if found["checked"] else []),
             *(f"input: {binding}" for binding in found["inputs"]),
-            f"would write {found['parts']} {found['format']} parts, about {found['bytes'] / 1e6:,.1f} MB, "
+            f"would write {counted(found['parts'], found['format'] + ' part')}, about {found['bytes'] / 1e6:,.1f} MB, "
             f"to {found['output'] or 'the folder given by --output'}",
             f"columns: row int64[], {outputs}",
             f"on {', '.join(found['devices'])} with " + ", ".join(f"{k} {v}" for k, v in found["recipe"].items()),

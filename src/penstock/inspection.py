@@ -33,8 +33,8 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
-        (signature, loaded_by), told = registry.on_the_first_that_loads(file, runtime, partial(_load, file))
-        found |= {"written_by": facts.writer or signature.writer, "loaded_by": loaded_by}
+        (signature, runtime_used), told = registry.on_the_first_that_loads(file, runtime, partial(_load, file))
+        found |= {"written_by": facts.writer or signature.writer, "loaded_by": PACKAGES[runtime_used].described}
         found |= _describe_signature(signature)
         found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
         found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
@@ -43,18 +43,19 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
         found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
     found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
     found["needs_trust"] = list(facts.needs_trust)
-    found["runtimes"] = [name for name in file.runtimes if registry.is_installed(name)]
+    runtimes = registry.like(file, runtime_used) if is_loaded else file.runtimes
+    found["runtimes"] = [name for name in runtimes if registry.is_installed(name)]
     found["run_it"] = _command(file, found, target, needs_trust=bool(facts.needs_trust))
     return found
 
 
 def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
-    """The signature, and what loaded the model."""
+    """The signature, and the runtime that loaded the model."""
     with log_without_folder(False) as log:
         launch = Launch(registry.RUNTIMES[runtime], file, 1, log)
         placement = Placement((cpu_device(),), 1, 1)
         with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
-            return engine.load(), f"{runtime} {PACKAGES[runtime].version}"
+            return engine.load(), runtime
 
 
 def _describe_signature(signature: Signature) -> dict[str, Any]:

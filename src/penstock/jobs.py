@@ -148,6 +148,8 @@ def start(
     started.shared = shared
     # This says all that a runtime's own note on itself would.
     started.notes = (told,) if told is not None else started.notes
+    if model.kind == "builder" and model.weights is None:
+        started.notes += (f"the weights are those that {model.location} gives; --weights FILE loads others",)
     return started
 
 
@@ -231,8 +233,8 @@ def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[st
         source = source.source
     if isinstance(source, (CsvFiles, JsonLines)):
         fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
-        pairs = [pair for binding in bindings for pair in zip(binding.columns, binding.features, strict=False)]
-        fed |= {column for column, feature in pairs if feature.dtype.startswith("float")}
+        pairs = [pair for binding in bindings for pair in binding.columns_of_features()]
+        fed |= {name for feature, names in pairs if feature.dtype.startswith("float") for name in names}
         source.read_as_floats(sorted(fed - set(keep)))
 
 
@@ -255,7 +257,11 @@ def bind(
         return mapping.bind(signature, schema, in_order, options.keep)
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
-    free = tuple(spec for name, spec in schema.items() if name not in options.keep)
+    if options.inputs:
+        # Who names some inputs means these and no others.
+        free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
+    else:
+        free = tuple(spec for name, spec in schema.items() if name not in options.keep)
     if not free:
         raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")
     declared = replace(signature, inputs=tuple(_as_keras_takes_it(spec) for spec in free))

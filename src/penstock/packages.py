@@ -39,6 +39,14 @@ class Package:
         return None
 
     @property
+    def described(self) -> str:
+        """What is installed, by its own name: `onnxruntime 1.31.1`."""
+        version = self.version
+        is_there = (importlib.util.find_spec(module) is not None for module in self.modules)
+        names = [name for name, there in zip(self.distributions, is_there, strict=True) if there]
+        return f"{names[0]} {version}" if names else "nothing"
+
+    @property
     def install(self) -> str:
         return f"pip install 'penstock[{self.extra}]'"
 

@@ -152,7 +152,15 @@ def open_model(
     )
     if not os.path.exists(location):
         raise ModelError("no such model", received=location, allowed=allowed)
-    raise ModelError("this is not a model that penstock knows", received=location, allowed=allowed)
+    is_checkpoint = os.path.isfile(os.path.join(location, "checkpoint"))
+    raise ModelError(
+        "this is not a model that penstock knows",
+        received=location,
+        allowed=allowed,
+        hint=f"of an Estimator's checkpoint: --estimator module:function --checkpoint {location}"
+        if is_checkpoint
+        else None,
+    )
 
 
 def find_model(
@@ -236,6 +244,11 @@ def on_the_first_that_loads(
         # What the first choice says comes first: the other was only a last resort.
         reasons = f"{told.received}; {second.received}"
         raise ModelError(told.problem, received=reasons, allowed=told.allowed, hint=told.hint) from None
+
+
+def like(model: ModelFile, used: str) -> list[str]:
+    """The runtimes that load what `used` did: Keras 3 runs on several frameworks, and tf_keras is another Keras."""
+    return [name for name in model.runtimes if name == used or (name in _KERAS_3 and used in _KERAS_3)]
 
 
 def own_runtime(model: ModelFile, used: str) -> str:

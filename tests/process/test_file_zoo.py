@@ -150,6 +150,40 @@ def test_both_signatures_of_a_tflite_file_also_the_one_that_takes_one_row_at_a_t
     assert "allowed: add, fold" in ran.stderr
 
 
+def test_a_recurrent_tflite_model_answers_what_keras_does_whatever_came_before(
+    zoo: Path, expected: dict[str, Any], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    answers = []
+    for devices in ("cpu:1", "cpu:2"):
+        out = tmp_path / devices.replace(":", "")
+        options = ("--signature", "recur", "--devices", devices, "--batch-size", "4")
+        predict(penstock_run, zoo / "keeping.tflite", zoo / "rows.npz", out, *options)
+        answers.append(column(out, "state"))
+    np.testing.assert_allclose(answers[0], expected["recurrent"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(answers[0], answers[1])
+
+
+def test_a_tflite_model_that_writes_variables_answers_every_row_as_if_it_were_the_first(
+    zoo: Path, expected: dict[str, Any], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    options = ("--signature", "count", "--batch-size", "8")
+    predict(penstock_run, zoo / "keeping.tflite", zoo / "rows.npz", tmp_path / "out", *options)
+    np.testing.assert_array_equal(column(tmp_path / "out", "counted"), expected["x"] + 1)
+
+
+def test_what_a_tflite_model_finds_in_a_row_is_a_list_however_many_there_are(
+    zoo: Path, expected: dict[str, Any], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    x = expected["x"].copy()
+    x[:4] = -1, -2, -3, 0.5  # one in each row of the first batch
+    x[7] = -1
+    np.savez(tmp_path / "rows.npz", x=x)
+    options = ("--signature", "find", "--batch-size", "4")
+    predict(penstock_run, zoo / "keeping.tflite", tmp_path / "rows.npz", tmp_path / "out", *options)
+    found = read_rows(tmp_path / "out").column("found").to_pylist()
+    assert found == [[[float(place), float(row[place])] for place in np.flatnonzero(row > 0)] for row in x]
+
+
 def test_strings_go_through_tflite_and_missing_operations_are_named(
     zoo: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:

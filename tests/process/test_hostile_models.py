@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,16 +41,28 @@ NEED_TRUST = {
     "writes.pb": "writes files: WriteFile",
     "climbing.onnx": "../secret.txt",
     "reads.tflite": "reads files: ReadFile",
+    "unmarshals.keras": "it names an object by a path: core.Lambda",
+    "imports_for_a_spec.keras": "imported_by_a_model.X",
+    "imports_for_a_function.keras": "imported_by_a_model.f",
+    "downloads.h5": "calls tf.keras.utils.get_file",
+    "loads_a_library.h5": "calls tf.experimental.register_filesystem_plugin",
+    "connects.h5": "calls tf.Session",
+    "builds_another.h5": "calls tf.keras.models.model_from_json",
+    "samples_a_file.h5": "calls tf.random.fixed_unigram_candidate_sampler",
+    "dumps.pb": "writes files: DumpTensor",
+    "prints_by_its_caller.pb": "takes a setting from its caller: PrintV2 with output_stream",
 }
 NEVER_LOADED = {
     "climbing.keras": "leads out of the archive",
     "giant_array.keras": "it declares arrays of 4.0 TB",
     "giant_layer.keras": "its layers declare more than 4.0 TB",
     "giant_array.h5": "it declares arrays of 4.0 TB",
+    "giant_recurrent.keras": "its layers declare more than 10 GB",
+    "giant_input.keras": "its layers declare more than 10 GB",
 }
 BY_COMMAND = (
     "lambda.keras", "os_system.keras", "climbing.keras", "giant_layer.keras",
-    "marshalled.h5", "external_link.h5", "giant_array.h5",
+    "marshalled.h5", "external_link.h5", "giant_array.h5", "unmarshals.keras", "loads_a_library.h5",
     "reads", "hidden", "calls_python", "prints", "writes_when_initialised", "writes_when_restored",
     "writes.pb", "climbing.onnx", "reads.tflite",
 )  # fmt: skip
@@ -72,17 +85,62 @@ INNOCENT = {
     "plain.jax_export": "jax_export",
     "plain.mlirbc": "stablehlo",
     "plain.mlir": "stablehlo",
+    "of_keras_2.keras": "keras",
+    "registered_elsewhere.keras": "keras",
+    "recurrent.keras": "keras",
+    "dense.keras": "keras",
 }
+LOADED_BY_TF_KERAS = {
+    "innocent/of_keras_2.keras": "Functional",
+    "innocent/operator.h5": "Functional",
+    "innocent/registered_elsewhere.keras": "ModelError: the model has a class or function of its own",
+    "hostile/imports_for_a_spec.keras": "ModelError: the model has a class or function of its own",
+    "hostile/imports_for_a_function.keras": "ModelError: the model has a class or function of its own",
+} | dict.fromkeys(
+    (f"hostile/{name}" for name in (
+        "unmarshals.keras", "marshalled.h5", "downloads.h5", "loads_a_library.h5", "connects.h5", "builds_another.h5",
+        "samples_a_file.h5", "writes_by_symbol.h5",
+    )),
+    "ModelError: the model can run code or reach files, and is not trusted",
+)  # fmt: skip
+LOADED_BY_KERAS_3 = {
+    "innocent/plain.keras": "Sequential",
+    "innocent/words.keras": "Sequential",
+    "innocent/plain.h5": "Sequential",
+    "innocent/recurrent.keras": "Functional",
+    "hostile/giant_recurrent.keras": "ModelError: the model declares weights far beyond what its file holds",
+    "hostile/giant_input.keras": "ModelError: the model declares weights far beyond what its file holds",
+    "hostile/lambda.keras": "ModelError: the model can run code or reach files, and is not trusted",
+}
+LOADING = """
+import json, os, sys
+from penstock.core.records import ModelFile
+from penstock.errors import PenstockError
+if sys.argv[1] == "tf_keras":
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    from penstock.runtimes.legacy_keras import load_tf_keras_model as load
+else:
+    from penstock.runtimes.keras_loading import load_keras_model as load
+found = {}
+for path in sys.argv[2:]:
+    kind = "h5" if path.endswith(".h5") else "keras"
+    try:
+        found[path] = type(load(ModelFile(kind, os.path.abspath(path), "", ()))).__name__
+    except PenstockError as error:
+        found[path] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+assert "imported_by_a_model" not in sys.modules
+print(json.dumps(found))
+"""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that support/hostile_models.py fills, and rows to give to its models."""
     folder = tmp_path_factory.mktemp("hostile")
-    script = Path(__file__).parents[1] / "support" / "hostile_models.py"
     ran = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, env=ENVIRONMENT, check=False
-    )
+        [sys.executable, "-m", "tests.support.hostile_models", str(folder)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, env=ENVIRONMENT, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     np.save(folder / "x.npy", np.ones((3, 4), "f4"))
     return folder
@@ -154,6 +212,21 @@ def test_facts_name_what_needs_trust_without_raising(made: Path) -> None:
     for name, reason in NEED_TRUST.items():
         file = registry.open_model(str(made / "hostile" / name), trust=True)
         assert reason in "; ".join(registry.facts_of(file).needs_trust), name
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"), [("tf_keras", LOADED_BY_TF_KERAS), ("keras", LOADED_BY_KERAS_3)], ids=["tf_keras", "keras"]
+)
+def test_loaders_hold_without_the_look_at_the_file(made: Path, library: str, expected: dict[str, str]) -> None:
+    before = everything_in(made)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADING, library, *expected],
+        cwd=made, capture_output=True, text=True, check=False, env=ENVIRONMENT | {"PYTHONPATH": str(made)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == expected
+    left = {name: content for name, content in everything_in(made).items() if "__pycache__" not in name}
+    assert left == before
 
 
 def test_files_say_what_wrote_them(made: Path) -> None:

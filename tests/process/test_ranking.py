@@ -22,6 +22,9 @@ for dtype in ("float32", "float16", "int32", "uint8"):
     first = np.asarray({ranking}().argmax(to_tensor(rows)))
     assert np.array_equal(first, rows.argmax(axis=1)), dtype
     assert first.dtype == np.asarray(places).dtype == np.int32, dtype
+rows = np.where(np.random.default_rng(2).random((50, 30)) < 0.1, np.nan, 1).astype("float32")
+best = np.asarray({ranking}().top_k(to_tensor(rows), 1)[1])[:, 0]
+assert np.array_equal(np.asarray({ranking}().argmax(to_tensor(rows))), best)
 """
 
 

@@ -26,6 +26,8 @@ from tests.support.make_saved_models import KINDS
 ROWS = 10
 X = np.random.default_rng(3).normal(size=(ROWS, 4)).astype("f4")
 LISTS = [[1, 2, 3], [4], [5, 6], [0, 0, 7, 1], [2], [], [3], [1, 1], [9], [8]]
+WIDTHS = np.array([1, 2, 0, 1, 5, 0, 0, 0, 3, 0], np.int32)
+WITH_NAN = np.where(np.arange(4 * ROWS).reshape(ROWS, 4) % 5 == 1, np.nan, X).astype("f4")
 IDS = [[row % 5, 0, 3][: 1 + row % 3] for row in range(ROWS)]
 
 
@@ -72,6 +74,13 @@ CASES = {
     "ragged": Case("ragged", {"x": pa.array(LISTS, pa.list_(pa.int32()))}),
     "ragged of one length": Case("ragged", {"x": np.ones((ROWS, 3), "i4")}),
     "sparse": Case("sparse", {"bag": np.eye(5, dtype="f4")[np.arange(ROWS) % 5] * 3}),
+    "widths": Case("widths", {"n": WIDTHS}, constants={"bias": "1,2,-3,4"}),
+    "explained": Case("widths", {"x": WIDTHS[:, None]}, "explained", answers=Answers(outputs=("same",))),
+    "explained but not so": Case("widths", {"x": WIDTHS[:, None]}, "explained"),
+    "undeclared": Case("widths", {"n": WIDTHS}, "undeclared"),
+    "constant out of range": Case("widths", constants={"bias": "1,2,300,4"}),
+    "argmax of NaN": Case("not_rows", {"x": WITH_NAN}, "flattened", answers=Answers(outputs=("x",), argmax=True)),
+    "best of NaN": Case("not_rows", {"x": WITH_NAN}, "flattened", answers=Answers(outputs=("x",), top_k=1)),
     "words": Case("words", {"text": pa.array(["a b", "", "c", *["d e f"] * 7])}),
     "old sparse": Case("old_sparse", {"ids": pa.array(IDS)}),
     "old sparse kept": Case("old_sparse", {"ids": pa.array(IDS)}, constants={"keep": "0.5", "is_training": "yes"}),
@@ -239,6 +248,41 @@ def test_sparse_rows_go_in_from_dense_ones_and_come_out_as_dense_ones(given: Giv
     np.testing.assert_array_equal(got["again"], fed)
     np.testing.assert_array_equal(got["sums"], fed.sum(1))
     assert got["count"].tolist() == [1] * ROWS, "zeros are what is not there"
+
+
+def test_outputs_as_wide_as_their_batch_are_lists(given: Given) -> None:
+    got = given("widths")
+    widest = [max(WIDTHS[row // 4 * 4 : row // 4 * 4 + 4]) for row in range(ROWS)]
+    masks = [[place < n for place in range(width)] for n, width in zip(WIDTHS, widest, strict=True)]
+    assert got["mask"].to_pylist() == masks
+    assert got["pairs"].to_pylist() == [[[int(value)] * 2 for value in row] for row in masks]
+    assert pa.types.is_large_list(got["mask"].type)
+
+
+def test_sparse_outputs_of_open_width_are_lists_up_to_their_last_value(given: Given) -> None:
+    got = given("widths")
+    assert got["digits"].to_pylist() == [list(str(n**3)) for n in WIDTHS]
+    assert got["gaps"].to_pylist() == [list(range(n)) if n > 1 else [] for n in WIDTHS]
+
+
+def test_an_open_width_that_an_input_explains_is_no_list(given: Given, answers: dict[str, Answered]) -> None:
+    np.testing.assert_array_equal(given("explained")["same"], WIDTHS[:, None] * 2)
+    for case in ("explained but not so", "undeclared"):
+        error = answers[case].error
+        assert isinstance(error, ModelError)
+        assert error.received == "mask: rows of (2,), then of (5,)"
+
+
+def test_constants_are_of_any_rank_and_in_the_range_of_their_dtype(given: Given, answers: dict[str, Answered]) -> None:
+    np.testing.assert_array_equal(given("widths")["biased"], WIDTHS - 3)
+    error = answers["constant out of range"].error
+    assert isinstance(error, UsageError)
+    assert error.allowed == "bias int8[2, 2]"
+
+
+def test_the_largest_value_and_the_first_of_the_best_are_one_also_where_values_are_missing(given: Given) -> None:
+    first, best = (next(iter(given(case).values())) for case in ("argmax of NaN", "best of NaN"))
+    np.testing.assert_array_equal(first, best[:, 0])
 
 
 def test_a_sparse_placeholder_takes_lists_in_which_zero_is_a_value(given: Given, answers: dict[str, Answered]) -> None:

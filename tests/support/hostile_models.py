@@ -1,6 +1,6 @@
 """Writes models that try to run code or reach files, and ordinary ones that only look as if they might.
 
-`python hostile_models.py FOLDER` fills `FOLDER/hostile` and `FOLDER/innocent`. Whatever runs leaves its mark in
+`python -m tests.support.hostile_models FOLDER` fills `FOLDER/hostile` and `FOLDER/innocent`. Whatever runs leaves its mark in
 `FOLDER/canary`. Each is made by the real framework and then, where that would refuse, changed in its files.
 """
 
@@ -13,6 +13,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.support.hostile_lookups import lookups
 
 _FEATURES = 4
 
@@ -32,6 +34,7 @@ def main(folder: Path) -> None:
     onnx_models(hostile, innocent)
     tflite_models(hostile, innocent)
     exports_of_jax(innocent)
+    lookups(hostile, innocent, folder)
     for mark in (folder / "canary").iterdir():
         mark.unlink()  # Keras called some of the functions while the models were made
 

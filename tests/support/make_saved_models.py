@@ -25,7 +25,7 @@ KINDS = (
 def main(folder: Path) -> None:
     import tensorflow as tf
 
-    for make in (_kinds, _not_rows, _composites, _hub, _parsing, _lookup, _sparse, _hub_of_old, _frozen):
+    for make in (_kinds, _not_rows, _composites, _widths, _hub, _parsing, _lookup, _sparse, _hub_of_old, _frozen):
         make(tf, folder)
 
 
@@ -108,6 +108,31 @@ def _composites(tf: Any, folder: Path) -> None:
     _save(tf, folder / "ragged", serving_default=ragged)
     _save(tf, folder / "sparse", serving_default=sparse)
     _save(tf, folder / "words", serving_default=words)
+
+
+def _widths(tf: Any, folder: Path) -> None:
+    """Outputs as wide as the largest row of their batch, and a constant that is a matrix."""
+
+    @tf.function(input_signature=[_spec(tf, (None,), "int32", "n"), _spec(tf, (2, 2), "int8", "bias")])
+    def wide(n: Any, bias: Any) -> dict[str, Any]:
+        return {
+            "mask": tf.sequence_mask(n),
+            "pairs": tf.stack([tf.sequence_mask(n, dtype=tf.int32)] * 2, axis=2),
+            "digits": tf.strings.bytes_split(tf.strings.as_string(n * n * n)).to_sparse(),
+            "gaps": tf.sparse.from_dense(tf.sequence_mask(n, dtype=tf.int32) * tf.range(tf.reduce_max(n))[None]),
+            "biased": n + tf.cast(bias[1, 0], tf.int32),
+        }
+
+    @tf.function(input_signature=[_spec(tf, (None, None), "int32", "x")])
+    def explained(x: Any) -> dict[str, Any]:
+        return {"same": x * 2, "mask": tf.sequence_mask(x[:, 0])}
+
+    @tf.function(input_signature=[_spec(tf, (None,), "int32", "n")])
+    def undeclared(n: Any) -> dict[str, Any]:
+        mask = tf.sequence_mask(n)
+        return {"mask": tf.raw_ops.PlaceholderWithDefault(input=mask, shape=None)}
+
+    _save(tf, folder / "widths", serving_default=wide, explained=explained, undeclared=undeclared)
 
 
 def _count(tf: Any, sparse: Any) -> Any:

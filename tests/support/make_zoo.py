@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     x = rng.normal(size=(ROWS, 4)).astype("f4")
     np.save(folder / "images.npy", images)
     np.savez(folder / "rows.npz", x=x, k=np.arange(ROWS, dtype="i4"))
-    expected = {"x": x} | make_tflite(folder, images) | make_jax(folder, x)
+    expected = {"x": x} | make_tflite(folder, images) | make_recurrent_tflite(folder, x) | make_jax(folder, x)
     np.savez(folder / "expected.npz", **expected)
 
 
@@ -78,6 +78,44 @@ def make_tflite(folder: Path, images: Any) -> dict[str, Any]:
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS]
         (folder / f"{name}.tflite").write_bytes(converter.convert())
     return {"digits": model.predict(images, verbose=0), "quantised": stored_answers}
+
+
+def make_recurrent_tflite(folder: Path, x: Any) -> dict[str, Any]:
+    """Signatures that keep state from run to run, one that keeps none, and one that finds none, one or many."""
+    import tensorflow as tf
+    import tf_keras
+
+    tf_keras.utils.set_random_seed(2)
+    # Converted for one row, it is one fused operation with its state in variable tensors.
+    lstm = tf_keras.Sequential([tf_keras.layers.Input((4, 1)), tf_keras.layers.LSTM(3), tf_keras.layers.Dense(2)])
+    row = [tf.TensorSpec((1, 4), tf.float32, name="x")]
+
+    class Keeping(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.runs = lstm, tf.Variable(0.0)
+
+        @tf.function(input_signature=row)
+        def recur(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"state": self.lstm(x[:, :, None])}
+
+        @tf.function(input_signature=row)
+        def count(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"counted": x + self.runs.assign_add(1.0)}
+
+        @tf.function(input_signature=row)
+        def find(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            found = tf.where(x[0] > 0)
+            return {"found": tf.concat([tf.cast(found, tf.float32), tf.gather(x[0], found)], axis=1)}
+
+    keeping = Keeping()
+    names = ("count", "find", "recur")
+    path = str(folder / "keeping")
+    tf.saved_model.save(keeping, path, signatures={name: getattr(keeping, name) for name in names})
+    converter = tf.lite.TFLiteConverter.from_saved_model(path, signature_keys=list(names))
+    converter.experimental_enable_resource_variables = True
+    (folder / "keeping.tflite").write_bytes(converter.convert())
+    return {"recurrent": lstm(x[:, :, None]).numpy()}
 
 
 def _run_quantised(path: Path, images: Any) -> tuple[Any, Any]:

@@ -119,7 +119,8 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) 
     chosen = {name: outputs[name] for name in answers.outputs or outputs}
     if not answers.ranks:
         return chosen
-    if not any(_is_ranked(tensor) for tensor in chosen.values()):
+    is_alone = len(chosen) == 1
+    if not any(_is_ranked(tensor, is_alone) for tensor in chosen.values()):
         raise UsageError(
             "no output has one value for each class",
             received=", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in chosen.items()),
@@ -127,7 +128,7 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) 
         )
     kept: dict[str, Any] = {}
     for name, tensor in chosen.items():
-        kept |= _ranked(answers, name, tensor, ranking) if _is_ranked(tensor) else {name: tensor}
+        kept |= _ranked(answers, name, tensor, ranking) if _is_ranked(tensor, is_alone) else {name: tensor}
     _refuse_two_of_one_name(kept, chosen, answers)
     return kept
 
@@ -144,10 +145,10 @@ def _refuse_two_of_one_name(kept: Mapping[str, Any], chosen: Mapping[str, Any], 
         )
 
 
-def _is_ranked(tensor: Any) -> bool:
-    """Whether a row is a vector of numbers."""
+def _is_ranked(tensor: Any, is_alone: bool) -> bool:
+    """Whether a row has a value for each of several classes. Whole numbers beside other outputs are ids or counts."""
     shape, kind = tensor.shape, str(tensor.dtype).lower()
-    return len(shape) == 2 and ("float" in kind or "int" in kind)
+    return len(shape) == 2 and shape[-1] != 1 and ("float" in kind or (is_alone and "int" in kind))
 
 
 def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[
             "there is not one label for each class",
             received=f"{len(answers.labels)} labels",
             allowed=f"{classes}, as the output {name!r} has",
+            hint="--outputs says which outputs are meant",
         )
     if answers.top_k is None:
         return {CLASSES + name: ranking.argmax(tensor)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,20 @@ def to_arrow(column: Column) -> pa.Array:
     if column.ndim == 2:
         return storage
     return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, column.shape[1:]), storage)
+
+
+def to_lists(pieces: Sequence[Array]) -> pa.Array:
+    """Rows whose dimensions may differ from piece to piece, as lists: the type depends on the rank alone.
+
+    >>> to_lists([np.zeros((1, 2)), np.zeros((2, 0))]).to_pylist()
+    [[0.0, 0.0], [], []]
+    """
+    values = to_arrow(np.concatenate([piece.reshape(-1) for piece in pieces]))
+    for level in range(pieces[0].ndim - 1, 0, -1):
+        lengths = [np.full(math.prod(piece.shape[:level]), piece.shape[level], np.int64) for piece in pieces]
+        offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+        values = pa.LargeListArray.from_arrays(to_arrow(offsets), values)
+    return values
 
 
 def _numbers_to_arrow(values: Array) -> pa.Array:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -90,47 +92,61 @@ def _build(
     offered = chosen.get(spec.name)
     if features:
         columns = _columns_of(features, schema, chosen, offered)
-        bound = tuple(feature for feature in features if feature.name in columns)
+        bound = tuple(
+            replace(feature, num_columns=len(columns[feature.name])) for feature in features if feature.name in columns
+        )
     else:
         names = offered or [name for name in schema if name not in (*keep, RAW_RECORD)]
         bound = tuple(_feature_of(schema[name]) for name in names)
-        columns = {name: name for name in names}
+        columns = {name: (name,) for name in names}
     if not bound:
         raise InputError("no column is left to make records of", received=f"columns {_list(list(schema))}")
     for feature in bound:
-        _check(feature, schema[columns[feature.name]])
-    return Binding(spec.name, tuple(columns[feature.name] for feature in bound), STRING, (), features=bound)
+        _check(feature, _joined(columns[feature.name], schema))
+    fed = tuple(name for feature in bound for name in columns[feature.name])
+    return Binding(spec.name, fed, STRING, (), features=bound)
 
 
 def _columns_of(
     features: Sequence[Feature], schema: Schema, chosen: Chosen, offered: Sequence[str] | None
-) -> dict[str, str]:
-    """Feature name to column. A feature with a default may have none, but not every one."""
-    columns: dict[str, str] = {}
+) -> dict[str, tuple[str, ...]]:
+    """Feature name to columns. A feature with a default may have none, but not every one."""
+    columns: dict[str, tuple[str, ...]] = {}
     for feature in features:
-        given = chosen.get(feature.name, (feature.name,))
-        if len(given) > 1:
-            raise InputError(
-                "a feature is made of one column",
-                received=f"--input {feature.name}={','.join(given)}",
-                hint="a list column holds several values",
-            )
-        if given[0] in (schema if offered is None or feature.name in chosen else offered):
-            columns[feature.name] = given[0]
+        given = tuple(chosen.get(feature.name, (feature.name,)))
+        if all(name in (schema if offered is None or feature.name in chosen else offered) for name in given):
+            columns[feature.name] = given
     missing = [feature for feature in features if feature.name not in columns and feature.is_required]
     if missing or not columns:
-        raise _missing(missing or features, schema)
+        used = {name for names in columns.values() for name in names}
+        raise _missing(missing or features, schema, [name for name in schema if name not in used])
     return columns
 
 
-def _missing(features: Sequence[Feature], schema: Schema) -> InputError:
-    first = features[0].name
-    close = difflib.get_close_matches(first, list(schema), n=1)
+def _joined(columns: tuple[str, ...], schema: Schema) -> TensorSpec:
+    """A column, or several columns of numbers that are stacked."""
+    specs = [schema[name] for name in columns]
+    if len(specs) == 1:
+        return specs[0]
+    odd = next((spec for spec in specs if spec.shape != () or spec.dtype in (STRING, OPAQUE)), None)
+    if odd is not None:
+        raise InputError("only columns of single numbers can be stacked into a feature", received=f"{odd.name} {odd}")
+    dtype = np.result_type(*(np.dtype(spec.dtype) for spec in specs)).name
+    return TensorSpec(f"{columns[0]} … {columns[-1]}", dtype, (len(specs),))
+
+
+def _missing(features: Sequence[Feature], schema: Schema, free: Sequence[str]) -> InputError:
+    first = features[0]
+    close = difflib.get_close_matches(first.name, free, n=1)
+    column = close[0] if close else "COLUMN"
+    is_vector = first.shape is not None and math.prod(length or 1 for length in first.shape) > 1
+    if is_vector and close and schema[column].shape == ():
+        column = "prefix*"
     return InputError(
         "these features of the model have no column of the same name",
         received=f"columns {_list(list(schema))}",
         allowed=_list([f"{feature.name} {feature}" for feature in features]),
-        hint=f"say which column it is: --input {first}={close[0] if close else 'COLUMN'}",
+        hint=f"say which column it is: --input {shlex.quote(f'{first.name}={column}')}",
     )
 
 

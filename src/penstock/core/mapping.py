@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -115,6 +116,14 @@ def describe(binding: Binding) -> str:
     return f"{binding.input} ← {', '.join(columns)}, {TensorSpec('', binding.dtype, binding.shape)}"
 
 
+def as_named(name: str, columns: Sequence[str], schema: Schema) -> TensorSpec:
+    """What a model that declares no inputs gets under a name: a column, or several that are stacked."""
+    expanded = _expand(schema, name, columns)
+    if len(expanded) == 1:
+        return replace(schema[expanded[0]], name=name)
+    return _stacked(TensorSpec(name, "", None), expanded, schema)
+
+
 def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...]:
     expanded: list[str] = []
     for column in columns:
@@ -196,7 +205,7 @@ def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding
     if problem is not None:
         raise InputError(
             f"the input {spec.name!r} does not take {problem}",
-            received=f"{', '.join(columns[:4])} {source}",
+            received=f"{_list(columns, 4)} {source}",
             allowed=f"{spec.name} {spec}",
             hint="`penstock inspect` shows what the model takes and what the columns are",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,13 +68,14 @@ class Feature:
     """What a model parses out of serialized `tf.train.Example` records: one of its features.
 
     `dtype` is what the record must hold: `float32`, `int64` or `string`. `shape` is None where any number of values
-    will do. A feature that is not required has a default in the model.
+    will do. A feature that is not required has a default in the model. In a Binding, so many columns are stacked into it.
     """
 
     name: str
     dtype: str
     shape: Shape | None
     is_required: bool = True
+    num_columns: int = 1
 
     def __str__(self) -> str:
         return str(TensorSpec(self.name, self.dtype, self.shape))
@@ -242,6 +243,13 @@ class Binding:
     shape: Shape
     mask_of: str | None = None
     features: tuple[Feature, ...] = ()
+
+    def columns_of_features(self) -> Iterator[tuple[Feature, tuple[str, ...]]]:
+        """Every feature with its columns."""
+        position = 0
+        for feature in self.features:
+            yield feature, self.columns[position : position + feature.num_columns]
+            position += feature.num_columns
 
     @property
     def row_bytes(self) -> int:

@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batching import Batch
-from penstock.core.columns import join, take_positions, take_rows, to_arrow
-from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Span
+from penstock.core.columns import join, take_positions, take_rows, to_arrow, to_lists
+from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Shape, Span, TensorSpec
+from penstock.errors import ModelError
 
 Answered = tuple[range | Array, Mapping[str, Column], Mapping[str, Column]]
 """Where the rows of a batch lie in their span, what the model gave for them, and their kept columns."""
+AS_LISTS = ""
+"""What an output follows whose rows are as long as the model makes them: no input has this name."""
 
 
 def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFailure]) -> Result:
@@ -38,8 +41,44 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
 
 def answers(follows: Mapping[str, str], name: str, output: Array, batch: Batch) -> Column:
     """The rows of an output. Where it has a value for each value of an input, its rows are cut to their own length."""
-    lengths = batch.lengths.get(follows.get(name, ""))
+    if not isinstance(output, np.ndarray):
+        return output  # lists already
+    followed = follows.get(name)
+    if followed == AS_LISTS:
+        return to_lists([output])
+    lengths = batch.lengths.get(followed) if followed is not None else None
     return output if lengths is None else _as_lists(output, lengths)
+
+
+Rows = Shape | None
+"""The shape of an output's rows; None for lists."""
+
+
+def rows_of(column: Column) -> Rows:
+    """The shape of a column's rows."""
+    return tuple(column.shape[1:]) if isinstance(column, np.ndarray) else None
+
+
+def as_rows(spec: TensorSpec) -> Rows:
+    """The same of a column that was described."""
+    return None if spec.varies else spec.shape
+
+
+def check_one_shape(name: str, rows: Rows, before: Rows) -> None:
+    """Refuse an output whose rows are not as those of the first batch: a part has one schema.
+
+    Raises:
+        ModelError: With both shapes.
+    """
+    if rows == before:
+        return
+    told = ["lists" if each is None else str(each) for each in (before, rows)]
+    raise ModelError(
+        "an output of the model has another shape from batch to batch, and does not declare it",
+        received=f"{name}: rows of {told[0]}, then of {told[1]}",
+        allowed="one shape for all rows, or an output whose declared shape is open",
+        hint="leave it out: --outputs takes the names of the others",
+    )
 
 
 def _as_lists(output: Array, lengths: Array) -> Column:

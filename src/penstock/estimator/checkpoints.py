@@ -64,7 +64,8 @@ def check_restorable(checkpoint: str | None, scaffold: Any) -> None:
     savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
     saver = scaffold.saver or (savers[0] if savers else None)
     listed = getattr(saver, "_var_list", None)
-    check_fits(checkpoint, tf.compat.v1.global_variables() if listed is None else listed)
+    reader = tf.train.load_checkpoint(checkpoint)
+    check_fits(checkpoint, reader, tf.compat.v1.global_variables() if listed is None else listed)
 
 
 def check_path(path: Any) -> str | None:

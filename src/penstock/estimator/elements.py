@@ -6,6 +6,7 @@ bundle of whole elements, laid into a file without a name; what travels through 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import pickle
@@ -15,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.core.records import STRING, Array, Block, Fragment, Span, TensorSpec
+from penstock.core.records import STRING, Block, Fragment, Span, TensorSpec
 
 COLUMN = "elements"
 ANSWERS = "answers"
@@ -50,15 +52,18 @@ def unpack(memory: Any) -> Any:
     return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
-def pack_to_array(value: Any) -> Array:
-    """A structure of arrays as one row of bytes, as a replica answers."""
-    pieces = pack(value)
-    row = np.empty((1, sum(piece.nbytes for piece in pieces)), np.uint8)
-    position = 0
-    for piece in pieces:
-        row[0, position : position + piece.nbytes] = np.frombuffer(piece, np.uint8)
-        position += piece.nbytes
-    return row
+def pack_to_row(value: Any) -> pa.Array:
+    """A structure of arrays as one row of bytes, as a replica answers. Its length is another one each time."""
+    content = b"".join(pack(value))
+    offsets = np.array([0, len(content)], np.int64)
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+
+
+def unpack_row(row: pa.Array) -> Any:
+    """What `pack_to_row` packed, in memory that its reader may write to."""
+    _, offsets, content = row.buffers()
+    first, last = np.frombuffer(offsets, np.int64)[row.offset : row.offset + 2]
+    return unpack(np.frombuffer(content, np.uint8)[first:last].copy())
 
 
 def _rounded(length: int) -> int:
@@ -75,7 +80,7 @@ class ElementFiles:
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
-        self._count = 0
+        self._numbers = itertools.count()
 
     def add(self, elements: Sequence[Any]) -> Span:
         """Lay a bundle into memory that other processes can map."""
@@ -84,9 +89,8 @@ class ElementFiles:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             for piece in pack(list(elements)):
                 file.write(piece)
-        span = Span(self._count, self._count, 1, (path, os.fstat(descriptor).st_ino))
-        self._count += 1
-        return span
+        number = next(self._numbers)
+        return Span(number, number, 1, (path, os.fstat(descriptor).st_ino))
 
     def fragments(self) -> Sequence[Fragment]:
         return [Fragment("input_fn", 0, 0)]
@@ -101,9 +105,8 @@ class ElementFiles:
         return f"input_fn, bundle {row}"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        path, inode = span.locator
         place = np.empty(1, object)
-        place[0] = f"{inode} {path}".encode()
+        place[0] = place_of(span)
         yield Block(span.start, 1, {COLUMN: place})
 
     def release(self, span: Span) -> None:
@@ -115,7 +118,7 @@ class ElementFiles:
             self._close(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_open": {}, "_count": 0}
+        return {"_open": {}, "_numbers": itertools.count()}
 
     def _close(self, path: str) -> None:
         descriptor = self._open.pop(path, None)
@@ -123,6 +126,12 @@ class ElementFiles:
             os.close(descriptor)
             if not path.startswith("/proc/"):
                 os.unlink(path)
+
+
+def place_of(span: Span) -> bytes:
+    """Where the elements of a span lie, for `open_bundle`."""
+    path, inode = span.locator
+    return f"{inode} {path}".encode()
 
 
 def open_bundle(place: bytes) -> list[Any]:

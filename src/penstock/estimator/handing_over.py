@@ -24,7 +24,7 @@ from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError, PenstockError
 from penstock.estimator.calling import LOG
-from penstock.estimator.elements import ANSWERS, COLUMN, ElementFiles, unpack
+from penstock.estimator.elements import ANSWERS, COLUMN, ElementFiles, unpack_row
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.own_graph import OwnGraph
 from penstock.opening import log_without_folder
@@ -146,7 +146,7 @@ class Helpers:
         for result in self._engine.run(spans):
             for failure in result.failures:
                 raise ModelError("the model rejects an element of input_fn", received=failure.reason)
-            yield from unpack(np.asarray(result.columns[ANSWERS])[0])
+            yield from unpack_row(result.columns[ANSWERS])
 
     def close(self) -> None:
         """End the processes, also while they load."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from penstock.core.records import STRING, Array, TensorSpec
+from penstock.core.records import STRING, TensorSpec
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
 from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
-from penstock.estimator.elements import ANSWERS, COLUMN, open_bundle, pack_to_array
+from penstock.estimator.elements import ANSWERS, COLUMN, open_bundle, pack_to_row
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig
@@ -172,9 +172,9 @@ class ModelFunction:
         """The elements that another process put there, each as a flat list of arrays."""
         return open_bundle(place)
 
-    def pack_answers(self, answers: list[Any]) -> dict[str, Array]:
+    def pack_answers(self, answers: list[Any]) -> dict[str, Any]:
         """The predictions of a bundle as a replica hands them back."""
-        return {ANSWERS: pack_to_array(answers)}
+        return {ANSWERS: pack_to_row(answers)}
 
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:

@@ -51,6 +51,11 @@ def damaged(location: str, what: str, why: object, hint: str | None = None) -> M
     return ModelError(f"the file is damaged or not {what}", received=f"{location}: {why}", hint=hint)
 
 
+def too_large(path: str) -> ModelError:
+    """The error for a file that does not fit into memory, or into what a process may take of it."""
+    return ModelError("the model is too large to be read", received=f"{path}: {shown_bytes(os.path.getsize(path))}")
+
+
 def refuse_signature(kind: str, signature: str | None) -> None:
     """Raise where a signature was asked for, of a kind of file that has none."""
     if signature is not None:
@@ -59,6 +64,8 @@ def refuse_signature(kind: str, signature: str | None) -> None:
 
 def require_file(location: str) -> str:
     """The absolute path of a file that must be there and readable."""
+    if os.path.isdir(location):
+        raise ModelError("this is a folder, and its name is that of a file", received=location)
     if not os.path.isfile(location):
         raise ModelError("no such model file", received=location)
     if not os.access(location, os.R_OK):

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from penstock.models import wire
 
+_PLACEHOLDER = 9
+"""The field of an AttrValue that names an attribute of the function around it."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -28,6 +31,10 @@ class Node:
         found = [text for value in self.attribute(name) for text in wire.texts(value, 2)]
         lists = (each for value in self.attribute(name) for each in wire.messages(value, 1))
         return found + [text for each in lists for text in wire.texts(each, 2)]
+
+    def is_left_open(self, name: str) -> bool:
+        """Whether an attribute is a placeholder, which the call of the function around it fills."""
+        return any(number == _PLACEHOLDER for value in self.attribute(name) for number, _ in wire.fields(value))
 
     def functions(self) -> Iterator[str]:
         """The names of functions that the node can call: its attributes', and its own if it is called like one."""
@@ -74,6 +81,8 @@ class Graph:
     functions: dict[str, list[Function]] = field(default_factory=dict)
     implementations: dict[str, list[str]] = field(default_factory=dict)
     """Functions that TensorFlow may put in each other's place, by the interface that they name."""
+    gradients: dict[str, list[str]] = field(default_factory=dict)
+    """The functions that compute the gradient of a function."""
 
     def add(self, message: memoryview) -> None:
         """Add a GraphDef, or one piece of it.
@@ -90,6 +99,9 @@ class Graph:
             elif number == 2:
                 for each in wire.messages(value, 1):
                     self._add_function(each)
+                for each in wire.messages(value, 2):
+                    for name in wire.texts(each, 1):
+                        self.gradients.setdefault(name, []).extend(wire.texts(each, 2))
 
     def _add_function(self, message: memoryview) -> None:
         for name in {name for signature in wire.messages(message, 1) for name in wire.texts(signature, 1)}:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from typing import Any
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest, hdf5, keras_config
 from penstock.models.facts import FileFacts, Malformed, damaged, refuse_signature, refuse_untrusted, require_file
-from penstock.models.keras_file import RUNTIMES, parsed, refuse_giant
+from penstock.models.keras_file import RUNTIMES, parsed, refuse_giant, weights_need_trust
 
 KINDS = ("h5",)
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
@@ -35,7 +36,7 @@ def recognise(
     contents = _contents(path)
     if "model_config" not in contents.attributes:
         raise _no_model(location, contents)
-    needs_trust = _needs_trust(path, contents)
+    needs_trust = _needs_trust(path, contents, own)
     refuse_signature("an .h5 file", signature)
     refuse_untrusted(location, needs_trust, trust)
     return ModelFile("h5", path, digest.of_files([("model", path)]), RUNTIMES, trust=trust)
@@ -48,7 +49,8 @@ def facts(file: ModelFile) -> FileFacts:
     backend = _text(contents.attributes.get("backend"))
     # Keras 1 wrote its version from 1.0.8 on or so; before that, nothing.
     writer = f"Keras {version or '1'}" + (f" on {backend}" if backend else "")
-    return FileFacts(writer, os.path.getsize(file.location), tuple(_needs_trust(file.location, contents)))
+    needs_trust = _needs_trust(file.location, contents, file.custom_objects)
+    return FileFacts(writer, os.path.getsize(file.location), tuple(needs_trust))
 
 
 def check_weights(location: str, *, trust: bool = False) -> str:
@@ -62,6 +64,8 @@ def check_weights(location: str, *, trust: bool = False) -> str:
         refuse_untrusted(location, _contents(path).needs_trust, trust)
     elif location.lower().endswith(_SUFFIXES):
         raise damaged(location, "an HDF5 file", "it does not begin as one")
+    elif zipfile.is_zipfile(path):
+        refuse_untrusted(location, weights_need_trust(path), trust)
     return digest.of_files([("weights", path)])
 
 
@@ -85,13 +89,13 @@ def _no_model(location: str, contents: hdf5.Contents) -> ModelError:
     )
 
 
-def _needs_trust(path: str, contents: hdf5.Contents) -> list[str]:
+def _needs_trust(path: str, contents: hdf5.Contents, own: tuple[str, ...]) -> list[str]:
     try:
         config = parsed(_text(contents.attributes["model_config"]))
-        refuse_giant(config, contents)
+        refuse_giant(config, contents.num_bytes)
     except Malformed as error:
         raise damaged(path, "a Keras model", error) from None
-    return keras_config.needs_trust(config) + contents.needs_trust
+    return keras_config.needs_trust(config, own) + contents.needs_trust
 
 
 def _text(value: Any) -> str:

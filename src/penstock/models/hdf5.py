@@ -9,6 +9,8 @@ from typing import IO, Any
 from penstock.errors import DeviceError
 from penstock.models.facts import Malformed, shown_bytes
 
+_LISTED = ("layer_names",)
+_ATTRIBUTES = ("model_config", "keras_version", "backend", *_LISTED)
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _BOMB_FLOOR = 64 << 20
 _BOMB_FACTOR = 200
@@ -17,7 +19,7 @@ _BOMB_FACTOR = 200
 
 @dataclass
 class Contents:
-    """What an HDF5 file holds: the attributes of its root, and what needs trust."""
+    """What an HDF5 file holds: those attributes of its root that tell of a model, and what needs trust."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
@@ -51,7 +53,7 @@ def look(file: str | IO[bytes], file_bytes: int) -> Contents:
         ) from error
     try:
         with h5py.File(file, "r") as opened:
-            contents = Contents(dict(opened.attrs.items()), frozenset(opened))
+            contents = Contents(_attributes(opened, file_bytes), frozenset(opened))
             for path, kind, item in _items(opened):
                 _check(contents, path, kind, item)
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
@@ -60,6 +62,24 @@ def look(file: str | IO[bytes], file_bytes: int) -> Contents:
         declared, real = shown_bytes(contents.num_bytes), shown_bytes(file_bytes)
         raise Malformed(f"it declares arrays of {declared} in a file of {real}")
     return contents
+
+
+def _attributes(root: Any, file_bytes: int) -> dict[str, Any]:
+    """The attributes that tell of a model. Others are not read: one may name the same text a million times."""
+    import h5py
+
+    found: dict[str, Any] = {}
+    for name in _ATTRIBUTES:
+        if name not in root.attrs:
+            continue
+        attribute = h5py.h5a.open(root.id, name.encode())
+        if name in _LISTED:
+            found[name] = None  # that it is there is enough
+        elif attribute.shape != () or attribute.get_storage_size() > file_bytes:
+            raise Malformed(f"the attribute {name} is no text")
+        else:
+            found[name] = root.attrs[name]
+    return found
 
 
 def _items(root: Any) -> Iterator[tuple[str, str, Any]]:

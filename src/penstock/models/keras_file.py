@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from penstock.core.records import ModelFile
-from penstock.models import archive, digest, hdf5, keras_config
+from penstock.models import archive, digest, hdf5, keras_config, keras_size
 from penstock.models.facts import (
     FileFacts,
     Malformed,
@@ -24,11 +24,12 @@ from penstock.models.facts import (
 KINDS = ("keras",)
 RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 _HINT = "save it again with model.save('model.keras')"
-_WEIGHTS = "model.weights.h5"
+_HDF5 = ".h5"
 _CONFIG_LIMIT = 1 << 30
 _WEIGHTS_FLOOR = 256 << 20
 _WEIGHTS_FACTOR = 16
 _LOCAL_HEADER_BYTES = 30
+_BROKEN = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError)
 
 
 def recognise(
@@ -75,17 +76,25 @@ def _look(path: str, own: tuple[str, ...]) -> _Seen:
         with zipfile.ZipFile(path) as opened:
             archive.check(opened)
             config = _config(opened)
-            weights = _weights(opened, path)
-    except (Malformed, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+            num_bytes, found = _weights(opened, path)
+        refuse_giant(config, num_bytes)
+    except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None
-    found = keras_config.needs_trust(config, own)
-    if weights is not None:
-        found += weights.needs_trust
-        try:
-            refuse_giant(config, weights)
-        except Malformed as error:
-            raise damaged(path, "a .keras file", error, _HINT) from None
-    return _Seen(found)
+    return _Seen(keras_config.needs_trust(config, own) + found)
+
+
+def weights_need_trust(path: str) -> list[str]:
+    """What in the weights of an archive needs trust, where only they are taken from it.
+
+    Raises:
+        ModelError: It is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as opened:
+            archive.check(opened)
+            return _weights(opened, path)[1]
+    except (Malformed, *_BROKEN) as error:
+        raise damaged(path, "a .keras file", error, _HINT) from None
 
 
 def _config(opened: zipfile.ZipFile) -> Any:
@@ -104,20 +113,30 @@ def parsed(text: str | bytes) -> Any:
         raise Malformed(f"the description of the model is no JSON: {error}") from None
 
 
-def refuse_giant(config: Any, weights: hdf5.Contents) -> None:
+def refuse_giant(config: Any, num_bytes: int) -> None:
     """Refuse layers that declare weights far beyond those that were saved: making them would take all memory."""
-    least = keras_config.least_parameters(config)
-    if least > _WEIGHTS_FLOOR and least > _WEIGHTS_FACTOR * weights.num_bytes:
+    least = keras_size.least_parameters(config)
+    if least > _WEIGHTS_FLOOR and least > _WEIGHTS_FACTOR * num_bytes:
         raise Malformed(
-            f"its layers declare more than {shown_bytes(least)} of weights,"
-            f" and it holds {shown_bytes(weights.num_bytes)}"
+            f"its layers declare more than {shown_bytes(least)} of weights, and it holds {shown_bytes(num_bytes)}"
         )
 
 
-def _weights(opened: zipfile.ZipFile, path: str) -> hdf5.Contents | None:
-    if _WEIGHTS not in opened.namelist():
-        return None
-    member = opened.getinfo(_WEIGHTS)
+def _weights(opened: zipfile.ZipFile, path: str) -> tuple[int, list[str]]:
+    """How large the weights are, and what in them needs trust. They may be in several members, or in other forms."""
+    found: list[str] = []
+    num_bytes = 0
+    for member in opened.infolist():
+        if member.filename.endswith(_HDF5):
+            contents = _look_at_member(opened, member, path)
+            found += contents.needs_trust
+            num_bytes += contents.num_bytes
+        else:
+            num_bytes += member.file_size
+    return num_bytes, found
+
+
+def _look_at_member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> hdf5.Contents:
     if member.compress_type != zipfile.ZIP_STORED:
         return hdf5.look(io.BytesIO(opened.read(member)), member.file_size)
     with open(path, "rb") as file:

@@ -32,13 +32,13 @@ REACHING: dict[str, frozenset[str]] = {
         ExperimentalSqlDataset LoadDataset ListSnapshotChunksDataset SnapshotChunkDataset SnapshotDatasetReader
         SnapshotNestedDatasetReader"""
         # checkpoints and vocabularies
-        """ Restore RestoreSlice RestoreV2 LoadAndRemapMatrix GenerateVocabRemapping
-        InitializeTableFromTextFile InitializeTableFromTextFileV2"""
+        """ Restore RestoreSlice RestoreV2 DTensorRestoreV2 LoadAndRemapMatrix GenerateVocabRemapping
+        InitializeTableFromTextFile InitializeTableFromTextFileV2 Skipgram"""
     ),
     WRITES: _names(
         """WriteFile Save SaveSlices SaveV2 MergeV2Checkpoints DistributedSave
         SaveDataset SaveDatasetV2 DatasetToTFRecord ExperimentalDatasetToTFRecord SnapshotDataset SnapshotDatasetV2
-        CacheDataset CacheDatasetV2"""
+        CacheDataset CacheDatasetV2 DumpTensor CalibrationStatisticsSaver"""
         # summary writers
         """ CreateSummaryFileWriter CreateSummaryDbWriter ImportEvent WriteSummary WriteScalarSummary WriteAudioSummary
         WriteHistogramSummary WriteImageSummary WriteGraphSummary WriteRawProtoSummary
@@ -53,9 +53,12 @@ REACHING: dict[str, frozenset[str]] = {
         NcclAllReduce NcclBroadcast NcclReduce CollectiveGather CollectiveGatherV2 CollectiveReduce CollectiveReduceV2
         CollectiveReduceV3 CollectiveReduceScatterV2 CollectiveBcastSend CollectiveBcastSendV2 CollectiveBcastRecv
         CollectiveBcastRecvV2 CollectiveAllToAllV2 CollectiveAllToAllV3 CollectiveAssignGroupV2
-        CollectiveInitializeCommunicator"""
+        CollectiveInitializeCommunicator CollectivePermute
+        _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend _NcclBroadcastRecv
+        XlaSend XlaRecv XlaSendToHost XlaRecvFromHost _XlaSendFromHost _XlaSendFromHostV2 _XlaRecvAtHost
+        _XlaRecvAtHostV2 XlaHostCompute ConfigureAndInitializeGlobalTPU ShutdownTPUSystem"""
     ),
-    HIDES: _names("DatasetFromGraph"),
+    HIDES: _names("DatasetFromGraph _XlaHostComputeMlir"),
     ENDS: _names("Abort FileSystemSetConfiguration"),
 }
 
@@ -71,7 +74,10 @@ DEBUGGING = _names("DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount 
 WITH_VOCABULARY_FILE = _names("FixedUnigramCandidateSampler")
 WITH_DESCRIPTOR_FILE = _names("DecodeProtoV2 EncodeProto")
 WITH_MODULE = _names("XlaCallModule")
+BY_ATTRIBUTES = PRINTING | DEBUGGING | WITH_VOCABULARY_FILE | WITH_DESCRIPTOR_FILE | WITH_MODULE
 """These reach beyond the graph only with certain attributes."""
+HIDDEN_ATTRIBUTE = "takes a setting from its caller"
+"""Inside of a function, an attribute may be what the call gives it: then what is set is not seen where it is used."""
 
 
 def why(operation: str) -> str | None:

@@ -19,6 +19,8 @@ _PASSES_ON = frozenset({"Identity", "StopGradient", "Snapshot"})
 _LOOKS_AT_VARIABLES = frozenset({"ReadVariableOp", "VarIsInitializedOp"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _NO_FILE = ("local://", "bytes://")
+_MOST_PATTERNS = 64
+"""With so many patterns of labels is a function walked: calls can permute their arguments without end."""
 
 
 class Reach:
@@ -30,7 +32,7 @@ class Reach:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._entered: set[tuple[str, tuple[Label, ...]]] = set()
+        self._entered: dict[str, set[tuple[Label, ...]]] = {}
         self._pending: list[tuple[str, tuple[Label, ...]]] = []
         self.found: dict[str, list[str]] = {}
 
@@ -66,11 +68,13 @@ class Reach:
 
     def _drain(self) -> None:
         while self._pending:
-            entry = self._pending.pop()
-            if entry in self._entered:
+            name, labels = self._pending.pop()
+            entered = self._entered.setdefault(name, set())
+            if len(entered) >= _MOST_PATTERNS:
+                labels = ()  # walked once more, with nothing known about its arguments: that covers all patterns
+            if labels in entered:
                 continue
-            self._entered.add(entry)
-            name, labels = entry
+            entered.add(labels)
             for function in self._graph.functions.get(name, ()):
                 self._walk(function, labels)
 
@@ -85,6 +89,7 @@ class Reach:
                 self._check(node, scope)
         for interface in function.implements:
             self._pending += [(name, labels) for name in self._graph.implementations[interface]]
+        self._pending += [(name, ()) for name in self._graph.gradients.get(function.name, ())]
 
     def _check(self, node: Node, scope: _Scope) -> None:
         for operation in node.operations:
@@ -175,6 +180,9 @@ def _is_own_file(operation: str, node: Node, scope: _Scope) -> bool:
 
 def _by_attributes(operation: str, node: Node) -> Iterable[tuple[str, str]]:
     """What an operation reaches because of how it is configured."""
+    for name in _INSPECTED.get(operation, ()):
+        if node.is_left_open(name):
+            yield operations.HIDDEN_ATTRIBUTE, f"{operation} with {name}"
     if operation in operations.PRINTING:
         for stream in node.attribute_texts("output_stream"):
             if stream.startswith("file:"):
@@ -194,6 +202,16 @@ def _by_attributes(operation: str, node: Node) -> Iterable[tuple[str, str]]:
         for value in node.attribute("module"):
             for target in callbacks_in(bytes(value)):
                 yield operations.PYTHON, f"{operation} with {target}"
+
+
+_INSPECTED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(operations.PRINTING, ("output_stream",)),
+    **dict.fromkeys(operations.DEBUGGING, ("debug_urls", "debug_ops_spec")),
+    **dict.fromkeys(operations.WITH_VOCABULARY_FILE, ("vocab_file",)),
+    **dict.fromkeys(operations.WITH_DESCRIPTOR_FILE, ("descriptor_source",)),
+    **dict.fromkeys(operations.WITH_MODULE, ("module",)),
+}
+"""The attributes that decide what an operation reaches."""
 
 
 def _node_name(tensor: str) -> str:

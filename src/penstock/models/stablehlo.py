@@ -7,7 +7,15 @@ import re
 
 from penstock.core.records import ModelFile
 from penstock.models import digest, mlir
-from penstock.models.facts import FileFacts, damaged, listed, refuse_signature, refuse_untrusted, require_file
+from penstock.models.facts import (
+    FileFacts,
+    damaged,
+    listed,
+    refuse_signature,
+    refuse_untrusted,
+    require_file,
+    too_large,
+)
 
 KINDS = ("stablehlo",)
 _SUFFIXES = (".mlir", ".mlirbc", ".stablehlo")
@@ -49,5 +57,8 @@ def writer(module: bytes) -> str:
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (MemoryError, OverflowError) as error:
+        raise too_large(path) from error

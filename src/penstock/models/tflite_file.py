@@ -13,6 +13,7 @@ KINDS = ("tflite",)
 _MAGIC = b"TFL3"
 _OPERATOR_CODES, _DESCRIPTION, _BUFFERS, _METADATA, _EXTERNAL_GROUPS = 1, 3, 4, 6, 8
 _FLEX = "Flex"
+_BY_SETTINGS = "can reach files or other processes"
 
 
 def recognise(
@@ -55,9 +56,11 @@ def _look(path: str) -> _Seen:
         for code in model.tables(_OPERATOR_CODES):
             name = code.text(1)
             # TensorFlow's own operations run inside of TFLite under their name with a prefix.
-            why = operations.why(name.removeprefix(_FLEX))
+            # Their settings are not looked at here: those that reach beyond the graph with some need trust with any.
+            operation = name.removeprefix(_FLEX)
+            why = operations.why(operation) or (_BY_SETTINGS if operation in operations.BY_ATTRIBUTES else None)
             if name.startswith(_FLEX) and why is not None:
-                seen.needs_trust.append(f"it {why}: {name.removeprefix(_FLEX)}")
+                seen.needs_trust.append(f"it {why}: {operation}")
             elif name and not name.startswith(_FLEX):
                 seen.custom.append(name)
         outside = [group.text(0) for group in model.tables(_EXTERNAL_GROUPS) if places.climbs(group.text(0))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 
-from penstock.models.facts import Malformed
+from penstock.models.facts import Malformed, too_large
 
 Field = tuple[int, "int | memoryview"]
 """A field's number and its value: an integer, or the bytes of a string, a message or a packed list."""
@@ -119,9 +119,15 @@ def text_of(value: memoryview) -> str:
 
 
 def opened(path: str) -> memoryview:
-    """The bytes of a file, mapped: large constants are skipped and never read."""
+    """The bytes of a file, mapped: large constants are skipped and never read.
+
+    Raises:
+        ModelError: It cannot be mapped; it may be larger than the memory that can be addressed.
+    """
     with open(path, "rb") as file:
         try:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except ValueError:  # an empty file cannot be mapped
             return memoryview(b"")
+        except OSError as error:
+            raise too_large(path) from error

@@ -105,11 +105,17 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
 
 def _records(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:
     """A serialized `tf.train.Example` for each row."""
-    read = [block.columns[name] for name in binding.columns]
-    columns = [column.raw() if isinstance(column, Deferred) else column for column in read]
+    columns: list[Column] = []
+    for feature, names in binding.columns_of_features():
+        if len(names) > 1:
+            part = Binding(feature.name, names, feature.dtype, (len(names),))
+            columns.append(_stacked(part, block, failures))
+        else:
+            column = block.columns[names[0]]
+            columns.append(column.raw() if isinstance(column, Deferred) else column)
     records, bad = encode(columns, binding.features)
     for position, rows in bad.items():
-        note(rows, binding.columns[position], range(block.start, block.start + block.rows), failures)
+        note(rows, binding.features[position].name, range(block.start, block.start + block.rows), failures)
     return records
 
 

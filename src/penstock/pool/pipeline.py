@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Column, Job, Result, RowFailure, Span, Timings
-from penstock.core.reordering import answers, to_result
+from penstock.core.records import Array, Column, Job, Result, RowFailure, Span, TensorSpec, Timings
+from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.pool.loading import load_batches
 from penstock.pool.surviving import check_rows, predict_surviving
 
@@ -62,6 +62,7 @@ class Pipeline:
         loaders: Threads that read; none where loader processes send batches.
         lanes: Threads that run the model.
         follows: Outputs that have one value for each value of an input's row, and that input.
+        outputs: What the first batch gave: every other must give rows of the same shapes.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pipeline:
         loaders: int,
         lanes: int,
         follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
+        outputs: Sequence[TensorSpec] = (),
     ) -> None:
         self._replica = replica
         self._follows = follows
@@ -85,6 +87,7 @@ class Pipeline:
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
         self._threads = [
             *(threading.Thread(target=self._load, name=f"loader-{i}", daemon=True) for i in range(loaders)),
             *(threading.Thread(target=self._run, name=f"lane-{i}", daemon=True) for i in range(lanes)),
@@ -212,6 +215,9 @@ class Pipeline:
             name: answers(self._follows, name, _own(output[: batch.rows], batch, release), batch)
             for name, output in outputs.items()
         }
+        for name, column in trimmed.items():
+            rows = rows_of(column)
+            check_one_shape(name, rows, self._shapes.setdefault(name, rows))
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
         batch.arrays.clear()
         release()

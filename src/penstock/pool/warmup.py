@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from penstock.core.batching import Batch
 from penstock.core.columns import describe
 from penstock.core.events import Prepared
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Binding, Columns, Span
-from penstock.core.reordering import answers
+from penstock.core.records import Array, Binding, Columns, Signature, Span, TensorSpec
+from penstock.core.reordering import AS_LISTS, answers
 from penstock.errors import ModelError, PenstockError
 from penstock.pool.surviving import check_rows, predict_surviving
 
@@ -27,6 +27,7 @@ def warm_up(replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Bin
     seconds, outputs = _timed(replica, batch, sample)
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
     follows = find_followed(replica, batch, outputs, bindings)
+    follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.lengths))
     given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
     specs = tuple(describe(name, column) for name, column in given.items())
     return Prepared(specs, seconds, first_rows=batch.rows, first_failures=batch.failures, follows=follows)
@@ -55,6 +56,26 @@ def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Se
             if isinstance(before, np.ndarray) and before.ndim > 1 and _follows(before, grown[output]):
                 follows.setdefault(output, name)
     return follows
+
+
+def find_open(signature: Signature, follows: Mapping[str, str], *, is_any_varying: bool) -> dict[str, str]:
+    """Outputs that are lists because nothing says how long their rows are; only the model's declaration decides.
+
+    An open dimension is explained by an open one of an input, as long as that input is fed rows of one length.
+    Otherwise it may be another one in every batch (`tf.sequence_mask`, the longest text of the batch).
+    """
+    is_explained = not signature.inputs or any(_is_open(spec) for spec in signature.inputs)
+    if is_explained and not is_any_varying:
+        return {}
+    return {
+        spec.name: AS_LISTS
+        for spec in signature.outputs
+        if spec.shape is not None and _is_open(spec) and spec.name not in follows
+    }
+
+
+def _is_open(spec: TensorSpec) -> bool:
+    return spec.shape is None or None in spec.shape
 
 
 def _follows(before: Array, grown: Array) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,10 @@ def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:
 def _is_custom(name: str, value: Any) -> bool:
     if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
         return False
-    return str(value.__module__).partition(".")[0] not in _NOT_CUSTOM
+    package = str(value.__module__).partition(".")[0]
+    # What a module imported for itself, such as subprocess.run, is not for models to name.
+    is_common = package in sys.stdlib_module_names and package != "__main__"
+    return package not in _NOT_CUSTOM and not is_common
 
 
 def missing_object(error: BaseException) -> str | None:

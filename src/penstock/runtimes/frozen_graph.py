@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def load(file: ModelFile) -> tuple[Signature, Step]:
     fetches = _outputs(file, nodes, whole.graph)
     named = _named_inputs(file, graph_def, nodes)
     feeds = named | _needed_placeholders(nodes, fetches, named, file.constants)
-    function = whole.prune(_tensors(whole.graph, feeds), _tensors(whole.graph, fetches))
+    function = _prune(file, whole, feeds, fetches)
     specs = {
         name: tf.TensorSpec(tensor.shape, tensor.dtype)
         for name, tensor in zip(feeds, function.inputs[: len(feeds)], strict=True)
@@ -94,6 +95,32 @@ def _import(file: ModelFile, graph_def: Any) -> Any:
         return tf.compat.v1.wrap_function(imported, [])
     except Exception as error:
         raise ModelError("the graph does not load", received=f"{file.location}: {one_line(error)}") from error
+
+
+def _prune(file: ModelFile, whole: Any, feeds: Names, fetches: Names) -> Any:
+    """The part of the graph between inputs and outputs. Whether every operation still exists is found out here."""
+    try:
+        function = whole.prune(_tensors(whole.graph, feeds), _tensors(whole.graph, fetches))
+    except Exception as error:
+        raise ModelError("the graph does not load", received=f"{file.location}: {one_line(error)}") from error
+    _refuse_giants(file, function.graph)
+    return function
+
+
+def _refuse_giants(file: ModelFile, graph: Any) -> None:
+    """Refuse constants that no memory holds.
+
+    TensorFlow computes them when it optimises the graph, many times over, and waits ten seconds for memory each time.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for tensor in (each for operation in graph.get_operations() for each in operation.outputs):
+        num_bytes = (tensor.shape.num_elements() or 0) * max(1, tensor.dtype.size or 1)
+        if num_bytes > memory:
+            raise ModelError(
+                "the graph makes a tensor that no memory holds",
+                received=f"{file.location}: {tensor.name} of {num_bytes / 1e9:,.0f} GB",
+                allowed=f"at most the {memory / 1e9:,.0f} GB of this machine",
+            )
 
 
 def _node(tensor: str) -> str:

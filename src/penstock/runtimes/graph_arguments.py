@@ -9,12 +9,12 @@ from typing import Any
 from penstock.core.records import STRING, ModelFile, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import ModelError, UsageError
+from penstock.runtimes.plain_inputs import Declared, parse_constant
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 """From tensors by input name to tensors by output name; traced into the compiled step."""
 
 _TRAINING = ("training", "is_training", "learning_phase", "keras_learning_phase")
-_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,11 @@ def output_spec(name: str, spec: Any) -> TensorSpec:
 def _argument(name: str, spec: Any, given: Given, names: set[str]) -> Argument:
     import tensorflow as tf
 
+    if name in given.constants and not isinstance(spec, tf.TensorSpec):
+        raise UsageError(
+            "only dense tensors can be constants",
+            received=f"--constant {name}={given.constants[name]}, for a {type(spec).__name__}",
+        )
     if isinstance(spec, tf.SparseTensorSpec):
         return _sparse(name, spec, names)
     if isinstance(spec, tf.RaggedTensorSpec):
@@ -138,10 +143,10 @@ def _argument(name: str, spec: Any, given: Given, names: set[str]) -> Argument:
             received=f"{name}: {type(spec).__name__}",
             allowed="dense, sparse and ragged tensors",
         )
+    declared = Declared(name, _kind(spec.dtype), None if spec.shape.rank is None else tuple(spec.shape.as_list()))
     if name in given.constants:
-        return _constant(parse_constant(name, given.constants[name], spec), spec)
-    dense = TensorSpec(name, _kind(spec.dtype), None if spec.shape.rank is None else tuple(spec.shape.as_list()[1:]))
-    return Argument((dense,), _caster(spec.dtype), spec.shape[0] if spec.shape.rank else None)
+        return _constant(parse_constant(declared, given.constants[name]).tolist(), spec)
+    return Argument((declared.as_rows(),), _caster(spec.dtype), spec.shape[0] if spec.shape.rank else None)
 
 
 def _kind(dtype: Any) -> str:
@@ -178,38 +183,6 @@ def _left_alone(name: str, spec: Any, given: Given, is_described_only: bool) -> 
         received=f"{name}: {shown}",
         hint=flag,
     )
-
-
-def parse_constant(name: str, text: str, spec: Any) -> Any:
-    """The value behind `--constant NAME=VALUE`: a single one, or several with commas where the input is a vector.
-
-    Raises:
-        UsageError: It is not of the input's dtype.
-        ModelError: The input is more than a vector.
-    """
-    kind, rank = _kind(spec.dtype), spec.shape.rank
-    if rank is not None and rank > 1:
-        raise ModelError(
-            "only single values and vectors can be constants", received=f"{name}: {kind} of shape {spec.shape}"
-        )
-    try:
-        if rank == 1:
-            return [_parse(part.strip(), kind) for part in text.split(",")]
-        return _parse(text, kind)
-    except (ValueError, KeyError):
-        raise UsageError(
-            "the constant is not what the input takes",
-            received=f"--constant {name}={text}",
-            allowed="true or false" if kind == "bool" else f"{kind}{', with commas between them' if rank == 1 else ''}",
-        ) from None
-
-
-def _parse(text: str, kind: str) -> Any:
-    if kind == STRING:
-        return text.encode()
-    if kind == "bool":
-        return _TRUTHS[text.lower()]
-    return float(text) if "float" in kind else int(text)
 
 
 def _mask_name(name: str, names: set[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,40 +15,58 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """In checkpoints of `tf.train.Checkpoint`, whose names are not those of variables: TensorFlow matches them itself."""
 
 
-def find_checkpoint(place: str) -> str:
-    """The checkpoint that a path means: one by its prefix, or the latest of a folder. Imports no framework.
+class NoCheckpoint(ModelError, ValueError):
+    """There is no trained model where one is needed. The original raised ValueError."""
 
-    The folder's own note says which is the latest; where it names a folder of another machine, or is missing, the
-    files say it.
+
+def find_checkpoint(place: str) -> str:
+    """The checkpoint that a path means: one by its prefix, or the newest of a folder. Imports no framework.
 
     Raises:
-        ModelError: There is none; the folder and what is in it are named.
+        NoCheckpoint: There is none; the folder and what is in it are named.
     """
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", place)
     if is_checkpoint(prefix):
         return prefix
-    if "://" in place:
-        return _find_remote(place)
-    if not os.path.isdir(place):
-        raise ModelError(
-            "there is no such checkpoint",
-            received=place,
-            allowed="the folder of a trained model (its model_dir), or one checkpoint in it: model_dir/model.ckpt-1000",
-        )
-    noted = _noted(place)
+    found = newest_checkpoint(place)
+    if found is None:
+        raise none_there(place)
+    return found
+
+
+def newest_checkpoint(folder: str) -> str | None:
+    """The newest checkpoint of a folder: what training goes on from, and what everything else uses.
+
+    The folder's own note says which it is; where the note names a folder of another machine, or is missing, the files
+    say it.
+    """
+    if "://" in folder:
+        return _newest_remote(folder)
+    if not os.path.isdir(folder):
+        return None
+    noted = _noted(folder)
     if noted is not None and is_checkpoint(noted):
         return noted
-    found = [os.path.join(place, name[: -len(".index")]) for name in os.listdir(place) if name.endswith(".index")]
-    if not found:
-        names = sorted(os.listdir(place))
-        shown = ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        raise ModelError(
-            "the folder has no checkpoint",
-            received=f"{place}, which holds {shown or 'nothing'}",
-            allowed="a folder in which an Estimator was trained: it holds model.ckpt-…index and model.ckpt-…data-…",
-            hint="train first; an export (saved_model.pb) is given as the model itself: penstock predict FOLDER …",
+    found = [os.path.join(folder, name[: -len(".index")]) for name in os.listdir(folder) if name.endswith(".index")]
+    return max(found, key=_age, default=None)
+
+
+def none_there(place: str, random: Sequence[str] = ()) -> NoCheckpoint:
+    """The error for a place without a checkpoint; `random` are the variables that would be random numbers."""
+    told = f"; these variables would be random numbers: {_some(random)}" if random else ""
+    if "://" not in place and not os.path.isdir(place):
+        return NoCheckpoint(
+            "there is no such checkpoint",
+            received=f"{place}{told}",
+            allowed="the folder of a trained model (its model_dir), or one checkpoint in it: model_dir/model.ckpt-1000",
         )
-    return max(found, key=_age)
+    holds = "" if "://" in place else f", which holds {_some(sorted(os.listdir(place))) or 'nothing'}"
+    return NoCheckpoint(
+        "the folder has no checkpoint",
+        received=f"{place}{holds}{told}",
+        allowed="a folder in which an Estimator was trained: it holds model.ckpt-…index and model.ckpt-…data-…",
+        hint="train first; an export (saved_model.pb) is given as the model itself: penstock predict FOLDER …",
+    )
 
 
 def is_checkpoint(prefix: str) -> bool:
@@ -75,17 +94,28 @@ def _noted(folder: str) -> str | None:
 
 
 def _age(prefix: str) -> tuple[int, float]:
+    return _step_in_name(prefix), os.path.getmtime(prefix + ".index")
+
+
+def _step_in_name(prefix: str) -> int:
     step = re.search(r"-(\d+)$", prefix)
-    return (int(step[1]) if step else -1, os.path.getmtime(prefix + ".index"))
+    return int(step[1]) if step else -1
 
 
-def _find_remote(place: str) -> str:
+def _newest_remote(place: str) -> str | None:
     import tensorflow as tf
 
-    found = place if tf.io.gfile.exists(place + ".index") else tf.train.latest_checkpoint(place)
-    if found is None:
-        raise ModelError("the folder has no checkpoint", received=place)
-    return str(found)
+    if tf.io.gfile.exists(place + ".index"):
+        return place
+    noted = tf.train.latest_checkpoint(place)
+    if noted is not None:
+        return str(noted)
+    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{place.rstrip('/')}/*.index")]
+    return max(found, key=_step_in_name, default=None)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 @dataclass(frozen=True)

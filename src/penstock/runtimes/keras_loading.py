@@ -18,6 +18,7 @@ import cloudpickle
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_line
 from penstock.runtimes.custom_objects import import_custom_objects, missing_object, not_found
+from penstock.runtimes.guarded_loading import guarded
 from penstock.runtimes.keras1 import backend_of_h5, config_of_h5, load_keras1, version_of_h5
 from penstock.runtimes.keras_weights import load_weights
 from penstock.runtimes.theano_kernels import turn_kernels
@@ -77,10 +78,18 @@ def load_keras_model(file: ModelFile) -> Any:
 
 
 def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import keras
-
     if file.kind == "builder":
         return call_builder(file)
+    from keras.src.saving.serialization_lib import SafeModeScope
+
+    # Not every version of Keras 3 hands the mode on where it reads HDF5: the scope holds there, too.
+    with guarded("keras", file), SafeModeScope(not file.trust):
+        return _load_guarded(file, objects)
+
+
+def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
+    import keras
+
     version = writer_version(file)
     if version.startswith("1"):
         return load_keras1(file.location, objects)

@@ -14,6 +14,7 @@ from penstock.core.protocols import Replica
 from penstock.core.records import STRING, Device, ModelFile
 from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
 from penstock.runtimes.custom_objects import import_custom_objects, missing_object, not_found
+from penstock.runtimes.guarded_loading import guarded
 from penstock.runtimes.keras1 import backend_of_h5, config_of_h5
 from penstock.runtimes.keras_call import KerasCall, digest_of_weights
 from penstock.runtimes.keras_loading import call_builder, path_with_suffix, writer_version
@@ -161,14 +162,20 @@ def load_tf_keras_model(file: ModelFile) -> Any:
 
 
 def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import tf_keras
-    from tf_keras.src.saving.serialization_lib import SafeModeScope
-
     if file.kind == "builder":
         return call_builder(file)
+    from tf_keras.src.saving.serialization_lib import SafeModeScope
+
+    # `load_model` knows no safe mode for HDF5.
+    with guarded("tf_keras", file), SafeModeScope(not file.trust):
+        return _load_guarded(file, objects)
+
+
+def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
+    import tf_keras
+
     if file.kind == "h5":
-        # As `load_model` does it, but it knows no safe mode for these files.
-        with SafeModeScope(not file.trust), path_with_suffix(file.location, ".h5") as path:
+        with path_with_suffix(file.location, ".h5") as path:
             model = tf_keras.models.model_from_config(_as_it_was_meant(config_of_h5(file.location)), objects)
             model.load_weights(path)
         if backend_of_h5(file.location) == "theano":

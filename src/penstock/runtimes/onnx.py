@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ _DTYPES = {
 } | {f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _MAPS = "seq(map("
 """How the type of an output begins that is a dict for each row."""
+_SOURCE = re.compile(
+    r"/\S*onnxruntime/\S+\.(?:cc|h|cpp|hpp):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?(?: const)? ?"
+)
+"""Where in its sources onnxruntime met an error: a path, a line, and the signature of a function."""
 _BFLOAT16_IN_ONNX = 16
 """The number of bfloat16 among ONNX's element types."""
 
@@ -109,7 +114,12 @@ def _reason(error: Exception) -> str:
     text = one_line(error, limit=2000)
     for mark in (" : FAIL : ", " : INVALID_PROTOBUF : ", " : INVALID_GRAPH : ", " : NOT_IMPLEMENTED : ", " failed:"):
         text = text.partition(mark)[2] or text
+    text = _SOURCE.sub("", text)
     return text[text.find("ONNX Runtime only") :][:300] if "ONNX Runtime only" in text else text[:300]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return "allocate memory" in str(error) or "out of memory" in str(error).lower()
 
 
 def _hint(error: Exception, version: str) -> str | None:
@@ -146,13 +156,25 @@ class OnnxReplica:
         try:
             outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
         except Exception as error:
-            if "allocate memory" not in str(error) and "out of memory" not in str(error).lower():
+            if not _is_out_of_memory(error):
                 raise
-            raise out_of_memory(batch, _reason(error)) from None
+            raise self._out_of_memory(batch, feeds, error) from None
         return keep(self._answers, outputs, NumpyRanking())
 
     def close(self) -> None:
         self._session = None
+
+    def _out_of_memory(self, batch: Columns, feeds: Columns, error: Exception) -> DeviceError:
+        """A smaller batch helps only if the rows are what takes the memory: one of them alone tells."""
+        try:
+            if self.signature.fixed_batch is None:
+                self._run({name: array[:1] for name, array in feeds.items()})
+        except Exception as again:
+            if _is_out_of_memory(again):
+                return DeviceError(
+                    "the model needs more memory than the device has, even for one row", received=_reason(again)
+                )
+        return out_of_memory(batch, _reason(error))
 
     def _run(self, feeds: Columns) -> Columns:
         found = (

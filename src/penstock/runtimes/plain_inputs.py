@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.core.records import STRING, Array, Columns, ModelFile, Shape, Signature, TensorSpec
+from penstock.core.columns import to_lists
+from penstock.core.records import STRING, Array, Column, Columns, ModelFile, Shape, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import ModelError, UsageError
 
@@ -76,13 +77,21 @@ def divide_inputs(file: ModelFile, declared: Sequence[Declared]) -> Inputs:
 
 
 def parse_constant(declared: Declared, text: str) -> Array:
-    """The value of an input from text: one number, or several between commas where the input has room for them."""
-    shape = declared.shape or ()
-    pieces = [text] if shape == () else text.split(",")
+    """The value of an input from text: one, or several between commas where the input has room for them, row by row.
+
+    Where the rank is unknown, several numbers are a vector, and text is one text whatever is in it.
+
+    Raises:
+        UsageError: It is not of the input's dtype, out of its range, or not as many as the input takes.
+    """
+    shape, is_text = declared.shape, declared.dtype == STRING
+    pieces = [text] if shape == () or (shape is None and is_text) else text.split(",")
+    if shape is None:
+        shape = () if len(pieces) == 1 else (None,)
     try:
-        values = _parse(declared.dtype, [piece if declared.dtype == STRING else piece.strip() for piece in pieces])
+        values = _parse(declared.dtype, [piece if is_text else piece.strip() for piece in pieces])
         return values.reshape([-1 if length is None else length for length in shape])
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):
         raise UsageError(
             "this is not a value of that input",
             received=f"--constant {declared.name}={text}",
@@ -99,7 +108,12 @@ def _parse(dtype: str, pieces: Sequence[str]) -> Array:
         return np.array([piece.lower() in _YES for piece in pieces])
     if "int" in dtype:
         return np.array([int(piece) for piece in pieces], dtype=dtype)
-    return np.array([float(piece) for piece in pieces], dtype=np.float32 if dtype == BFLOAT16 else dtype)
+    given = [float(piece) for piece in pieces]
+    with np.errstate(over="ignore"):
+        values = np.array(given, dtype=np.float32 if dtype == BFLOAT16 else dtype)
+    if not np.array_equal(np.isinf(values), np.isinf(given)):
+        raise OverflowError(pieces)
+    return values
 
 
 def rows_at_once(rows: Iterable[Declared]) -> int | None:
@@ -148,30 +162,54 @@ class OneByOne:
     """A model whose file says one row: a larger batch is fed to it row by row inside one call.
 
     Batches of one row would cost more on the way than in the model. Whatever such a model gives is the answer for its
-    row, so an output without a batch dimension is one, too.
+    row, so an output without a batch dimension is one, too; and where the length of an answer is open, as the number
+    of things that a detector finds, it is a list. Only what the file declares decides that: no row may depend on the
+    rows that happen to share its batch.
+
+    Args:
+        outputs: What the file declares.
+        has_open_batch: Whether it leaves the number of rows open, though it takes no two: then an open first
+            dimension is the batch.
     """
 
-    def __init__(self, outputs: Iterable[Declared]) -> None:
-        self._without_batch = {
-            each.name for each in outputs if each.shape is not None and each.shape[:1] not in ((1,), (None,))
-        }
+    def __init__(self, outputs: Iterable[Declared], *, has_open_batch: bool = False) -> None:
+        self._declared = {each.name: each for each in outputs}
+        self._has_open_batch = has_open_batch
 
     def spec(self, declared: Declared) -> TensorSpec:
-        is_whole = declared.name in self._without_batch
-        return TensorSpec(declared.name, declared.dtype, declared.shape) if is_whole else declared.as_rows()
+        if declared.shape is None or self._has_batch(declared.shape):
+            return declared.as_rows()
+        return TensorSpec(declared.name, declared.dtype, declared.shape)
 
-    def run(self, run: Callable[[Columns], Columns], batch: Columns) -> Columns:
+    def run(self, run: Callable[[Columns], Columns], batch: Columns) -> dict[str, Column]:
         rows = len(next(iter(batch.values())))
         answers = [run({name: array[row : row + 1] for name, array in batch.items()}) for row in range(rows)]
         return {name: self._stack(name, [answer[name] for answer in answers]) for name in answers[0]}
 
-    def _stack(self, name: str, answers: Sequence[Array]) -> Array:
+    def _has_batch(self, shape: Shape) -> bool:
+        return shape[:1] == (1,) or (shape[:1] == (None,) and self._has_open_batch)
+
+    def _stack(self, name: str, answers: Sequence[Array]) -> Column:
+        declared = self._declared.get(name)
+        shape = declared.shape if declared is not None else None
         shapes = {answer.shape for answer in answers}
-        if len(shapes) > 1:
+        # What is not declared is what it turns out to be.
+        is_one_row = all(each[:1] == (1,) for each in shapes)
+        has_batch = self._has_batch(shape) if shape is not None else is_one_row
+        if has_batch and not is_one_row:
             raise ModelError(
-                "an output of the model has another shape from row to row",
-                received=f"{name}: {', '.join(map(str, sorted(shapes)[:3]))}",
-                allowed="one shape for all rows",
+                "an output of the model does not have one row for each row of the input",
+                received=f"{name}: {', '.join(map(str, sorted(shapes)[:3]))} for one row",
+                allowed="(1, …)",
             )
-        has_batch = answers[0].shape[:1] == (1,) and name not in self._without_batch
-        return np.concatenate(answers) if has_batch else np.stack(answers)
+        if shape is not None and not has_batch and shape[:1] == (None,):
+            return to_lists([answer[None] for answer in answers])
+        if len(shapes) == 1:
+            return np.concatenate(answers) if has_batch else np.stack(answers)
+        if shape is not None and None in shape[1:] and len({len(each) for each in shapes}) == 1:
+            return to_lists(answers if has_batch else [answer[None] for answer in answers])
+        raise ModelError(
+            "an output of the model has another shape from row to row",
+            received=f"{name}: {', '.join(map(str, sorted(shapes)[:3]))}",
+            allowed="one shape for all rows, or an output whose declared shape is open",
+        )

@@ -31,9 +31,17 @@ class Quantisation:
         return found
 
     def to_stored(self, array: Array) -> Array:
-        """Rounded to the nearest step; what lies outside is the largest or smallest value there is."""
+        """Rounded to the nearest step; what lies outside is the largest or smallest value there is.
+
+        Raises:
+            ValueError: A value is NaN or infinite: no integer stands for it.
+        """
+        real = array.astype(np.float32)
+        if not np.isfinite(real).all():
+            raise ValueError(f"{real[~np.isfinite(real)][0]} cannot be stored as {self.dtype}")
         limits = np.iinfo(self.dtype)
-        steps = np.rint(array.astype(np.float32) / np.float32(self.scale)) + self.zero_point
+        # In 64 bits: 2**31 - 1 is no float32, and the one above it is no int32.
+        steps = np.rint(real / np.float32(self.scale)).astype(np.float64) + self.zero_point
         stored: Array = np.clip(steps, limits.min, limits.max).astype(self.dtype)
         return stored
 

@@ -129,6 +129,12 @@ class StableHloReplica:
                 return self._run(batch)
             return keep(self._answers, self._one_by_one.run(self._run, batch), NumpyRanking())
         except self._jax.errors.JaxRuntimeError as error:
+            if "custom call" in str(error) and "No registered implementation" in str(error):
+                raise ModelError(
+                    "the module calls a function that this JAX does not have",
+                    received=one_line(error),
+                    hint="export it without custom calls",
+                ) from None
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise out_of_memory(batch, one_line(error)) from None

@@ -25,9 +25,8 @@ class TensorFlowRanking:
         return values, tf.cast(places, tf.int32)
 
     def argmax(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.argmax(tensor, axis=-1, output_type=tf.int32)
+        # Not `tf.argmax`, which takes another one where a value is NaN.
+        return self.top_k(tensor, 1)[1][..., 0]
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,8 @@ class _Unranked:
 
 
 def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of the outputs; sparse ones become dense. Runs while a step is traced."""
-    import tensorflow as tf
-
-    dense = {name: tf.sparse.to_dense(each) if _is_sparse(each) else each for name, each in outputs.items()}
+    """What is kept of the outputs; sparse ones become dense, or ragged. Runs while a step is traced."""
+    dense = {name: _without_gaps(each) if _is_sparse(each) else each for name, each in outputs.items()}
     if answers is None:
         return dense
     shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
@@ -55,6 +52,21 @@ def _is_sparse(tensor: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(tensor, tf.SparseTensor)
+
+
+def _without_gaps(sparse: Any) -> Any:
+    """A sparse tensor as a dense one; as lists up to the last value of each row, where its width is open.
+
+    The width is then that of the batch, and would depend on the rows that share it.
+    """
+    import tensorflow as tf
+
+    dense = tf.sparse.to_dense(sparse)
+    if sparse.shape.rank != 2 or sparse.shape[1] is not None:
+        return dense
+    rows, columns = sparse.indices[:, 0], sparse.indices[:, 1]
+    lengths = tf.math.unsorted_segment_max(columns + 1, rows, sparse.dense_shape[0])
+    return tf.RaggedTensor.from_tensor(dense, tf.maximum(lengths, 0))
 
 
 def _is_rankable(tensor: Any) -> bool:

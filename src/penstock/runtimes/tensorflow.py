@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,16 +39,9 @@ class TensorFlowRuntime:
     def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
         with lean_imports(model, "tensorflow"):
             import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
-            import tensorflow as tf
+            import tensorflow  # noqa: F401
 
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-        if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
-            raise DeviceError(
-                "this TensorFlow does not see the GPU",
-                received=f"{device} {device.name}, tensorflow {tf.__version__}",
-                hint="pip install 'tensorflow[and-cuda]', or --devices cpu, or --runtime jax",
-            )
+        prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
         place = f"/{device.kind.upper()}:0"
         if model.kind == "saved_model":
             signature, step = saved_model.load(model)
@@ -61,17 +54,38 @@ class TensorFlowRuntime:
         return wrap(call_keras_model(model), place, model.answers)
 
 
+def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
+    """Set how many threads TensorFlow takes, and look whether it can use the device. Before anything runs.
+
+    Args:
+        device: Where the model will run.
+        threads: For one operation, and for operations at the same time.
+        others: Runtimes that could run the model instead.
+
+    Raises:
+        DeviceError: It does not see the GPU.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
+        ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
+        raise DeviceError(
+            "this TensorFlow does not see the GPU",
+            received=f"{device} {device.name}, tensorflow {tf.__version__}",
+            hint=", or ".join(ways),
+        )
+
+
 def wrap(call: KerasCall, place: str, answers: Answers | None = None) -> TensorFlowReplica:
     """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
-    import keras
-
     model = call.model
-    has_own_step = type(model).predict_step is not keras.Model.predict_step
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
         scaled = {name: call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         packed = call.pack(_cast(scaled, call.signature))
-        outputs = model.predict_step((packed,)) if has_own_step else model(packed, **call.options)
+        outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
     return TensorFlowReplica(call.signature, step, place, call, answers)

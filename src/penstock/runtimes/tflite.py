@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import warnings
@@ -25,7 +26,6 @@ class TfliteRuntime:
     """An interpreter for each thread that calls: they cannot be shared. There is one kind of device, the CPU."""
 
     name = "tflite"
-    package = "ai_edge_litert"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(threads)}
@@ -98,7 +98,11 @@ def _check_operations(interpreter: Any, model: ModelFile) -> None:
 
 
 class Graph:
-    """One interpreter and one of its signatures; or the whole file, where it has none. For one thread."""
+    """One interpreter and one of its signatures; or the whole file, where it has none. For one thread.
+
+    Recurrent layers keep their state in the interpreter: it is wiped after every run, so that a row is answered
+    alike whatever came before it.
+    """
 
     def __init__(self, interpreter: Any, signature: str | None) -> None:
         self._interpreter = interpreter
@@ -112,6 +116,14 @@ class Graph:
 
     def run(self, feeds: Columns) -> Columns:
         """What the file gives, in its own dtypes."""
+        # Copies: nothing may point into the interpreter while it is wiped.
+        found = {name: np.array(array) for name, array in self._invoke(feeds).items()}
+        # It refuses where another signature of the file has state and was never run; whether that matters is tried.
+        with contextlib.suppress(RuntimeError):
+            self._interpreter.reset_all_variables()
+        return found
+
+    def _invoke(self, feeds: Columns) -> Columns:
         if self._runner is not None:
             return dict(self._runner(**feeds))
         for name, array in feeds.items():
@@ -146,16 +158,15 @@ class TfliteReplica:
         inputs = divide_inputs(file, _declared(graph.inputs, self._quantised))
         outputs = _declared(graph.outputs, self._given)
         self._constants = {constant: self._stored(constant, array) for constant, array in inputs.constants.items()}
-        self._one_by_one = OneByOne(outputs) if self._must_loop(inputs) else None
+        must_loop, self._is_used_again = self._try_out(inputs)
+        has_open_batch = rows_at_once(inputs.rows) is None
+        self._one_by_one = OneByOne(outputs, has_open_batch=has_open_batch) if must_loop else None
         self.signature = self._describe(inputs, outputs, name, [Graph(make(), other) for other in others], others)
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
         feeds = {name: self._feed(name, array) for name, array in batch.items()}
-        found = self._one_by_one.run(self._run, feeds) if self._one_by_one is not None else self._run(feeds)
-        outputs = {
-            name: self._given[name].to_real(array) if name in self._given else array for name, array in found.items()
-        }
+        outputs = self._one_by_one.run(self._run, feeds) if self._one_by_one is not None else self._run(feeds)
         return keep(self._answers, outputs, NumpyRanking())
 
     def close(self) -> None:
@@ -166,10 +177,15 @@ class TfliteReplica:
             self._graphs.graph = self._make_graph()
         graph: Graph = self._graphs.graph
         try:
-            return graph.run(feeds | self._constants)
+            found = graph.run(feeds | self._constants)
         except Exception:
             del self._graphs.graph  # one that failed halfway may refuse what it took before
             raise
+        if not self._is_used_again:
+            del self._graphs.graph
+        return {
+            name: self._given[name].to_real(array) if name in self._given else array for name, array in found.items()
+        }
 
     def _feed(self, name: str, array: Array) -> Array:
         """Rows as the file stores them. Integers of a quantised input's own dtype are taken as they are."""
@@ -184,23 +200,31 @@ class TfliteReplica:
     def _stored(self, name: str, array: Array) -> Array:
         return self._quantised[name].to_stored(array) if name in self._quantised else array
 
-    def _must_loop(self, inputs: Inputs) -> bool:
-        """Whether rows must go in one at a time: the file says one, and does not take two either."""
-        if rows_at_once(inputs.rows) not in (None, 1):
-            return False
-        try:
-            return not self._takes_two_rows(inputs)
-        except Exception:  # rows that were made up prove nothing where the model refuses even one
-            return rows_at_once(inputs.rows) == 1
+    def _try_out(self, inputs: Inputs) -> tuple[bool, bool]:
+        """Whether rows must go in one at a time, and whether a graph answers alike when it is used again.
 
-    def _takes_two_rows(self, inputs: Inputs) -> bool:
+        The first: the file says one row, and does not take two either. The second: variables that no reset reaches
+        keep what came before. Both are tried on rows that were made up.
+        """
+        fixed = rows_at_once(inputs.rows)
+        size = fixed or 1
+        feeds = {each.name: self._stored(each.name, _made_up(each, 2 * size)) for each in inputs.rows}
+        try:
+            graph = self._make_graph()
+            first, second, again = (graph.run(self._slice(feeds, start, size)) for start in (0, size, 0))
+        except Exception:  # rows that were made up prove nothing where the model refuses even one
+            return fixed == 1, True
+        is_used_again = all(_is_same(again[name], array) for name, array in first.items())
+        if not is_used_again:
+            second = self._make_graph().run(self._slice(feeds, size, size))
+        must_loop = size == 1 and not self._takes_two_rows(feeds, first, second)
+        return must_loop, is_used_again
+
+    def _slice(self, feeds: Columns, start: int, rows: int) -> Columns:
+        return {name: array[start : start + rows] for name, array in feeds.items()} | self._constants
+
+    def _takes_two_rows(self, feeds: Columns, first: Columns, second: Columns) -> bool:
         """Many files declare one row and take more. Two rows together must answer what each answers alone."""
-        feeds = {each.name: self._stored(each.name, _made_up(each, 2)) for each in inputs.rows}
-        alone = self._make_graph()
-        first, second = (
-            alone.run({name: array[row : row + 1] for name, array in feeds.items()} | self._constants)
-            for row in range(2)
-        )
         try:
             both = self._make_graph().run(feeds | self._constants)
         except (RuntimeError, ValueError):
@@ -219,6 +243,8 @@ class TfliteReplica:
         notes += [f"the output {each!r} is given as real numbers, not as {q.dtype}" for each, q in self._given.items()]
         if loop is not None:
             notes.append("the file takes one row at a time: batches are fed to it row by row")
+        if not self._is_used_again:
+            notes.append("the file keeps variables from run to run: every run begins anew, as if it were the first")
         fixed = rows_at_once(inputs.rows)
         return Signature(
             inputs.specs,
@@ -289,6 +315,12 @@ def _made_up(declared: Declared, rows: int) -> Array:
         return np.array([b"a", b"b"], dtype=object)[draw.integers(0, 2, shape)]
     values = draw.random(shape) if "float" in declared.dtype else draw.integers(0, 2, shape)
     return values.astype(declared.dtype)
+
+
+def _is_same(found: Array, expected: Array) -> bool:
+    if found.shape != expected.shape:
+        return False
+    return bool(np.array_equal(found, expected, equal_nan=found.dtype.kind == "f"))
 
 
 def _is_close(found: Array, expected: Array) -> bool:

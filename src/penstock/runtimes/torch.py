@@ -91,9 +91,7 @@ class TorchRanking:
         return values[..., :k], places[..., :k].to(torch.int32)
 
     def argmax(self, tensor: Any) -> Any:
-        import torch
-
-        return tensor.argmax(dim=-1).to(torch.int32)
+        return self.top_k(tensor, 1)[1][..., 0]
 
 
 def _to_numpy(tensor: Any) -> Any:

@@ -133,7 +133,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
                 b["dtype"],
                 tuple(b["shape"]),
                 b["mask_of"],
-                tuple(Feature(f["name"], f["dtype"], _tuples(f["shape"]), f["is_required"]) for f in b["features"]),
+                tuple(Feature(**feature | {"shape": _tuples(feature["shape"])}) for feature in b["features"]),
             )
             for b in document["bindings"]
         ),

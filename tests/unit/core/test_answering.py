@@ -56,6 +56,14 @@ def test_what_cannot_be_ranked_is_refused(answers: Answers, told: str) -> None:
         keep(answers, OUTPUTS, NumpyRanking())
 
 
+def test_a_single_value_is_no_class_and_ids_are_no_scores() -> None:
+    outputs = OUTPUTS | {"churn": np.array([[0.3], [0.9]], np.float32), "ids": np.array([[3, 1], [2, 0]])}
+    kept = keep(Answers(argmax=True), outputs, NumpyRanking())
+    assert list(kept) == ["classes:probs", "length", "churn", "ids"]
+    alone = keep(Answers(argmax=True, outputs=("ids",)), outputs, NumpyRanking())
+    assert alone["classes:ids"].tolist() == [0, 0]
+
+
 def test_two_columns_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="probs_class"):
         keep(Answers(argmax=True), OUTPUTS | {"probs_class": np.zeros(2)}, NumpyRanking())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.columns import OPAQUE, describe, is_text, join, take_rows, to_array, to_arrow, whole
+from penstock.core.columns import OPAQUE, describe, is_text, join, take_rows, to_array, to_arrow, to_lists, whole
 from penstock.core.records import STRING, Array, Column, Shape
 
 NUMBERS = [
@@ -527,3 +527,18 @@ def test_text_types_are_known() -> None:
     assert is_text(pa.string_view())
     assert is_text(pa.binary(4))
     assert not is_text(pa.int8())
+
+
+class TestToLists:
+    def test_rows_of_any_length_are_lists_of_one_type(self) -> None:
+        pieces = [np.ones((2, 1, 2), "f4"), np.ones((1, 0, 2), "f4"), np.ones((1, 3, 1), "f4")]
+        found = to_lists(pieces)
+        assert found.to_pylist() == [row.tolist() for piece in pieces for row in piece]
+        assert {to_lists([piece]).type for piece in pieces} == {found.type}
+        assert describe("y", found).varies
+
+    @pytest.mark.parametrize("value", [b"a", b"\xff", True, 7], ids=str)
+    def test_text_and_truths_too(self, value: Any) -> None:
+        rows = np.array([[value, value]], dtype=object if isinstance(value, bytes) else None)
+        wanted = value.decode() if value == b"a" else value
+        assert to_lists([rows, rows[:, :1]]).to_pylist() == [[wanted, wanted], [wanted]]

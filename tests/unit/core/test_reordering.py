@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.batching import Batch
 from penstock.core.columns import to_arrow
 from penstock.core.records import KEPT, Array, Column, RowFailure, Span
-from penstock.core.reordering import Answered, answers, to_result
+from penstock.core.reordering import AS_LISTS, Answered, answers, to_result
 
 
 def failure(row: int) -> RowFailure:
@@ -105,6 +105,19 @@ def test_output_that_does_not_follow_the_padded_input_stays_as_it_is(follows: di
 def test_outputs_stay_as_they_are_where_nothing_is_padded() -> None:
     output = np.zeros((2, 6))
     assert answers(FOLLOWS, "y", output, Batch(0, range(2), 2, {})) is output
+
+
+def test_output_of_open_length_is_a_list_of_one_type_in_every_batch() -> None:
+    wide = answers({"y": AS_LISTS}, "y", np.ones((2, 5), bool), padded([1, 2]))
+    narrow = answers({"y": AS_LISTS}, "y", np.zeros((1, 2), bool), Batch(0, range(1), 1, {}))
+    batches: list[Answered] = [(range(2), {"y": wide}, {}), (range(2, 3), {"y": narrow}, {})]
+    result = to_result(Span(0, 0, 3, ()), batches, [])
+    assert to_arrow(result.columns["y"]).to_pylist() == [[True] * 5, [True] * 5, [False] * 2]
+
+
+def test_lists_of_the_model_stay_as_they_are() -> None:
+    lists = pa.array([[1], [2, 3]], pa.large_list(pa.int64()))
+    assert answers({"y": "x"}, "y", lists, padded([1, 2])) is lists
 
 
 def test_lists_of_different_batches_are_joined_in_order() -> None:

@@ -91,3 +91,25 @@ class TestWarmUp:
         prepared = warmed(Two(), job, 2)
         assert prepared.follows == {"marks": "question"}
         assert [(spec.name, spec.varies) for spec in prepared.outputs] == [("marks", True), ("classes", False)]
+
+    def test_open_output_is_a_list_unless_an_input_fed_rows_of_one_length_explains_it(self) -> None:
+        class Open(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                return {"y": batch["x"][:, :2], "fixed": batch["x"][:, 0], "any": batch["x"]}
+
+        outputs = tuple(TensorSpec(*each) for each in (("y", "f4", (None,)), ("fixed", "f4", ()), ("any", "f4", None)))
+        fixed, varying = np.ones((4, 3), np.float32), pa.array([[1.0] * 4, [1.0] * 3], pa.list_(pa.float32()))
+        for declared, column, shape, is_list in (
+            ((3,), fixed, (3,), True),
+            ((None,), fixed, (3,), False),
+            ((None,), varying, (None,), True),
+        ):
+            replica = Open()
+            replica.signature = Signature((TensorSpec("x", "float32", declared),), outputs)
+            binding = Binding("x", ("x",), "float32", shape)
+            job = Job(
+                InMemory({"x": column}), (binding,), (), len(column), buckets={"x": [[8]]} if None in shape else {}
+            )
+            found = {spec.name: spec.varies for spec in warmed(replica, job, len(column)).outputs}
+            assert found["y"] is is_list
+            assert not found["fixed"]

@@ -37,6 +37,10 @@ def file(**options: Any) -> ModelFile:
         (STRING, (), "a, b", b"a, b"),
         ("float32", (2,), "1, 2", [1, 2]),
         ("int32", (None, 2), "1,2,3,4", [[1, 2], [3, 4]]),
+        ("uint64", (), str(2**64 - 1), 2**64 - 1),
+        ("float16", (2,), "-inf,65504", [-np.inf, 65504]),
+        ("float32", None, "1,2", [1, 2]),
+        (STRING, None, "a,b", b"a,b"),
     ],
 )
 def test_a_constant_is_read_by_the_dtype_and_shape_of_its_input(
@@ -47,7 +51,8 @@ def test_a_constant_is_read_by_the_dtype_and_shape_of_its_input(
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "text"),
-    [("float32", (), "much"), ("int8", (), "300"), ("int32", (), "1.5"), ("bool", (), "2"), ("float32", (2,), "1")],
+    [("float32", (), "much"), ("int8", (), "300"), ("int32", (), "1.5"), ("bool", (), "2"), ("float32", (2,), "1")]
+    + [("uint8", (), "-1"), ("float16", (), "65536"), ("int32", (None, None), "1,2"), ("variant", (), "1")],
 )
 def test_what_is_no_value_of_the_input_is_refused(dtype: str, shape: tuple[int | None, ...], text: str) -> None:
     with pytest.raises(UsageError, match="not a value of that input"):
@@ -105,7 +110,36 @@ def test_rows_that_go_in_one_by_one_come_out_as_one_batch() -> None:
     np.testing.assert_array_equal(found["squeezed"], x[:, :3])
 
 
-def test_rows_that_answer_in_different_shapes_are_refused() -> None:
-    loop = OneByOne([Declared("boxes", "float32", (1, None, 4))])
+def answers_of(declared: Declared, counts: list[int], shape: tuple[int, ...] = (), **options: Any) -> Any:
+    """What a model gives that answers a row with `n` times `shape`."""
+    lead = (1,) if declared.shape is not None and declared.shape[:1] == (1,) else ()
+
+    def run(feeds: Columns) -> Columns:
+        return {declared.name: np.full((*lead, int(feeds["n"][0]), *shape), feeds["n"][0])}
+
+    return OneByOne([declared], **options).run(run, {"n": np.array(counts)})[declared.name]
+
+
+@pytest.mark.parametrize("shape", [(None, 2), (1, None, 2)], ids=str)
+def test_answers_of_open_length_are_lists(shape: tuple[int | None, ...]) -> None:
+    found = answers_of(Declared("boxes", "int64", shape), [2, 0, 1], (2,))
+    assert found.to_pylist() == [[[2, 2], [2, 2]], [], [[1, 1]]]
+    assert OneByOne([]).spec(Declared("boxes", "int64", shape)).shape == (None, 2)
+
+
+def test_one_answer_in_each_row_of_a_batch_is_a_list_of_one_where_others_may_have_more() -> None:
+    boxes = Declared("boxes", "int64", (None, 2))
+    assert answers_of(boxes, [1, 1], (2,)).type == answers_of(boxes, [0, 3], (2,)).type
+
+
+def test_an_open_first_dimension_is_the_batch_where_the_inputs_have_one() -> None:
+    boxes = Declared("boxes", "int64", (None, 2))
+    assert answers_of(boxes, [1, 1], (2,), has_open_batch=True).shape == (2, 2)
+    with pytest.raises(ModelError, match="does not have one row for each row"):
+        answers_of(boxes, [0, 2], (2,), has_open_batch=True)
+
+
+@pytest.mark.parametrize("shape", [(2,), None], ids=str)
+def test_rows_that_answer_in_shapes_that_were_not_declared_are_refused(shape: tuple[int | None, ...] | None) -> None:
     with pytest.raises(ModelError, match="another shape from row to row"):
-        loop.run(lambda feeds: {"boxes": np.zeros((1, int(feeds["n"][0]), 4))}, {"n": np.array([1, 2])})
+        answers_of(Declared("boxes", "float32", shape), [1, 2])
