@@ -138,27 +138,15 @@ def _forget_shapes(config: dict[str, Any]) -> None:
 def graphs(hostile: Path, folder: Path) -> None:
     """Operations that write without being known for it, or by settings that their caller gives."""
     import tensorflow as tf
-    from tensorflow.core.framework import attr_value_pb2
-
-    def value(**given: Any) -> Any:
-        return attr_value_pb2.AttrValue(**given)
-
-    def dump(graph: Any, x: Any) -> None:
-        settings = {
-            "log_dir_path": value(s=str(folder / "canary").encode()),
-            "file_name": value(s=b"dumped"),
-            "T": value(type=1),
-            "enabled": value(b=True),
-        }
-        graph.create_op("DumpTensor", [x], [], attrs=settings)
 
     with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, (None, 4), name="x")
-        tf.identity(x * 2.0, name="y")
+        tf.identity(tf.compat.v1.placeholder(tf.float32, (None, 4), name="x") * 2.0, name="y")
         tf.constant("said", name="message")
-        plain = graph.as_graph_def()
-        dump(graph, x)
-    (hostile / "dumps.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    plain, dumping = graph.as_graph_def(), graph.as_graph_def()
+    dump = dumping.node.add(name="dump", op="DumpTensor", input=["x"])
+    for key, text in {"log_dir_path": str(folder / "canary"), "file_name": "dumped", "func_name": "f"}.items():
+        dump.attr[key].s = text.encode()
+    (hostile / "dumps.pb").write_bytes(dumping.SerializeToString())
 
     function = plain.library.function.add()
     function.signature.name = "says"

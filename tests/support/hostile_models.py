@@ -1,7 +1,7 @@
 """Writes models that try to run code or reach files, and ordinary ones that only look as if they might.
 
-`python -m tests.support.hostile_models FOLDER` fills `FOLDER/hostile` and `FOLDER/innocent`. Whatever runs leaves its mark in
-`FOLDER/canary`. Each is made by the real framework and then, where that would refuse, changed in its files.
+`python -m tests.support.hostile_models FOLDER` fills `FOLDER/hostile` and `FOLDER/innocent`. Whatever runs leaves its
+mark in `FOLDER/canary`. Each is made by the real framework and then, where that would refuse, changed in its files.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _size(array: Any) -> int:
     return int(array.nbytes + sum(map(len, array.ravel().tolist())))
 
 
-@dataclass
+@dataclass(eq=False)
 class Bundle:
     """Elements that travel together. Their memory is `span`'s, once they are on their way."""
 
@@ -48,7 +48,12 @@ class Bundle:
     span: Span | None = None
     answers: list[Any] | None = None
     """Those of the first elements: fewer where the next one was rejected."""
+    error: Exception | None = None
     deaths: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.answers is not None or self.error is not None
 
     def load(self, files: ElementFiles) -> Span:
         """Lay the elements into memory that other processes can map."""
@@ -146,6 +151,12 @@ class Bundles:
             bundle.answers = answers
             self._changed.notify_all()
 
+    def refuse(self, bundle: Bundle, error: Exception) -> None:
+        """It will have no answers; the error is raised when all before it is taken."""
+        with self._changed:
+            bundle.error = error
+            self._changed.notify_all()
+
     def leave(self) -> None:
         """No process is left: who takes the predictions makes them."""
         with self._changed:
@@ -161,9 +172,11 @@ class Bundles:
                 if not self._on_belt:
                     break
                 bundle = self._on_belt[0]
+                if bundle.error is not None:
+                    raise bundle.error
                 if bundle is self._filling:
                     self._filling = None
-                elif bundle.answers is None and bundle in self._waiting:
+                elif bundle in self._waiting:
                     self._waiting.remove(bundle)
             yield bundle
             with self._changed:
@@ -185,4 +198,4 @@ class Bundles:
     def _has_turn(self) -> bool:
         if not self._on_belt:
             return self._has_ended
-        return self._on_belt[0].answers is not None or self._is_left
+        return self._on_belt[0].is_settled or self._is_left

@@ -1,78 +1,79 @@
-"""Checkpoints: which one is the latest, and in what they differ from a graph."""
+"""Checkpoints: which one a call means, and what it does where there is none."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from penstock.errors import ModelError
+from penstock.estimator.calling import LOG
 from penstock.estimator.refusals import WrongValue
-from penstock.runtimes.graph_restoring import check_fits
+from penstock.runtimes.graph_restoring import (
+    NoCheckpoint,
+    find_checkpoint,
+    newest_checkpoint,
+    none_there,
+    random_variables,
+)
 
-
-class NoCheckpoint(ModelError, ValueError):
-    """There is no trained model where one is needed. The original raised ValueError."""
-
-
-def latest(model_dir: str) -> str | None:
-    import tensorflow as tf
-
-    found = tf.train.latest_checkpoint(model_dir)
-    return None if found is None else str(found)
-
-
-def need_latest(model_dir: str) -> str:
-    """The newest checkpoint of a folder.
-
-    Raises:
-        NoCheckpoint: The folder has none.
-    """
-    found = latest(model_dir)
-    if found is None:
-        raise NoCheckpoint(
-            "there is no trained model in model_dir",
-            received=f"model_dir={model_dir!r}",
-            allowed="a folder with `checkpoint` and `model.ckpt-N.index`",
-            hint="train first, or point model_dir at a folder with checkpoints",
-        )
-    return found
+__all__ = ["NoCheckpoint", "check_initial_values", "check_path", "global_step_of", "repair_note"]
 
 
 def global_step_of(model_dir: str) -> int:
     """The step that the newest checkpoint was saved at; 0 where there is none."""
     import tensorflow as tf
 
-    path = latest(model_dir)
+    path = newest_checkpoint(model_dir)
     if path is None:
         return 0
     reader = tf.train.load_checkpoint(path)
     return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
 
 
-def check_restorable(checkpoint: str | None, scaffold: Any) -> None:
-    """Compare the variables of the default graph with the checkpoint that they are about to be restored from.
-
-    TensorFlow does not: a variable takes a value of another shape, and everything after it goes wrong in silence.
+def check_path(path: Any) -> str | None:
+    """A checkpoint as the user names it: a prefix such as `model.ckpt-300`, or its folder.
 
     Raises:
-        ModelError: Which variables are missing in it, or have other shapes.
+        NoCheckpoint: There is none.
     """
-    import tensorflow as tf
-
-    if checkpoint is None:
-        return
-    savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
-    saver = scaffold.saver or (savers[0] if savers else None)
-    listed = getattr(saver, "_var_list", None)
-    reader = tf.train.load_checkpoint(checkpoint)
-    check_fits(checkpoint, reader, tf.compat.v1.global_variables() if listed is None else listed)
-
-
-def check_path(path: Any) -> str | None:
-    """A checkpoint as the user names it: a prefix such as `model.ckpt-300`, or its folder."""
     if path is None or path == "":
         return None
     text = os.fspath(path)
     if not isinstance(text, str):
         raise WrongValue("checkpoint_path must be text", received=repr(path))
-    return need_latest(text) if os.path.isdir(text) else text
+    return find_checkpoint(text)
+
+
+def check_initial_values(scaffold: Any, model_dir: str) -> None:
+    """Before a model in the default graph runs without a checkpoint: are the values that it begins with worth it?
+
+    A model may have no variables, bring their values along, or take them from elsewhere.
+
+    Raises:
+        NoCheckpoint: Some would be random numbers.
+    """
+    import tensorflow as tf
+
+    random = random_variables(scaffold)
+    if random:
+        raise none_there(model_dir, random)
+    step = tf.compat.v1.train.get_global_step()
+    if any(variable is not step for variable in tf.compat.v1.global_variables()) and scaffold.init_fn is None:
+        LOG.warning("%s has no checkpoint: the variables begin with what the model_fn gives them", model_dir)
+
+
+def repair_note(model_dir: str) -> str | None:
+    """Let the note in the folder name the newest checkpoint, which is returned.
+
+    TensorFlow trains on from the one that the note names, and a folder that was moved names files that are not there.
+    """
+    import tensorflow as tf
+
+    found = newest_checkpoint(model_dir)
+    state = tf.train.get_checkpoint_state(model_dir) if found is not None else None
+    if found is None or (state is not None and state.model_checkpoint_path == found):
+        return found
+    known = [os.path.join(model_dir, os.path.basename(path)) for path in (state.all_model_checkpoint_paths if state else ())]
+    kept = [path for path in known if path != found and tf.io.gfile.exists(path + ".index")]
+    names = [os.path.basename(path) for path in (*kept, found)]  # relative: the folder may be moved again
+    note = tf.compat.v1.train.generate_checkpoint_state_proto
+    return found

@@ -13,6 +13,8 @@ from penstock.errors import ModelError, one_line
 _SHOWN = 6
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """In checkpoints of `tf.train.Checkpoint`, whose names are not those of variables: TensorFlow matches them itself."""
+_OF_SAVED_MODELS = "saved_model_initializers"
+"""What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
 
 
 class NoCheckpoint(ModelError, ValueError):
@@ -114,21 +116,27 @@ def _newest_remote(place: str) -> str | None:
     return max(found, key=_step_in_name, default=None)
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return between.join([*names[:_SHOWN], *more])
 
 
 @dataclass(frozen=True)
 class Restoring:
     """How the variables of a graph get their values: made before the graph is closed, run with its session."""
 
-    saver: Any
-    checkpoint: str | None
-    steps: tuple[Any, ...]
-    """Operations to run once, one after the other: they initialise what the checkpoint does not hold."""
-    init_fn: Any = None
+    saver: Any = None
+    checkpoint: str | None = None
+    first: tuple[Any, ...] = ()
+    """Operations to run one after the other: they initialise what no checkpoint gives a value to."""
+    fed: Any = None
+    """What the scaffold feeds to them."""
+    init_fn: Callable[[Any], None] | None = None
+    local: Any = ()
+    """What initialises local variables and tables. Tables may be initialised from variables: this comes last."""
+    fed_to_local: Any = None
 
-    def run(self, session: Any) -> None:
+    def restore(self, session: Any) -> None:
         """Give every variable its value.
 
         Raises:
@@ -136,6 +144,8 @@ class Restoring:
         """
         import tensorflow as tf
 
+        for step in self.first:
+            session.run(step, self.fed)
         if self.checkpoint is not None:
             try:
                 self.saver.restore(session, self.checkpoint)
@@ -143,10 +153,14 @@ class Restoring:
                 raise ModelError(
                     "the checkpoint cannot be restored", received=f"{self.checkpoint}: {one_line(error)}"
                 ) from error
-        for step in self.steps:
-            session.run(step)
         if self.init_fn is not None:
             self.init_fn(session)
+
+    def run(self, session: Any) -> None:
+        """Give every variable its value, and initialise local variables, tables and resources."""
+        self.restore(session)
+        if self.local:
+            session.run(self.local, self.fed_to_local)
 
 
 def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
@@ -162,26 +176,111 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    given_local = getattr(scaffold, "local_init_op", None)
-    local = _local_operations() if given_local is None else [given_local]
+    local = _local_operations() if scaffold.local_init_op is None else [scaffold.local_init_op]
+    fed_to_local = scaffold.local_init_feed_dict
+    loaded = v1.get_collection(_OF_SAVED_MODELS)
     if checkpoint is None:
-        given = getattr(scaffold, "init_op", None)
-        everything = [v1.global_variables_initializer(), *_created(v1.GraphKeys.RESOURCES)] if given is None else given
-        init_fn = getattr(scaffold, "init_fn", None)
-        bound = (lambda session: init_fn(scaffold, session)) if init_fn is not None else None
-        # Tables may be initialised from variables: they come after them.
-        return Restoring(None, None, (everything, local), bound)
-    saver = getattr(scaffold, "saver", None) or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None)
+        usual = [v1.global_variables_initializer(), *_created(v1.GraphKeys.RESOURCES), *loaded]
+        first = usual if scaffold.init_op is None else scaffold.init_op
+        return Restoring(None, None, (first,), scaffold.init_feed_dict, scaffold.init_fn, local, fed_to_local)
+    saver = _own_saver(scaffold)
     reader = _reader(checkpoint)
     if saver is not None:
-        check_fits(checkpoint, reader, getattr(saver, "_var_list", None))
-        return Restoring(saver, checkpoint, (local,) if local else ())
-    saved = [*v1.global_variables(), *v1.get_collection(v1.GraphKeys.SAVEABLE_OBJECTS)]
-    saved, unsaved = _without_unsaved_step(reader, saved)
+        check_fits(checkpoint, reader, _saved_by(saver))
+        return Restoring(saver, checkpoint, (loaded,) if loaded else (), local=local, fed_to_local=fed_to_local)
+    saved, unsaved = _without_unsaved_step(reader, _saveable())
     check_fits(checkpoint, reader, saved)
+    first = [*loaded, *(variable.initializer for variable in unsaved)]
     saver = v1.train.Saver(saved, allow_empty=True)
-    more = [*local, *(variable.initializer for variable in unsaved)]
-    return Restoring(saver, checkpoint, (more,) if more else ())
+    return Restoring(saver, checkpoint, (first,) if first else (), local=local, fed_to_local=fed_to_local)
+
+
+def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
+    """What makes the session of a `MonitoredSession`: it restores as everything here does.
+
+    TensorFlow's own would restore a value of another shape in silence, and refuse a checkpoint without a global step.
+    """
+    import tensorflow as tf
+
+    class Restores(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
+        _restoring: Restoring | None = None
+
+        def create_session(self) -> Any:
+            if self._restoring is None:  # hooks have begun by now: what they added to the graph is initialised too
+                self._restoring = plan_restoring(scaffold, checkpoint)
+                scaffold.finalize()
+            session = tf.compat.v1.Session(config=options)
+            try:
+                self._restoring.run(session)
+            except BaseException:
+                session.close()
+                raise
+            return session
+
+    return Restores()
+
+
+def random_variables(scaffold: Any) -> list[str]:
+    """The variables of the default graph that begin as random numbers, where no checkpoint is restored.
+
+    What the scaffold initialises itself, values of another checkpoint and constants are what somebody meant.
+    """
+    import tensorflow as tf
+
+    if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
+        return []
+    return [variable.op.name for variable in tf.compat.v1.global_variables() if _is_random(variable.initializer)]
+
+
+def _is_random(operation: Any) -> bool:
+    """Whether an operation depends on random numbers."""
+    seen, waiting = set(), [operation]
+    while waiting:
+        found = waiting.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        if "Random" in found.type or "TruncatedNormal" in found.type:
+            return True
+        waiting += [*(tensor.op for tensor in found.inputs), *found.control_inputs]
+    return False
+
+
+def _own_saver(scaffold: Any) -> Any:
+    """The saver that the user made, or training; None where there is none."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    saver = scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None)
+    if not isinstance(saver, tf.train.Checkpoint):
+        return saver
+    from tensorflow.python.checkpoint.graph_view import ObjectGraphView
+
+    return v1.train.Saver(ObjectGraphView(saver).frozen_saveable_objects(), sharded=True)
+
+
+def _saved_by(saver: Any) -> Any:
+    listed = getattr(saver, "_var_list", None)
+    return _saveable() if listed is None else listed  # a saver that is not built yet saves all there will be
+
+
+def _saveable() -> list[Any]:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    return [*v1.global_variables(), *v1.get_collection(v1.GraphKeys.SAVEABLE_OBJECTS)]
+
+
+def check_restorable(checkpoint: str, scaffold: Any) -> None:
+    """Compare the variables of the default graph with the checkpoint that TensorFlow is about to restore them from.
+
+    TensorFlow does not: a variable takes a value of another shape, and everything after it goes wrong in silence.
+
+    Raises:
+        ModelError: Which variables are missing in it, or have other shapes.
+    """
+    saver = _own_saver(scaffold)
+    check_fits(checkpoint, _reader(checkpoint), _saveable() if saver is None else _saved_by(saver))
 
 
 def _local_operations() -> list[Any]:
@@ -225,7 +324,7 @@ def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
         ModelError: Some are missing in it, or have other shapes there.
     """
     held = reader.get_variable_to_shape_map()
-    if variables is None or _OBJECTS in held:
+    if _OBJECTS in held:
         return
     wanted = _wanted(variables)
     missing: list[str] = []
@@ -238,7 +337,7 @@ def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
     if not missing and not other:
         return
     told = [*other, *(f"{name} is not in the checkpoint" for name in missing)]
-    shown = "; ".join(told[:_SHOWN]) + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+    shown = _some(told, "; ")
     unused = [f"{name} {_shown(shape)}" for name, shape in sorted(held.items()) if name not in wanted]
     raise ModelError(
         "the checkpoint does not fit the model_fn",

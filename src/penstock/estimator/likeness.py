@@ -1,0 +1,66 @@
+"""Whether two processes built the same model: they predict the same element alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.core.agreement import compare
+
+TOLERANCE = {"cpu": 1e-3, "gpu": 1e-2}
+"""Of the spread of a prediction. Another order of summing, or another kernel, is far below; another model above."""
+_MOST_UNEQUAL = 0.01
+"""Classes may turn over where two scores are nearly equal: so many of them, of a hundred and more."""
+
+
+class Reference(NamedTuple):
+    """What this process predicts for an element, twice: what is random differs, and says nothing about the model."""
+
+    once: Any
+    again: Any
+
+    def unlike(self, found: Any, kind: str) -> str | None:
+        """Where the predictions of another process are others, in words; None where they are the same."""
+        once, again, theirs = flatten(self.once), flatten(self.again), flatten(found)
+        if list(once) != list(theirs):
+            return f"predictions are {', '.join(once)} here, {', '.join(theirs)} there"
+        for name, mine in once.items():
+            if _difference(name, mine, again[name], 0.0) is not None:
+                continue
+            told = _difference(name, mine, theirs[name], TOLERANCE[kind])
+            if told is not None:
+                return told
+        return None
+
+
+def flatten(predictions: Any, name: str = "") -> dict[str, Any]:
+    """The arrays of a structure of predictions, by where they are in it; sparse and ragged ones by their parts."""
+    if isinstance(predictions, Mapping):
+        parts: Any = predictions.items()
+    elif isinstance(predictions, tuple) and hasattr(predictions, "_fields"):
+        parts = zip(predictions._fields, predictions, strict=True)
+    elif hasattr(predictions, "row_splits"):
+        parts = (("values", predictions.values), ("row_splits", predictions.row_splits))
+    elif isinstance(predictions, (list, tuple)):
+        parts = enumerate(predictions)
+    else:
+        return {name or "the prediction": np.asarray(predictions)}
+    found: dict[str, Any] = {}
+    for key, part in parts:
+        found |= flatten(part, f"{name}/{key}" if name else str(key))
+    return found
+
+
+def _difference(name: str, mine: Any, other: Any, tolerance: float) -> str | None:
+    if mine.shape != other.shape:
+        return f"{name}: shape {mine.shape} here, {other.shape} there"
+    if mine.dtype.kind == "V":  # floats that numpy itself does not have
+        mine, other = mine.astype(np.float32), other.astype(np.float32)
+    if mine.dtype.kind not in "fc":
+        unequal = int(np.count_nonzero(np.asarray(mine != other)))
+        if unequal <= (_MOST_UNEQUAL * mine.size if tolerance else 0):
+            return None
+    found = compare({name: np.atleast_1d(mine)}, {name: np.atleast_1d(other)}, tolerance)
+    return None if found is None else str(found)
