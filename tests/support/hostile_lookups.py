@@ -21,6 +21,22 @@ def lookups(hostile: Path, innocent: Path, folder: Path) -> None:
     calls_by_symbol(hostile, innocent, folder)
     giants(hostile, innocent)
     graphs(hostile, folder)
+    (folder / "operations.json").write_text(json.dumps(operations_with_texts()), encoding="utf-8")
+
+
+def operations_with_texts() -> dict[str, list[str]]:
+    """The operations that TensorFlow registers, with the names of their inputs and settings that may be texts."""
+    from tensorflow.core.framework import op_def_pb2, types_pb2
+    from tensorflow.python.client import pywrap_tf_session as session
+
+    known = op_def_pb2.OpList.FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
+    return {
+        operation.name: [
+            *(each.name for each in operation.input_arg if each.type in (types_pb2.DT_STRING, types_pb2.DT_INVALID)),
+            *(each.name for each in operation.attr if each.type in ("string", "list(string)")),
+        ]
+        for operation in known.op
+    }
 
 
 def edited(source: Path, target: Path, change: Change) -> None:
@@ -66,7 +82,13 @@ def keras_2_archives(hostile: Path, innocent: Path, folder: Path) -> None:
     }
     (folder / "imported_by_a_model.py").write_text(f"open({str(folder / 'canary' / 'imported')!r}, 'w').write('ran')\n")
     module = {"module": "imported_by_a_model"}
-    spec = {"class_name": "__typespec__", "spec_name": "X", "registered_name": None, "config": [], **module}
+    spec: dict[str, Any] = {
+        "class_name": "__typespec__",
+        "spec_name": "X",
+        "registered_name": None,
+        "config": [],
+        **module,
+    }
     misnamed = {"class_name": "function", "config": "f", "registered_name": "a>b", **module}
     registered = {"class_name": "function", "config": "f", "registered_name": "a>f", **module}
 

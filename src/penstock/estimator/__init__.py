@@ -17,6 +17,7 @@ from penstock.estimator.estimator import Estimator
 from penstock.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from penstock.estimator.extending import add_metrics
 from penstock.estimator.installing import install
+from penstock.estimator.parsing_specs import classifier_parse_example_spec, regressor_parse_example_spec
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
@@ -38,10 +39,12 @@ __all__ = [
     "WrongType",
     "WrongValue",
     "add_metrics",
+    "classifier_parse_example_spec",
     "experimental",
     "export",
     "inputs",
     "install",
+    "regressor_parse_example_spec",
     "tpu",
     "train_and_evaluate",
 ]

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from penstock.estimator.calling import LOG
+from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
 from penstock.runtimes.graph_restoring import (
     NoCheckpoint,
@@ -61,19 +62,27 @@ def check_initial_values(scaffold: Any, model_dir: str) -> None:
         LOG.warning("%s has no checkpoint: the variables begin with what the model_fn gives them", model_dir)
 
 
-def repair_note(model_dir: str) -> str | None:
-    """Let the note in the folder name the newest checkpoint, which is returned.
+def repair_note(model_dir: str) -> None:
+    """Let the note in the folder name the newest checkpoint.
 
     TensorFlow trains on from the one that the note names, and a folder that was moved names files that are not there.
     """
     import tensorflow as tf
 
     found = newest_checkpoint(model_dir)
-    state = tf.train.get_checkpoint_state(model_dir) if found is not None else None
-    if found is None or (state is not None and state.model_checkpoint_path == found):
-        return found
-    known = [os.path.join(model_dir, os.path.basename(path)) for path in (state.all_model_checkpoint_paths if state else ())]
-    kept = [path for path in known if path != found and tf.io.gfile.exists(path + ".index")]
-    names = [os.path.basename(path) for path in (*kept, found)]  # relative: the folder may be moved again
-    note = tf.compat.v1.train.generate_checkpoint_state_proto
-    return found
+    if found is None:
+        return
+    state = tf.train.get_checkpoint_state(model_dir)
+    if state is not None and _is_there(state.model_checkpoint_path):
+        return
+    noted = state.all_model_checkpoint_paths if state is not None else ()
+    moved = [os.path.join(model_dir, os.path.basename(path)) for path in noted]
+    kept = [path for path in moved if path != found and _is_there(path)]
+    with quiet():
+        tf.compat.v1.train.update_checkpoint_state(model_dir, found, [*kept, found])
+
+
+def _is_there(prefix: str) -> bool:
+    import tensorflow as tf
+
+    return bool(tf.io.gfile.exists(prefix + ".index") or tf.io.gfile.exists(prefix))

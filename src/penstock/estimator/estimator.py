@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock.estimator import checkpoints
-from penstock.estimator.calling import Called, call_model_fn, check_model_fn
+from penstock.estimator.calling import LOG, Called, call_model_fn, check_model_fn
 from penstock.estimator.placing import check_alone
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.run_config import RunConfig, path_to_str
 from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks
 from penstock.estimator.warm_start import settings_of
-
-LOG = logging.getLogger("penstock.estimator")
+from penstock.runtimes.graph_restoring import find_checkpoint, newest_checkpoint
 
 InputFn = Callable[..., Any]
 
@@ -75,19 +73,19 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """The newest checkpoint of `model_dir`, or None."""
-        return checkpoints.latest(self.model_dir)
+        return newest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint."""
         import tensorflow as tf
 
-        return [name for name, _ in tf.train.list_variables(checkpoints.need_latest(self.model_dir))]
+        return [name for name, _ in tf.train.list_variables(find_checkpoint(self.model_dir))]
 
     def get_variable_value(self, name: str) -> Any:
         """The value of one variable in the newest checkpoint."""
         import tensorflow as tf
 
-        return tf.train.load_variable(checkpoints.need_latest(self.model_dir), name)
+        return tf.train.load_variable(find_checkpoint(self.model_dir), name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Where the events of evaluations are written."""
@@ -146,8 +144,11 @@ class Estimator:
             input_fn: Returns a dataset of (features, labels), or tensors.
             steps: So many batches; None takes all.
             hooks: Session hooks.
-            checkpoint_path: Another checkpoint than the newest. Without any, the initial values are evaluated.
+            checkpoint_path: Another checkpoint than the newest.
             name: Told apart from other evaluations in TensorBoard by this.
+
+        Raises:
+            NoCheckpoint: There is none, and variables would be random numbers.
         """
         from penstock.estimator import evaluating
 
@@ -255,7 +256,7 @@ class Estimator:
         found = checkpoints.check_path(checkpoint_path) or self.latest_checkpoint()
         if found is None and self._warm_start is not None:
             found = checkpoints.check_path(self._warm_start.ckpt_to_initialize_from)
-        found = found or checkpoints.need_latest(self.model_dir)
+        found = found or find_checkpoint(self.model_dir)
         job = exporting.Export(self._called(), receivers, found, as_text, assets_extra)
         # Bytes, as the original returned: old scripts call `.decode()` on it.
         return os.fsencode(exporting.export(job, os.fsdecode(base)))

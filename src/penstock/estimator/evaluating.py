@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.estimator.calling import Called, begin_graph, call_model_fn, take_input
-from penstock.estimator.checkpoints import check_restorable
+from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.checkpoints import check_initial_values
+from penstock.estimator.installing import doorway_in_place
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
+from penstock.runtimes.graph_restoring import session_creator
 
-LOG = logging.getLogger("penstock.estimator")
 GLOBAL_STEP = "global_step"
 
 
@@ -41,21 +40,30 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
     called = evaluation.called
     options = session_options(called.config)
     placing = place(called.config)
-    on_device = placing.devices[0] if placing.is_asked_for else None
-    with tf.Graph().as_default() as graph, graph.device(on_device):
+    placing.limit(options)
+    with tf.Graph().as_default() as graph, graph.device(called.config.device_fn or placing.scope):
         step = begin_graph(called.config)
         with user_code(called.config.tf_random_seed):
             taken = take_input(called, evaluation.input_fn, ModeKeys.EVAL)
             spec = call_model_fn(called, taken.features, taken.labels, ModeKeys.EVAL)
-        with quiet():
+        with quiet(), doorway_in_place():
             update, values = _metrics(spec)
             values[GLOBAL_STEP] = step
-            if evaluation.checkpoint is None and evaluation.warm_start is not None:
-                tf.compat.v1.train.warm_start(*evaluation.warm_start)
+            if evaluation.checkpoint is None:
+                _begin_without_checkpoint(evaluation, spec.scaffold)
             results = _run(evaluation, spec, taken.hooks, update, values, options)
     with quiet():
         _write_events(evaluation, results)
     return results
+
+
+def _begin_without_checkpoint(evaluation: Evaluation, scaffold: Any) -> None:
+    import tensorflow as tf
+
+    if evaluation.warm_start is not None:
+        tf.compat.v1.train.warm_start(*evaluation.warm_start)
+    else:
+        check_initial_values(scaffold, evaluation.called.config.model_dir)
 
 
 def _metrics(spec: EstimatorSpec) -> tuple[Any, dict[str, Any]]:
@@ -78,12 +86,7 @@ def _run(
     train = tf.compat.v1.train
     final = train.FinalOpsHook(values)
     hooks = [*input_hooks, *evaluation.hooks, *_stopping(evaluation.steps), *spec.evaluation_hooks, final]
-    creator = train.ChiefSessionCreator(
-        scaffold=_with_local_variables(spec.scaffold),
-        checkpoint_filename_with_path=evaluation.checkpoint,
-        config=options,
-    )
-    check_restorable(evaluation.checkpoint, spec.scaffold)
+    creator = session_creator(_with_local_variables(spec.scaffold), evaluation.checkpoint, options)
     with train.MonitoredSession(creator, hooks) as session:
         while not session.should_stop():
             session.run(update)
@@ -137,7 +140,7 @@ def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
             summary.value.add(tag=name, node_name=name, tensor=tf.make_tensor_proto(value))
         else:
             LOG.info("no event for the metric %s: %s", name, type(value).__name__)
-    os.makedirs(evaluation.folder, exist_ok=True)
+    tf.io.gfile.makedirs(evaluation.folder)
     with tf.Graph().as_default():
         writer = tf.compat.v1.summary.FileWriterCache.get(evaluation.folder)
         writer.add_summary(summary, step)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import glob
-import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.estimator.calling import argument_names
+from penstock.estimator.calling import LOG, argument_names
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import LOSS
-
-LOG = logging.getLogger("penstock.estimator")
 
 Metrics = Mapping[str, Any]
 
@@ -57,10 +52,19 @@ class _SavedModelExporter(Exporter):
             checkpoint_path=checkpoint_path,
         )
         if self._keep is not None:
-            versions = [name for name in os.listdir(export_path) if re.fullmatch(r"[0-9]{10}", name)]
-            for name in sorted(versions, key=int)[: -self._keep]:
-                shutil.rmtree(os.path.join(export_path, name), ignore_errors=True)
+            _remove_older(export_path, self._keep)
         return written
+
+
+def _remove_older(folder: str, keep: int) -> None:
+    import tensorflow as tf
+
+    names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))
+    for name in sorted((name for name in names if re.fullmatch(r"[0-9]{10}", name)), key=int)[:-keep]:
+        try:
+            tf.io.gfile.rmtree(os.path.join(folder, name))
+        except tf.errors.OpError as error:
+            LOG.warning("an older export could not be removed: %s", error)
 
 
 class LatestExporter(_SavedModelExporter):
@@ -166,8 +170,10 @@ class BestExporter(_SavedModelExporter):
         return self._write(estimator, export_path, checkpoint_path)
 
     def _best_of_events(self, pattern: str) -> Metrics | None:
+        import tensorflow as tf
+
         best: Metrics | None = None
-        for path in sorted(glob.glob(pattern)):
+        for path in sorted(tf.io.gfile.glob(pattern)):
             for _, metrics in metrics_of_events(path):
                 if best is None or self._compare(best_eval_result=best, current_eval_result=metrics):
                     best = metrics

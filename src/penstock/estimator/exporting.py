@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.errors import OutputError
-from penstock.estimator.calling import Called, begin_graph, call_model_fn
-from penstock.estimator.checkpoints import check_restorable
+from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import ModeKeys
+from penstock.runtimes.graph_restoring import plan_restoring
 
-LOG = logging.getLogger("penstock.estimator")
 MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 _ATTEMPTS = 10
 
@@ -52,20 +49,23 @@ def export(job: Export, base: str) -> str:
             builder.save(job.as_text)
         for name, source in (job.assets_extra or {}).items():
             target = os.path.join(staging, "assets.extra", name)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copyfile(source, target)
-        os.rename(staging, folder)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(source, target)
+        tf.io.gfile.rename(staging, folder)
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        if tf.io.gfile.exists(staging):
+            tf.io.gfile.rmtree(staging)
         raise
     return folder
 
 
 def _timestamped(base: str) -> str:
     """A folder of `base` that does not exist, named after the second: exporters and servers take the largest."""
+    import tensorflow as tf
+
     for _ in range(_ATTEMPTS):
         folder = os.path.join(base, str(int(time.time())))
-        if not os.path.exists(folder):
+        if not tf.io.gfile.exists(folder):
             return folder
         time.sleep(1)
     raise OutputError("no free name for the export", received=base, hint="is something exporting into it all the time?")
@@ -92,9 +92,8 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
         )
         _check_signatures(signatures, mode)
         with tf.compat.v1.Session(config=options) as session:
+            plan_restoring(spec.scaffold, job.checkpoint).restore(session)
             saver = spec.scaffold.saver or tf.compat.v1.train.Saver(sharded=True)
-            check_restorable(job.checkpoint, spec.scaffold)
-            saver.restore(session, job.checkpoint)
             local_init = spec.scaffold.local_init_op
             builder._add_train_op(spec.train_op)
             arguments = {

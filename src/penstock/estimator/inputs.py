@@ -32,10 +32,14 @@ class MemoryInput:
         """Batches of (features, labels), or of features. Batches cross epochs, and only the last one may be short."""
         import tensorflow as tf
 
-        rows = tf.data.Dataset.from_tensor_slices(self._make_rows())
+        made = self._make_rows()
+        arrays = [_as_array(column) for column in tf.nest.flatten(made)]
+        # The graph holds the numbers of the rows only. The rows themselves would be in every file that holds the graph.
+        rows = tf.data.Dataset.range(len(arrays[0]))
         if self._shuffle_rows:
             rows = rows.shuffle(self._shuffle_rows)
-        return rows.repeat(self._num_epochs).batch(self._batch_size, drop_remainder=self._num_epochs is None)
+        batches = rows.repeat(self._num_epochs).batch(self._batch_size, drop_remainder=self._num_epochs is None)
+        return batches.map(lambda numbers: tf.nest.pack_sequence_as(made, _taken(arrays, numbers))).prefetch(1)
 
     def __call__(self) -> Any:
         import tensorflow as tf
@@ -125,6 +129,27 @@ def pandas_input_fn(
 
     rows = len(features) if queue_capacity is None else max(queue_capacity, batch_size)
     return MemoryInput(make_rows, batch_size, num_epochs, max(1, rows) if shuffle else 0)
+
+
+def _as_array(column: Any) -> Array:
+    """A column as an array; what is none is what TensorFlow takes it for."""
+    import tensorflow as tf
+
+    if isinstance(column, np.ndarray):
+        return column
+    made: Array = tf.make_ndarray(tf.make_tensor_proto(column))
+    return made
+
+
+def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
+    """The rows of these numbers, as tensors that know their shapes."""
+    import tensorflow as tf
+
+    kinds = [tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype) for array in arrays]
+    taken = tf.numpy_function(lambda these: [array[these] for array in arrays], [numbers], kinds)
+    for tensor, array in zip(taken, arrays, strict=True):
+        tensor.set_shape((*numbers.shape, *array.shape[1:]))
+    return list(taken)
 
 
 def _column(series: Any) -> Array:

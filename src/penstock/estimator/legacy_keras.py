@@ -1,47 +1,37 @@
-"""Around the user's functions: the Keras of their time, no warnings about old code, errors that tell what to do."""
+"""Around the user's functions: the names and the Keras of their time, no warnings about old code, errors that say what
+to do."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
-import os
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
-from penstock.estimator.swapped_keras import keras_of_its_time
+from penstock.estimator.installing import doorway_in_place
+from penstock.estimator.shared_change import SharedChange
+from penstock.estimator.swapped_keras import SWITCH, keras_of_its_time
 
-SWITCH = "TF_USE_LEGACY_KERAS"
-_OF_KERAS_3 = ("keras 3", "keras.src", "kerastensor", "keras tensor", "keras operation", "keras model")
-
-
-def prefer_legacy_keras() -> None:
-    """From here on `tf.keras` is `tf_keras` in this process, unless it was touched before.
-
-    Where TensorFlow is not imported yet, its start is made quiet too.
-    """
-    os.environ[SWITCH] = "1"
-    if "tensorflow" not in sys.modules:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+_OF_KERAS_3 = "keras."
 
 
 @contextlib.contextmanager
 def user_code(seed: int | None = None) -> Iterator[None]:
     """Around calls of `input_fn` and `model_fn`; what is random in them follows from `seed`, where there is one."""
     try:
-        with keras_of_its_time(), quiet(), _seeded(seed):
+        with doorway_in_place(), keras_of_its_time(), quiet(), _seeded(seed):
             yield
     except PenstockError:
         raise
     except (AttributeError, ImportError, TypeError, ValueError, NotImplementedError) as error:
-        text = str(error).lower()
-        if isinstance(error, ImportError) and ("tf_keras" in text or "keras cannot be imported" in text):
+        if importlib.util.find_spec("tf_keras") is None and isinstance(error, (ImportError, AttributeError)):
             raise DeviceError(
                 "this model_fn needs tf_keras", received=one_line(error), hint="pip install tf_keras"
             ) from error
-        if "keras" in sys.modules and any(words in text for words in _OF_KERAS_3):
+        if _arose_in_keras_3(error):
             raise ModelError(
                 "this model_fn needs the older Keras, and its code holds Keras 3",
                 received=one_line(error),
@@ -51,27 +41,44 @@ def user_code(seed: int | None = None) -> Iterator[None]:
         raise
 
 
+def _arose_in_keras_3(error: BaseException) -> bool:
+    place = error.__traceback__
+    while place is not None:
+        if str(place.tb_frame.f_globals.get("__name__", "")).startswith(_OF_KERAS_3):
+            return True
+        place = place.tb_next
+    return False
+
+
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
     """Initializers of Keras take their seeds from Python's own generator, not from the graph's seed."""
-    state = random.getstate()
-    if seed is not None:
-        random.seed(seed)
-    try:
+    if seed is None:
         yield
-    finally:
-        if seed is not None:
-            random.setstate(state)
+        return
+    with _generator_kept():
+        random.seed(seed)
+        yield
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """TensorFlow's warnings about old code do not reach people who run old code, unless they asked to hear more."""
+def _kept() -> Iterator[None]:
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+_generator_kept = SharedChange(_kept)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     logger = logging.getLogger("tensorflow")
-    level = logger.level
-    is_default = level in (logging.NOTSET, logging.WARNING)
+    is_default = logger.level in (logging.NOTSET, logging.WARNING)
     if is_default:
-        logger.setLevel(logging.ERROR)
+        logger.addFilter(_is_not_about_old_code)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"`?tf\.(compat\.v1\.)?(layers|nn|keras|get_)")
@@ -80,5 +87,17 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(tensorflow|tf_keras|keras)\b")
             yield
     finally:
-        if is_default:
-            logger.setLevel(level)
+        logger.removeFilter(_is_not_about_old_code)
+
+
+def _is_not_about_old_code(record: logging.LogRecord) -> bool:
+    """What TensorFlow logs about deprecated names and arguments is known by its template; other warnings stay."""
+    template = str(record.msg)
+    return not (
+        (template.startswith("From %s: ") and "is deprecated" in template)
+        or template.startswith("Please fix your imports. Module %s has been moved")
+    )
+
+
+quiet = SharedChange(_quiet)
+"""TensorFlow's warnings about old code do not reach people who run old code, unless they asked to hear more."""

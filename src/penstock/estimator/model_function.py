@@ -11,19 +11,20 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
+
+import cloudpickle
 
 from penstock.core.records import STRING, TensorSpec
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
 from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
+from penstock.estimator.checkpoints import NoCheckpoint, check_initial_values
 from penstock.estimator.elements import ANSWERS, COLUMN, open_bundle, pack_to_row
-from penstock.estimator.legacy_keras import quiet
-from penstock.estimator.refusals import WrongValue
+from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.estimator.swapped_keras import keras_of_its_time
-from penstock.runtimes.graph_restoring import find_checkpoint
+from penstock.runtimes.graph_restoring import find_checkpoint, newest_checkpoint, random_variables
 
 OUTPUT = "output"
 """The name of a prediction that is a single tensor, where it needs one."""
@@ -65,12 +66,14 @@ class ModelFunction:
         return Called(self.model_fn, copy.deepcopy(self.params), self.config or RunConfig())
 
     def resolved(self) -> ModelFunction:
-        """The same with the function itself, imported where only its name is known.
+        """The same with the function itself, imported where only its name is known. Only replicas call this: the
+        package is put in the place of `tf.estimator` for good.
 
         Raises:
             ModelError: The module does not import, has no such function, or it is neither a `model_fn` nor returns an
                 Estimator.
         """
+        _install()
         if self.model_fn is not None:
             return self
         function = self._imported()
@@ -79,31 +82,27 @@ class ModelFunction:
         required = [p.name for p in inspect.signature(function).parameters.values() if _is_required(p)]
         if required:
             raise self._neither(f"a function of {', '.join(required)}")
-        with self.explained("the function failed"), keras_of_its_time(), quiet():
+        with self.explained("the function failed"), user_code():
             made = function()
         if not is_estimator(made):
             raise self._neither(f"a function that returns {type(made).__name__}")
         return self._completed(function_of(made))
 
+    def packed(self) -> bytes:
+        """What travels to replicas: the function is unpacked there when `tf.estimator` is in place, because a module
+        that it comes from may need it."""
+        packed: bytes = cloudpickle.dumps(Packed(self.checkpoint, cloudpickle.dumps(self)))
+        return packed
+
     def find_checkpoint(self) -> str | None:
-        """The checkpoint to restore; None where the variables are warm-started instead.
+        """The checkpoint to restore; None where there is none, and `build` says whether the model needs one.
 
         Raises:
-            ModelError: There is none.
+            NoCheckpoint: There is none where one was asked for.
         """
-        place = self.checkpoint or self.model_dir
-        if place is None:
-            raise ModelError(
-                "it is not known where the checkpoint is",
-                received=self.name,
-                hint="--checkpoint DIR names the model_dir of the trained model",
-            )
-        try:
-            return find_checkpoint(place)
-        except ModelError:
-            if self.warm_start is not None and self.checkpoint is None:
-                return None
-            raise
+        if self.checkpoint is not None:
+            return find_checkpoint(self.checkpoint)
+        return None if self.model_dir is None else newest_checkpoint(self.model_dir)
 
     def begin(self) -> None:
         """Seed the default graph, and give it its global step: comes before `input_fn`."""
@@ -122,9 +121,9 @@ class ModelFunction:
 
         Raises:
             ModelError: It raised, or what it returned has no predictions.
+            NoCheckpoint: It needs a checkpoint, and there is none.
         """
-        _install()
-        with self.explained("the model_fn failed"), keras_of_its_time(), quiet():
+        with self.explained("the model_fn failed"), user_code():
             spec = call_model_fn(self.called, features, None, ModeKeys.PREDICT)
         if spec.mode != ModeKeys.PREDICT or spec.predictions is None:
             raise ModelError(
@@ -132,6 +131,8 @@ class ModelFunction:
                 received=f"{self.name} returned an EstimatorSpec for mode={spec.mode!r}",
                 allowed="EstimatorSpec(mode, predictions=…) when it is called with mode=ModeKeys.PREDICT",
             )
+        if self.warm_start is None and self.find_checkpoint() is None:
+            self._check_untrained(spec.scaffold)
         return spec
 
     def choose(self, predictions: Any) -> Any:
@@ -178,26 +179,32 @@ class ModelFunction:
 
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:
-        """Around the user's own code: what it raises becomes an error that says where."""
+        """Around the user's own code: what it raises becomes an error that says where. It is still what it was: code
+        that catches the one of the user's finds it."""
         try:
             yield
         except (ModelError, DeviceError):
             raise
         except Exception as error:
-            if find_spec("tf_keras") is None and isinstance(error, (ImportError, AttributeError)):
-                raise DeviceError(
-                    "this model_fn needs tf_keras", received=one_line(error), hint="pip install tf_keras"
-                ) from error
             received = f"{_place(error, self.name)}: {one_line(error)}"
             if isinstance(error, PenstockError):
                 problem = f"{problem}: {error.problem}"
                 received = f"{_place(error, self.name)}: {error.received or error.hint}"
-            raise ModelError(problem, received=received) from error
+            raise also_model_error(error, problem, received) from error
+
+    def _check_untrained(self, scaffold: Any) -> None:
+        if self.model_dir is not None:
+            check_initial_values(scaffold, self.model_dir)
+        elif random_variables(scaffold):
+            raise NoCheckpoint(
+                "it is not known where the checkpoint is",
+                received=self.name,
+                hint="--checkpoint DIR names the model_dir of the trained model",
+            )
 
     def _imported(self) -> Any:
         module, _, function = self.name.partition(":")
-        _install()
-        with self.explained("the module does not import"), keras_of_its_time(), quiet():
+        with self.explained("the module does not import"), user_code():
             imported = importlib.import_module(module)
         try:
             return getattr(imported, function)
@@ -228,6 +235,20 @@ class ModelFunction:
             allowed="model_fn(features, labels, mode, params, config), or a function without arguments that returns "
             "a penstock.estimator.Estimator",
         )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A `ModelFunction` on its way to replicas."""
+
+    checkpoint: str | None
+    pickled: bytes
+
+    def resolved(self) -> ModelFunction:
+        """Unpack it, in a process of our own."""
+        _install()
+        function: ModelFunction = cloudpickle.loads(self.pickled)
+        return function.resolved()
 
 
 def function_of(estimator: Any, checkpoint: str | None = None) -> ModelFunction:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.estimator.model_function import ModelFunction, function_of
@@ -46,7 +44,7 @@ def open_estimator(location: str, checkpoint: str | None = None, params: Mapping
             digests.append(digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix)))
     whole = hashlib.sha256("\0".join(digests).encode()).hexdigest()
     function = ModelFunction(location, params=dict(params or {}), checkpoint=prefix)
-    return ModelFile("estimator", location, whole, RUNTIMES, payload=cloudpickle.dumps(function))
+    return ModelFile("estimator", location, whole, RUNTIMES, payload=function.packed())
 
 
 def file_of(estimator: Any) -> ModelFile:
@@ -60,4 +58,4 @@ def file_of(estimator: Any) -> ModelFile:
     weights = digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix))
     portable = replace(function, checkpoint=prefix, config=function.called.config.portable())
     # The function itself travels by value, and pickles differ from process to process: only its name counts.
-    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=cloudpickle.dumps(portable))
+    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=portable.packed())

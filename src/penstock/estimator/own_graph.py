@@ -13,9 +13,8 @@ from penstock.errors import ModelError
 from penstock.estimator.calling import take_input
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.model_function import ModelFunction
-from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import ModeKeys
-from penstock.runtimes.graph_restoring import Restoring, plan_restoring
+from penstock.runtimes.graph_restoring import plan_restoring, session_creator
 
 
 class OwnGraph:
@@ -26,16 +25,27 @@ class OwnGraph:
         input_fn: The user's function.
         hooks: Session hooks of the caller.
         place: TensorFlow's name of the device.
+        is_alone: Whether no other process is going to help, on the same device and others.
     """
 
-    def __init__(self, function: ModelFunction, input_fn: Callable[..., Any], hooks: list[Any], place: str) -> None:
+    def __init__(
+        self,
+        function: ModelFunction,
+        input_fn: Callable[..., Any],
+        hooks: list[Any],
+        place: str,
+        *,
+        is_alone: bool = True,
+    ) -> None:
         import tensorflow as tf
 
         self.checkpoint = function.find_checkpoint()
         config = function.called.config
-        self._options = session_options(config)
+        self._options = config.session_options()
         if place.startswith("/CPU"):
             self._options.device_count["GPU"] = 0  # a GPU that is only there would still have its memory taken
+        if not is_alone:
+            self._options.gpu_options.allow_growth = True  # there must be room for another process
         self._graph = tf.Graph()
         self._session: Any = None
         self._coordinator: Any = None
@@ -43,19 +53,21 @@ class OwnGraph:
             function.begin()
             with user_code():
                 taken = take_input(function.called, input_fn, ModeKeys.PREDICT)
+            self.calls_python = not (is_alone or hasattr(input_fn, "as_dataset")) and _calls_python(self._graph)
             # The first GPU is where TensorFlow puts things by itself.
             where = config.device_fn or (place if place.startswith("/GPU") and place != "/GPU:0" else None)
             with self._graph.device(where):
                 spec = function.build(taken.features)
             self.predictions = function.choose(spec.predictions)
             self.features = _specs(taken.features)
-            self._components = tf.nest.flatten(taken.features, expand_composites=True)
+            tensors = [leaf for leaf in tf.nest.flatten(taken.features) if tf.is_tensor(leaf)]
+            self._components = tf.nest.flatten(tensors, expand_composites=True)
             self._input_hooks = list(taken.hooks)
             self.hooks = [*hooks, *spec.prediction_hooks]
             if self.checkpoint is None:
                 function.start_warm()
             self._scaffold = spec.scaffold
-            self._restoring: Restoring = plan_restoring(spec.scaffold, self.checkpoint)
+            self._restoring = None if self.hooks else plan_restoring(spec.scaffold, self.checkpoint)
 
     def predict_all(self) -> Iterator[Any]:
         """The predictions of every element, as the session gives them."""
@@ -71,6 +83,7 @@ class OwnGraph:
         import tensorflow as tf
 
         v1 = tf.compat.v1
+        assert self._restoring is not None
         with self._graph.as_default(), quiet():
             for hook in self._input_hooks:
                 hook.begin()
@@ -95,6 +108,7 @@ class OwnGraph:
     def close(self) -> None:
         if self._coordinator is not None:
             self._coordinator.request_stop()
+            self._coordinator = None
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -114,28 +128,56 @@ class OwnGraph:
         """Hooks need the session of TensorFlow 1 that calls them."""
         import tensorflow as tf
 
-        train = tf.compat.v1.train
         with self._graph.as_default(), quiet():
-            scaffold = self._scaffold
-            if scaffold.saver is None and self._restoring.saver is not None:
-                scaffold = train.Scaffold(saver=self._restoring.saver, copy_from_scaffold=scaffold)
-            creator = train.ChiefSessionCreator(
-                scaffold, checkpoint_filename_with_path=self.checkpoint, config=self._options
-            )
-            session = train.MonitoredSession(creator, [*self._input_hooks, *self.hooks])
-        with session:
-            while not session.should_stop():
-                yield session.run(self.predictions)
+            creator = session_creator(self._scaffold, self.checkpoint, self._options)
+            session = tf.compat.v1.train.MonitoredSession(creator, [*self._input_hooks, *self.hooks])
+        # Hooks ask for the default graph. Between two predictions it is the caller's again.
+        try:
+            while True:
+                with self._graph.as_default():
+                    if session.should_stop():
+                        break
+                    predictions = session.run(self.predictions)
+                yield predictions
+        except BaseException as error:
+            with self._graph.as_default():
+                is_the_end = session.__exit__(type(error), error, error.__traceback__)
+            if not is_the_end:
+                raise
+        else:
+            with self._graph.as_default():
+                session.__exit__(None, None, None)
 
 
 def _specs(features: Any) -> Any:
-    """What the features are, so that another process can make room for them; None where they are not tensors."""
+    """What the features are, so that another process can make room for them: specs of the tensors, all else as it is.
+    None where others cannot have them."""
     import tensorflow as tf
 
+    leaves = tf.nest.flatten(features)
+    if not leaves:
+        raise ModelError("input_fn gives no features", received=repr(features)[:200])
+    tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+    if not tensors or any(isinstance(leaf, tf.Variable) or _is_eager(leaf) for leaf in tensors):
+        return None
     try:
-        specs = tf.nest.map_structure(tf.type_spec_from_value, features)
+        specs = [tf.type_spec_from_value(leaf) if tf.is_tensor(leaf) else leaf for leaf in leaves]
     except TypeError:
         return None
-    if not tf.nest.flatten(specs):
-        raise ModelError("input_fn gives no features", received=repr(features)[:200])
-    return specs
+    return tf.nest.pack_sequence_as(features, specs)
+
+
+def _is_eager(tensor: Any) -> bool:
+    """Whether a tensor was made outside the graph, which cannot fetch it."""
+    return hasattr(tensor, "numpy") and not hasattr(tensor, "row_splits")
+
+
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
+
+
+def _calls_python(graph: Any) -> bool:
+    """Whether the input of a graph runs Python code, which may depend on anything: on predictions, too."""
+    if any(operation.type in _PYTHON for operation in graph.get_operations()):
+        return True
+    functions = getattr(graph, "_functions", {}).values()
+    return any(node.op in _PYTHON for function in functions for node in function.cached_definition.node_def)

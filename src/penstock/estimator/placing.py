@@ -20,6 +20,20 @@ class Placing(NamedTuple):
     def cpus(self) -> int:
         return sum("CPU" in device for device in self.devices)
 
+    @property
+    def scope(self) -> str | None:
+        """Where operations are placed, on one device; None where TensorFlow does so by itself.
+
+        A scope that says `/GPU:0` would keep TensorFlow from putting what has no kernel for GPUs on the CPU.
+        """
+        first = self.devices[0]
+        return None if first.startswith("/CPU") or first == "/GPU:0" else first
+
+    def limit(self, options: Any) -> None:
+        """Keep a session on the CPU from taking the memory of a GPU that is only there."""
+        if self.devices[0].startswith("/CPU"):
+            options.device_count["GPU"] = 0
+
 
 def place(config: RunConfig) -> Placing:
     """The devices of training: those that were asked for, else every GPU, else the CPU."""

@@ -25,9 +25,15 @@ def predict(
     hooks: Sequence[Any] | None = None,
     checkpoint_path: str | None = None,
     yield_single_examples: bool = True,
-    is_verbose: bool = False,
 ) -> Generator[Any, None, None]:
     """The predictions for every row of the input: nothing happens before the first is asked for.
+
+    On one device, an element is read when its predictions are asked for. Where there are several, and predicting goes
+    on for seconds, one process for each device takes over: then the input is read ahead of the predictions by up to
+    four bundles of elements for each CPU, six for each GPU (64 elements each at most), as far as it has any; nothing
+    waits for elements that are not there yet. An `input_fn` that calls Python code (`from_generator`, `py_func`) may
+    depend on what was predicted before: it is read ahead only where `RunConfig` names devices. The other processes use
+    `threads` CPU threads each, this one all: the last bits of the predictions may differ between them.
 
     Args:
         estimator: An `Estimator`, or a `ModelFunction`.
@@ -36,7 +42,6 @@ def predict(
         hooks: Session hooks. They, and `prediction_hooks`, need the session: one device predicts, in this process.
         checkpoint_path: Another checkpoint than the newest of `model_dir`.
         yield_single_examples: Yield rows; else whole batches.
-        is_verbose: Whether what the processes write goes to the terminal.
 
     Returns:
         Dicts of the predictions, or single values where the `model_fn` predicts a single tensor.
@@ -48,7 +53,7 @@ def predict(
     function = estimator if isinstance(estimator, ModelFunction) else function_of(estimator)
     keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
     function = replace(function, checkpoint=checkpoint_path or function.checkpoint, predict_keys=keys)
-    batches = _batches(function, input_fn, list(check_hooks(hooks)), is_verbose)
+    batches = _batches(function, input_fn, list(check_hooks(hooks)))
     with closing(batches):
         if yield_single_examples:
             for batch in batches:
@@ -57,23 +62,18 @@ def predict(
             yield from batches
 
 
-def _batches(
-    function: ModelFunction, input_fn: Callable[..., Any], hooks: list[Any], is_verbose: bool
-) -> Generator[Any, None, None]:
+def _batches(function: ModelFunction, input_fn: Callable[..., Any], hooks: list[Any]) -> Generator[Any, None, None]:
     config = function.called.config
     placing = place(config)
     devices = _devices(function, placing.devices)
     threads = config.threads or config.num_cores or share_of_cores(len(devices))
-    if len(devices) > 1:
-        # The same number of threads here as in the processes that take over: a CPU sums in another order with another.
-        function = replace(function, config=config.replace(threads=threads))
-    own = OwnGraph(function, input_fn, hooks, placing.devices[0])
+    own = OwnGraph(function, input_fn, hooks, placing.devices[0], is_alone=len(devices) == 1)
     with closing(own):
         if len(devices) > 1 and not own.hooks and own.features is not None:
             # Not before it is needed: what starts processes knows every source and runtime, and takes long to import.
             from penstock.estimator.handing_over import predict_on_all
 
-            yield from predict_on_all(own, function, devices, threads, is_verbose=is_verbose)
+            yield from predict_on_all(own, function, devices, threads, is_asked_for=placing.is_asked_for)
             return
         if len(devices) > 1:
             why = "session hooks need the session" if own.hooks else "the features are not tensors"

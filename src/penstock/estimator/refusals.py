@@ -5,7 +5,9 @@ The original raised `ValueError` and `TypeError`; old code has `except ValueErro
 
 from __future__ import annotations
 
-from penstock.errors import UsageError
+from typing import Any
+
+from penstock.errors import ModelError, UsageError
 
 
 class WrongValue(UsageError, ValueError):
@@ -14,3 +16,30 @@ class WrongValue(UsageError, ValueError):
 
 class WrongType(UsageError, TypeError):
     """An argument is of a kind that the call does not take."""
+
+
+def also_model_error(error: Exception, problem: str, received: str) -> ModelError:
+    """An error that is both a `ModelError`, which says where, and of the kind that the user's code raised.
+
+    >>> made = also_model_error(KeyError("x"), "the model_fn failed", "model.py, line 3: KeyError: 'x'")
+    >>> isinstance(made, KeyError)
+    True
+    """
+    kind = type(error)
+    if isinstance(error, StopIteration):  # inside a generator it would mean that there is no more
+        return ModelError(problem, received=received)
+    try:
+        both: Any = type(kind.__name__, (ModelError, kind), {"__module__": kind.__module__, "__reduce__": _as_plain})
+        made: ModelError = both.__new__(both, *error.args)
+        # Its own `__init__` may take anything: what it has set is taken over.
+        made.__dict__.update(error.__dict__)
+        made.args = error.args
+    except Exception:  # a class that cannot be extended
+        return ModelError(problem, received=received)
+    made.problem, made.received, made.allowed, made.hint = problem, received, None, None
+    return made
+
+
+def _as_plain(error: ModelError) -> tuple[Any, ...]:
+    """Another process may not know the user's class."""
+    return ModelError(error.problem, received=error.received).__reduce__()

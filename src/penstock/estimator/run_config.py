@@ -155,9 +155,26 @@ class RunConfig:
 
     def portable(self) -> RunConfig:
         """The same for another process: without what lives in this one only."""
-        return self.replace(
-            train_distribute=None, eval_distribute=None, experimental_distribute=None, session_config=None
-        )
+        return self.replace(train_distribute=None, eval_distribute=None, experimental_distribute=None)
+
+    def session_options(self) -> Any:
+        """The `ConfigProto` of a session. A GPU's memory is taken as needed, where nobody says other."""
+        import tensorflow as tf
+
+        if self.session_config is not None:
+            options = copy.deepcopy(self.session_config)
+        else:
+            options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+            options.graph_options.rewrite_options.meta_optimizer_iterations = 1
+            options.gpu_options.allow_growth = True
+        if self.gpu_memory_fraction is not None:
+            options.gpu_options.per_process_gpu_memory_fraction = self.gpu_memory_fraction
+        if self.log_device_placement:
+            options.log_device_placement = True
+        threads = self.threads or self.num_cores
+        if threads:
+            options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
+        return options
 
     @property
     def device_request(self) -> DeviceRequest:
@@ -223,23 +240,8 @@ SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(v
 
 
 def session_options(config: RunConfig) -> Any:
-    """The `ConfigProto` of this process's sessions. A GPU's memory is taken as needed, where nobody says other."""
-    import tensorflow as tf
-
-    if config.session_config is not None:
-        options = copy.deepcopy(config.session_config)
-    else:
-        options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-        options.graph_options.rewrite_options.meta_optimizer_iterations = 1
-        options.gpu_options.allow_growth = True
-    if config.gpu_memory_fraction is not None:
-        options.gpu_options.per_process_gpu_memory_fraction = config.gpu_memory_fraction
-    if config.log_device_placement:
-        options.log_device_placement = True
-    threads = config.threads or config.num_cores
-    if threads:
-        options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
-    return options
+    """The `ConfigProto` of this process's sessions."""
+    return config.session_options()
 
 
 def path_to_str(path: Any) -> Any:

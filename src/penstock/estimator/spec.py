@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from penstock.estimator.refusals import WrongType, WrongValue
 
 LOSS = "loss"
-AVERAGE_LOSS = "average_loss"
 
 
 class ModeKeys:

@@ -7,25 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_SETTING = "TF_USE_LEGACY_KERAS"
+from penstock.estimator.shared_change import SharedChange
+
+SWITCH = "TF_USE_LEGACY_KERAS"
+"""The variable of the environment by which TensorFlow decides."""
 _LEGACY = "__internal__.legacy."
 
 
 @contextmanager
-def keras_of_its_time() -> Iterator[None]:
-    """While this is open, `tf.keras`, `tf.compat.v1.keras`, `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell` are
-    those of tf_keras. Afterwards they are what they were.
-
-    TensorFlow decides at the first use of each name which Keras stands behind it, by a variable of the environment. In
-    a process of the user's it may have decided for Keras 3 already, which has no `tf.compat.v1.layers` and does not
-    build graphs of TensorFlow 1. So each name gets a new, undecided loader for the time being: nothing is imported
-    unless it is used.
-    """
-    before = os.environ.get(_SETTING)
+def _swapped() -> Iterator[None]:
+    before = os.environ.get(SWITCH)
     if before in ("1", "true", "True") and not any(map(_is_keras_3, (vars(at)[name] for at, name, _ in _places()))):
         yield  # as in processes of our own: decided from the start
         return
-    os.environ[_SETTING] = "1"
+    os.environ[SWITCH] = "1"
     replaced = [(module, name, vars(module)[name]) for module, name, _ in _places()]
     for module, name, loader in _places():
         setattr(module, name, loader)
@@ -35,9 +30,20 @@ def keras_of_its_time() -> Iterator[None]:
         for module, name, was in replaced:
             setattr(module, name, was)
         if before is None:
-            del os.environ[_SETTING]
+            del os.environ[SWITCH]
         else:
-            os.environ[_SETTING] = before
+            os.environ[SWITCH] = before
+
+
+keras_of_its_time = SharedChange(_swapped)
+"""While this is open, `tf.keras`, `tf.compat.v1.keras`, `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell` are those
+of tf_keras. Afterwards they are what they were.
+
+TensorFlow decides at the first use of each name which Keras stands behind it, by a variable of the environment. In a
+process of the user's it may have decided for Keras 3 already, which has no `tf.compat.v1.layers` and does not build
+graphs of TensorFlow 1. So each name gets a new, undecided loader for the time being: nothing is imported unless it is
+used.
+"""
 
 
 def _is_keras_3(place: Any) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.estimator.calling import Called, begin_graph, call_model_fn, take_input
-from penstock.estimator.checkpoints import check_restorable, latest
+from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.checkpoints import repair_note
+from penstock.estimator.installing import doorway_in_place
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import Placing, place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-
-LOG = logging.getLogger("penstock.estimator")
+from penstock.runtimes.graph_restoring import check_restorable, newest_checkpoint
 
 
 class Training(NamedTuple):
@@ -62,8 +61,8 @@ def _train_on_one(training: Training, placing: Placing, options: Any) -> Any:
     import tensorflow as tf
 
     config = training.called.config
-    on_device = config.device_fn or (placing.devices[0] if placing.is_asked_for else None)
-    with tf.Graph().as_default() as graph, graph.device(on_device):
+    placing.limit(options)
+    with tf.Graph().as_default() as graph, graph.device(config.device_fn or placing.scope):
         begin_graph(config)
         with user_code(config.tf_random_seed):
             taken = take_input(training.called, training.input_fn, ModeKeys.TRAIN)
@@ -80,12 +79,13 @@ def run_loop(training: Training, built: Built, options: Any) -> Any:
     _warm_start(training)
     _summarise_loss(spec.loss)
     _add_saver(training, spec)
-    check_restorable(latest(config.model_dir), spec.scaffold)
+    _check_newest(config.model_dir, spec.scaffold)
     hooks = [*built.input_hooks, *training.hooks, *_watching(training, built), *spec.training_hooks]
     chief_hooks = [*_saving(training, spec, hooks), *spec.training_chief_hooks]
     loss, steps = None, 0
     with (
         quiet(),
+        doorway_in_place(),  # hooks may name it
         tf.compat.v1.train.MonitoredTrainingSession(
             checkpoint_dir=config.model_dir,
             scaffold=spec.scaffold,
@@ -107,10 +107,18 @@ def run_loop(training: Training, built: Built, options: Any) -> Any:
     return loss
 
 
+def _check_newest(model_dir: str, scaffold: Any) -> None:
+    """TensorFlow is about to go on from the newest checkpoint: see that it does, and that it can."""
+    found = newest_checkpoint(model_dir)
+    if found is not None:
+        check_restorable(found, scaffold)
+        repair_note(model_dir)
+
+
 def _warm_start(training: Training) -> None:
     import tensorflow as tf
 
-    if training.warm_start is not None and not tf.train.latest_checkpoint(training.called.config.model_dir):
+    if training.warm_start is not None and newest_checkpoint(training.called.config.model_dir) is None:
         with quiet():
             tf.compat.v1.train.warm_start(*training.warm_start)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
-
-from penstock.estimator.model_function import ModelFunction
 
 _OF_THE_PROCESS = ("absl.", "tensorflow.")
 """Modules whose flags say how a process itself runs: each has its own."""
@@ -25,28 +24,33 @@ class FlagCopy(NamedTuple):
     value: Any
 
 
-def pack_function(function: ModelFunction) -> bytes:
-    """What `cloudpickle.loads` makes the function of, after the flags were set: modules may read them on import."""
-    return cloudpickle.dumps(_Travelling(_dumps(_copy_flags()), _dumps(function)))
+def pack(function: Any) -> bytes:
+    """A `ModelFunction` as it travels: `resolved` of what is unpacked gives it."""
+    return _dumps(Travelling(function.checkpoint, _dumps(_copy_flags()), _dumps(function)))
 
 
-class _Travelling:
-    def __init__(self, flags: bytes, function: bytes) -> None:
-        self._flags, self._function = flags, function
+@dataclass(frozen=True)
+class Travelling:
+    """A `ModelFunction` that is unpacked when all is in place that a module may need when it is imported:
+    `tf.estimator`, and the flags."""
 
-    def __reduce__(self) -> Any:
-        return _arrive, (self._flags, self._function)
+    checkpoint: str | None
+    flags: bytes
+    function: bytes
 
+    def resolved(self) -> Any:
+        """Unpack it, in a process of our own."""
+        import penstock.estimator as doorway
 
-def _arrive(flags: bytes, function: bytes) -> Any:
-    copies = cloudpickle.loads(flags)
-    if copies is not None:
-        _set_flags(copies)
-    return cloudpickle.loads(function)
+        doorway.install()
+        copies = cloudpickle.loads(self.flags)
+        if copies is not None:
+            _set_flags(copies)
+        return cloudpickle.loads(self.function).resolved()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Knows the flags of absl, and those of `tf.compat.v1.flags`, which refuse to be pickled: each process has its own."""
+    """Knows the flags of absl and of `tf.compat.v1.flags`, which refuse to be pickled: each process has its own."""
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -91,7 +95,7 @@ def _set_flags(copies: list[FlagCopy]) -> None:
     flags.FLAGS.mark_as_parsed()
     for copy in copies:
         if copy.module is None and copy.name not in flags.FLAGS:
-            flag = object.__new__(copy.kind)
+            flag: Any = object.__new__(copy.kind)
             vars(flag).update(copy.state)
             flags.FLAGS[copy.name] = flag
     for copy in copies:

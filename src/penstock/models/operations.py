@@ -58,7 +58,7 @@ REACHING: dict[str, frozenset[str]] = {
         XlaSend XlaRecv XlaSendToHost XlaRecvFromHost _XlaSendFromHost _XlaSendFromHostV2 _XlaRecvAtHost
         _XlaRecvAtHostV2 XlaHostCompute ConfigureAndInitializeGlobalTPU ShutdownTPUSystem"""
     ),
-    HIDES: _names("DatasetFromGraph _XlaHostComputeMlir"),
+    HIDES: _names("DatasetFromGraph _XlaHostComputeMlir MlirPassthroughOp _TPUCompileMlir"),
     ENDS: _names("Abort FileSystemSetConfiguration"),
 }
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import pyarrow as pa
 
-from penstock.core.columns import describe, to_arrow
+from penstock.core.columns import describe
 from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.graph_restoring import checkpoint_files, plan_restoring
 from penstock.runtimes.memory_limit import out_of_memory
-from penstock.runtimes.tensor_answers import kept
+from penstock.runtimes.tensor_answers import kept, to_host
 
 
 def load(model: ModelFile, device: Device, threads: int) -> GraphReplica | ElementReplica:
@@ -40,7 +40,7 @@ def load(model: ModelFile, device: Device, threads: int) -> GraphReplica | Eleme
     described = cloudpickle.loads(model.payload)
     function = described.resolved()
     checkpoint = function.find_checkpoint()
-    options = session_options(device, threads)
+    options = session_options(function, device, threads)
     if function.features is not None:
         return ElementReplica(function, checkpoint, options)
     # Which checkpoint it is, is known to who opened the model, unless only the function says so.
@@ -57,13 +57,12 @@ def _digest(checkpoint: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def session_options(device: Device, threads: int) -> Any:
-    """The settings of a session on one device of this process."""
-    import tensorflow as tf
-
-    options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+def session_options(function: Any, device: Device, threads: int) -> Any:
+    """The settings of a session on the one device of this process: the user's own, where they fit here."""
+    options = function.called.config.session_options()
     options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
-    options.gpu_options.allow_growth = True
+    options.allow_soft_placement = True  # what the user placed on several devices lies on this one
+    options.gpu_options.visible_device_list = ""
     if device.kind == "cpu":
         options.device_count["GPU"] = 0
     return options
@@ -106,7 +105,10 @@ def open_graph(
 
 
 class ElementReplica:
-    """A model on one device, for whole elements of an `input_fn`: bundles go in, bundles of predictions come out."""
+    """A model on one device, for whole elements of an `input_fn`: bundles go in, bundles of predictions come out.
+
+    An element that the model rejects ends a bundle: its predictions are those of the elements before, and the reason.
+    """
 
     def __init__(self, function: Any, checkpoint: str | None, options: Any) -> None:
         self.signature = Signature(function.takes, (), structure="dict")
@@ -117,15 +119,14 @@ class ElementReplica:
         import tensorflow as tf
 
         (places,) = batch.values()
+        answers: list[Any] = []
+        why = ""
         try:
-            answers = [self._opened.run(element) for element in self._function.open_bundle(places[0])]
-        except tf.errors.ResourceExhaustedError as error:
-            raise DeviceError(
-                "the device ran out of memory", received=one_line(error), hint="let input_fn give smaller batches"
-            ) from None
+            for element in self._function.open_bundle(places[0]):
+                answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
         except (tf.errors.OpError, ValueError) as error:
-            raise ModelError("the model rejects an element of input_fn", received=one_line(error)) from error
-        return dict(self._function.pack_answers(answers))
+            why = one_line(error)
+        return dict(self._function.pack_answers((answers, why)))
 
     def close(self) -> None:
         self._opened.close()
@@ -136,14 +137,27 @@ def _open_for_elements(function: Any, checkpoint: str | None, options: Any) -> O
 
     with tf.Graph().as_default() as graph:
         function.begin()
-        specs = tf.nest.flatten(function.features, expand_composites=True)
-        with tf.device("/cpu:0"):
-            feed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-        spec = function.build(tf.nest.pack_sequence_as(function.features, feed, expand_composites=True))
+        feed: list[Any] = []
+        features = tf.nest.map_structure(lambda leaf: _room_for(leaf, feed), function.features)
+        with graph.device(function.called.config.device_fn):
+            spec = function.build(features)
         fetches = function.choose(spec.predictions)
         if checkpoint is None:
             function.start_warm()
         return open_graph(graph, feed, fetches, spec.scaffold, checkpoint, options)
+
+
+def _room_for(leaf: Any, feed: list[Any]) -> Any:
+    """A tensor of the kind that a spec says, made of placeholders that join `feed`; what is no spec stays as it is."""
+    import tensorflow as tf
+
+    if not isinstance(leaf, tf.TypeSpec):
+        return leaf
+    specs = tf.nest.flatten(leaf, expand_composites=True)
+    with tf.device("/cpu:0"):
+        parts = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+    feed.extend(parts)
+    return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
 
 
 class GraphReplica:
@@ -167,6 +181,8 @@ class GraphReplica:
         self._lock = threading.Lock()
         self._shapes: dict[str, Shape] = {}
         self._opened: Opened | None = None
+        self._users: Counter[int] = Counter()
+        """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
 
     def predict(self, batch: Columns) -> Columns:
         import tensorflow as tf
@@ -176,11 +192,22 @@ class GraphReplica:
             outputs = opened.run([batch[name] for name in sorted(batch)])
         except tf.errors.ResourceExhaustedError as error:
             raise out_of_memory(batch, one_line(error)) from None
-        return {name: _as_column(output) for name, output in outputs.items()}
+        finally:
+            self._leave(opened)
+        return {name: to_host(name, _Fetched(output)) for name, output in outputs.items()}
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None and not self._users[id(opened)]:
+                opened.close()
+
+    def _leave(self, opened: Opened) -> None:
+        with self._lock:
+            self._users[id(opened)] -= 1
+            if opened is not self._opened and not self._users[id(opened)]:
+                del self._users[id(opened)]
+                opened.close()
 
     def _fitting(self, batch: Columns) -> Opened:
         """The graph for arrays like these. Where rows turn out to differ in length, it is built again without that
@@ -188,7 +215,11 @@ class GraphReplica:
         with self._lock:
             shapes = {name: _common(self._shapes.get(name), array.shape[1:]) for name, array in batch.items()}
             if self._opened is None or shapes != self._shapes:
+                before = self._opened
                 self._opened, self._shapes = self._build(batch, shapes), shapes
+                if before is not None and not self._users[id(before)]:
+                    before.close()
+            self._users[id(self._opened)] += 1
             return self._opened
 
     def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> Opened:
@@ -269,15 +300,22 @@ def _to_float(tensor: Any) -> Any:
     return tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor
 
 
-def _as_column(output: Any) -> Any:
-    """What a session gives as a column; a ragged prediction as a list for each row."""
-    if hasattr(output, "row_splits"):
-        inner = _as_column(output.values)
-        flat = to_arrow(inner) if isinstance(inner, np.ndarray) else inner
-        flat = flat.storage if isinstance(flat, pa.ExtensionArray) else flat
-        return pa.LargeListArray.from_arrays(to_arrow(output.row_splits.astype(np.int64)), flat)
-    array = np.asarray(output)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+class _Fetched:
+    """What a session gave, as `to_host` takes it: an array, or the parts of a ragged one."""
+
+    def __init__(self, given: Any) -> None:
+        self._array = given
+        if hasattr(given, "row_splits"):
+            self.row_splits, self.values = _Fetched(given.row_splits), _Fetched(given.values)
+
+    @property
+    def dtype(self) -> Any:
+        import tensorflow as tf
+
+        return tf.as_dtype(np.asarray(self._array).dtype)
+
+    def numpy(self) -> Any:
+        return self._array
 
 
 def _say(text: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 import pytest
 
 from penstock.core.mapping import RAW_RECORD, bind, describe
-from penstock.core.records import STRING, Binding, Feature, Signature, TensorSpec
+from penstock.core.records import STRING, Binding, Block, Feature, Job, Signature, Span, TensorSpec
 from penstock.errors import InputError
+from penstock.pool.loading import load_batches
+from penstock.sources.examples import parse
 
 AGE, CITY = Feature("age", "int64", ()), Feature("city", STRING, (), is_required=False)
 SIZE = Feature("size", "float32", (2,))
@@ -144,3 +149,41 @@ def test_other_inputs_are_fed_beside_the_records() -> None:
     records, x = bind(both, FITTING, {})
     assert records.features == (AGE, SIZE)
     assert x.columns == ("other",)
+
+
+def test_columns_of_numbers_are_stacked_into_a_feature() -> None:
+    columns = schema(age=("int64", ()), w=("float64", ()), h=("int32", ()))
+    (binding,) = bind(PARSES, columns, {"size": ("w", "h")})
+    assert binding.columns == ("age", "w", "h")
+    assert [(feature.name, names) for feature, names in binding.columns_of_features()] == [
+        ("age", ("age",)),
+        ("size", ("w", "h")),
+    ]
+    with pytest.raises(InputError, match="stacked"):
+        bind(PARSES, {**columns, **schema(text=(STRING, ()))}, {"size": ("w", "text")})
+    with pytest.raises(InputError, match="does not take the shape"):
+        bind(PARSES, columns, {"size": ("w", "h", "age")})
+
+
+def test_a_column_that_is_used_already_is_never_proposed() -> None:
+    with pytest.raises(InputError) as caught:
+        bind(PARSES, schema(age=("int64", ()), sizes=("float32", (2,))), {})
+    assert "--input size=sizes" in (caught.value.hint or "")
+    with pytest.raises(InputError) as caught:
+        bind(PARSES, schema(age=("int64", ()), siz0=("float32", ())), {})
+    assert "'size=prefix*'" in (caught.value.hint or "")
+
+
+class OneBlock:
+    """A source of a single block."""
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        yield Block(0, 2, {"age": np.array([7, 8]), "w": np.array([0.5, 1.5]), "h": np.array([2.5, 3.5])})
+
+
+def test_stacked_columns_are_one_feature_of_the_record() -> None:
+    columns = schema(age=("int64", ()), w=("float64", ()), h=("float64", ()))
+    job = Job(OneBlock(), bind(PARSES, columns, {"size": ("w", "h")}), (), 2)
+    (batch,) = load_batches(job, Span(0, 0, 2, ()))
+    size = parse(batch.arrays["records"][1], is_sequence=False).features[b"size"]
+    assert np.frombuffer(bytes(size.packed), "<f4").tolist() == [1.5, 3.5]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.core.columns import OPAQUE
-from penstock.core.mapping import bind, describe, guessed, misfit, wire_dtype
+from penstock.core.mapping import as_named, bind, describe, guessed, misfit, wire_dtype
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
@@ -385,3 +385,12 @@ class TestEncodedColumns:
     def test_images_of_any_size_vary_where_the_model_takes_any(self) -> None:
         (binding,) = bind(model(x=(FLOAT, (None, None, 3))), self.PHOTO, {})
         assert binding.shape == (None, None, 3)
+
+
+def test_what_a_model_without_declared_inputs_gets_is_named_by_the_user() -> None:
+    columns = {name: TensorSpec(name, "float64", ()) for name in ("f0", "f1", "label")}
+    columns["pixels"] = TensorSpec("pixels", "uint8", (64,))
+    assert as_named("image", ("pixels",), columns) == TensorSpec("image", "uint8", (64,))
+    assert as_named("x", ("f*",), columns) == TensorSpec("x", "float64", (2,))
+    with pytest.raises(InputError, match="single numbers"):
+        as_named("x", ("f0", "pixels"), columns)

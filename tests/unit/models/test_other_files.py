@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import h5py
 import pytest
 
 from penstock.errors import ModelError
-from penstock.models import frozen_graph, h5_file, jax_export, keras_file, onnx_file, stablehlo, tflite_file
+from penstock.models import frozen_graph, h5_file, hdf5, jax_export, keras_file, onnx_file, stablehlo, tflite_file
 from tests.unit.models import written
 from tests.unit.models.written import field, node
 
@@ -51,6 +52,34 @@ class TestHdf5:
             h5_file.recognise(str(path))
         assert caught.value.hint == f"penstock predict module:function --weights {path}"
         assert len(h5_file.check_weights(str(path))) == 64
+
+    def test_only_what_tells_of_the_model_is_read(self, tmp_path: Path) -> None:
+        path = write_h5(tmp_path / "model.h5")
+        with h5py.File(path, "r+") as file:
+            file.attrs["other"] = ["x" * 1000] * 1000  # each could be the same gigabyte
+        assert set(hdf5.look(str(path), path.stat().st_size).attributes) == {"model_config"}
+        with h5py.File(path, "r+") as file:
+            file.attrs["keras_version"] = ["2.0", "2.0"]
+        with pytest.raises(ModelError, match="the attribute keras_version is no text"):
+            h5_file.recognise(str(path))
+
+    def test_weights_in_an_archive_may_not_lie_elsewhere(self, tmp_path: Path) -> None:
+        inside = tmp_path / "model.weights.h5"
+        with h5py.File(inside, "w") as file:
+            file["kernel"] = h5py.ExternalLink("/etc/secret.h5", "/kernel")
+        with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
+            archive.write(inside, "model.weights.h5")
+        path = str(tmp_path / "model.keras")
+        with pytest.raises(ModelError, match="is a link into another file"):
+            h5_file.check_weights(path)
+        assert len(h5_file.check_weights(path, trust=True)) == 64
+
+    def test_classes_of_modules_that_the_user_named_need_no_trust(self, tmp_path: Path) -> None:
+        mine = {"class_name": "Mine", "module": "my_code", "registered_name": "Mine", "config": {}}
+        path = str(write_h5(tmp_path / "model.h5", {"class_name": "Sequential", "config": {"layers": [mine]}}))
+        with pytest.raises(ModelError, match=r"my_code\.Mine"):
+            h5_file.recognise(path)
+        assert h5_file.recognise(path, own=("my_code",)) is not None
 
     def test_other_hdf5_is_told(self, tmp_path: Path) -> None:
         with h5py.File(tmp_path / "data.h5", "w") as file:
@@ -232,6 +261,10 @@ def test_absent_files_are_told_and_other_paths_left_alone(kind: Any, tmp_path: P
               "stablehlo": ".mlirbc", "jax_export": ".jaxexport"}[kind.KINDS[0]]  # fmt: skip
     with pytest.raises(ModelError, match="no such model file"):
         kind.recognise(str(tmp_path / f"absent{suffix}"))
+    (tmp_path / f"folder{suffix}").mkdir()
+    if kind not in (keras_file, frozen_graph):  # a SavedModel may be a folder of any name
+        with pytest.raises(ModelError, match="this is a folder"):
+            kind.recognise(str(tmp_path / f"folder{suffix}"))
     assert kind.recognise(str(tmp_path / "absent.parquet")) is None
     assert kind.recognise(str(tmp_path)) is None
     assert kind.recognise("module:function") is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.models.graph import Graph
 from penstock.models.reach import ASSET, CHECKPOINT, Reach
 from tests.unit.models import written
@@ -139,3 +141,45 @@ def test_of_two_names_of_an_operation_both_count() -> None:
     reach = graph(twice)
     reach.enter_all()
     assert reach.sentences() == ("it writes files: WriteFile",)
+
+
+@pytest.mark.parametrize(
+    ("operation", "attribute"),
+    [
+        ("PrintV2", "output_stream"),
+        ("DebugIdentityV3", "debug_urls"),
+        ("FixedUnigramCandidateSampler", "vocab_file"),
+        ("DecodeProtoV2", "descriptor_source"),
+        ("XlaCallModule", "module"),
+    ],
+)
+def test_a_setting_that_the_caller_gives_counts(operation: str, attribute: str) -> None:
+    open_setting = written.field(5, written.entry(attribute, written.field(9, "given")))
+    body = function("inner", ["x"], node("n", operation, "x") + open_setting)
+    reach = graph(node("call", "inner", "x", given=text_value("file:///etc/x")), functions=(body,))
+    reach.enter_all()
+    assert reach.sentences() == (f"it takes a setting from its caller: {operation} with {attribute}",)
+
+
+def test_the_gradient_of_a_function_counts() -> None:
+    library = written.field(1, function("f", ["x"], node("s", "Square", "x")))
+    library += written.field(1, function("g", ["x", "dy"], WRITE))
+    library += written.field(2, written.field(1, "f") + written.field(2, "g"))
+    called = node("y", "SymbolicGradient", "x", "x", f=function_value("f"))
+    read = Graph()
+    read.add(memoryview(written.graph(called) + written.field(2, library)))
+    reach = Reach(read)
+    reach.enter_nodes(["y"])
+    assert reach.sentences() == ("it writes files: WriteFile",)
+
+
+def test_calls_that_permute_their_arguments_end() -> None:
+    names = [f"a{place}" for place in range(24)]
+    again = (
+        node("rotated", "PartitionedCall", *names[1:], names[0], f=function_value("f")),
+        node("forgotten", "PartitionedCall", "other", *names[1:], f=function_value("f")),
+        node("init", "InitializeTableFromTextFileV2", "table", "a0"),
+    )
+    reach = graph(functions=(function("f", names, *again),))
+    reach.enter_function("f", [ASSET] * len(names))
+    assert reach.sentences() == ("it reads files: InitializeTableFromTextFileV2",)

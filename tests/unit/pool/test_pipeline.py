@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.records import Binding, Block, Columns, Job, Result, Span, Timings
+from penstock.core.records import Binding, Block, Columns, Job, Result, Span, TensorSpec, Timings
 from penstock.errors import DeviceError, InputError, ModelError, PenstockError
+from penstock.pool.pipeline import Pipeline
 from penstock.sources.memory import InMemory
 
 from .piping import (
     TIMEOUT_S,
     Blocks,
     Doubler,
+    Outlet,
     Rejecting,
     Waiting,
     X,
@@ -43,6 +46,26 @@ def test_rows_of_every_span_come_out_in_order(sizes: list[int], lanes: int, load
         assert kept(result, "id") == rows.tolist()
         assert kept(result, "name") == [f"r{row}" for row in rows]
         assert result.failures == ()
+
+
+def test_rows_that_are_not_as_those_of_the_first_batch_end_the_job_with_both_shapes() -> None:
+    class Widest(Doubler):
+        """As wide as the largest value of the batch."""
+
+        def predict(self, batch: Columns) -> Columns:
+            return {"y": np.zeros((len(batch["x"]), int(batch["x"].max())))}
+
+    job = Job(Blocks([4]), (X,), (), batch_size=4)
+    outlet = Outlet()
+    described = (TensorSpec("y", "float64", (3,)),)
+    pipeline = Pipeline(Widest(), job, outlet.emit, outlet.errors.put, loaders=1, lanes=1, outputs=described)
+    with contextlib.closing(pipeline):
+        for span in spans_of(2, 4):
+            pipeline.add(span)
+        error = outlet.errors.get(timeout=TIMEOUT_S)
+    assert isinstance(error, ModelError)
+    assert error.received == "y: rows of (3,), then of (7,)"
+    assert outlet.results.qsize() == 1
 
 
 def test_batches_that_are_ready_out_of_order_come_out_in_order() -> None:
