@@ -16,6 +16,7 @@ from typing import Any
 
 from bench import (
     best_classes,
+    estimator,
     from_files,
     from_photos,
     from_records,
@@ -42,6 +43,7 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "I": hand_over.batches,
     "J": many_files.listed,
     "K": best_classes.kept,
+    "L": estimator.predicted,
 }
 MODELS = ("a1", "a2", "mobilenet", "thousand")
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
@@ -61,6 +63,7 @@ G  peer: Ray Data, as in A. H  peers as named. Start to finish as in A; without 
    loaded: what Ray has read until then is not on this clock.
 I  from a batch decoded in its slot to an array in another process. J  peak resident memory of a fresh process.
 K  the same network and files; what is written differs: the five best of 1,000, one number, or all of them.
+L  Estimator.predict: on cpu:2 beside cpu:1, a thread each; and a tiny model beside a plain session loop.
    A bar with a unit is held against penstock's own figure."""
 
 

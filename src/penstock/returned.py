@@ -13,7 +13,7 @@ from penstock import jobs, steps, written
 from penstock.checking import check_answers
 from penstock.core import division
 from penstock.core.answering import shown, with_labels
-from penstock.core.columns import OPAQUE, is_text
+from penstock.core.columns import OPAQUE, is_list, join
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
 from penstock.core.stopping import StopFlag
@@ -106,7 +106,7 @@ def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any
     Raises:
         InputError: A row failed; there is no failures file here that could name it.
     """
-    gathered: dict[str, list[Any]] = {}
+    gathered: dict[str, list[Column]] = {}
     for result in results:
         if result.failures:
             first = result.failures[0]
@@ -117,14 +117,14 @@ def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any
             )
         for name, column in with_labels(result.columns, options.labels).items():
             if not name.startswith(KEPT):
-                gathered.setdefault(name, []).append(_to_numpy(column))
-    return {shown(name): _joined(arrays) for name, arrays in gathered.items()}
+                gathered.setdefault(name, []).append(column)
+    return {shown(name): _joined(pieces) for name, pieces in gathered.items()}
 
 
-def _joined(arrays: list[Array]) -> Array:
-    if len(arrays) > 1:
-        return np.concatenate(arrays)
-    return arrays[0] if arrays[0].flags.writeable else arrays[0].copy()
+def _joined(pieces: list[Column]) -> Array:
+    if len(pieces) == 1 and isinstance(pieces[0], np.ndarray):
+        return pieces[0] if pieces[0].flags.writeable else pieces[0].copy()
+    return _to_numpy(join(pieces))
 
 
 def _pack(columns: dict[str, Any], structure: str) -> Any:
@@ -150,9 +150,19 @@ def stream_blocks(
 
 
 def _to_numpy(column: Column) -> Array:
+    """A column as an array: lists of one length in every row as one, others as an array of arrays."""
     if isinstance(column, np.ndarray):
         return column
-    if pa.types.is_fixed_size_list(column.type) and is_text(column.type.value_type):
-        flat: Array = column.flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(column), -1)
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    shape, inner = [len(column)], column
+    while is_list(inner.type) and not inner.null_count:
+        lengths = inner.value_lengths().to_numpy(zero_copy_only=False)
+        if len(lengths) and (lengths != lengths[0]).any():
+            break
+        shape.append(int(lengths[0]) if len(lengths) else 0)
+        inner = inner.flatten()
+    if is_list(inner.type):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    flat: Array = inner.to_numpy(zero_copy_only=False)
+    return flat.reshape(shape)

@@ -298,7 +298,7 @@ told["pandas"] = [features["a"].tolist(), [text.decode() for text in features["b
 """
 
 KERAS_3_IN_USE = """
-import sys, json
+import os, sys, json
 import numpy as np, tensorflow as tf
 from tensorflow.keras import layers, metrics
 from penstock import estimator
@@ -324,6 +324,34 @@ def batches():
     return tf.data.Dataset.from_tensors(({"x": np.ones((4, 3), "f4")}, np.ones((4, 1), "f4"))).repeat()
 
 
+def says_tf_estimator(features, labels, mode):
+    from tensorflow.estimator import ModeKeys
+    logits = tf.compat.v1.layers.dense(features["x"], 1, name="logits")
+    if mode == ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, {"y": logits})
+    loss = tf.reduce_mean(tf.square(logits - labels))
+    op = tf.compat.v1.train.GradientDescentOptimizer(0.01).minimize(loss, tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
+
+
+def left_behind():
+    modules = [name for name in sys.modules if name.startswith(("tensorflow.estimator", "tensorflow_estimator"))]
+    names = ["tf.estimator"] if hasattr(tf, "estimator") else []
+    return [*modules, *names, *({"TF_USE_LEGACY_KERAS"} & set(os.environ))]
+
+
+receive = estimator.export.build_raw_serving_input_receiver_fn({"x": np.ones((1, 3), "f4")})
+scoped = estimator.Estimator(says_tf_estimator, folder + "/scoped", estimator.RunConfig(devices="cpu:1"))
+calls = {
+    "train": lambda: scoped.train(batches, steps=1),
+    "evaluate": lambda: scoped.evaluate(batches, steps=1),
+    "predict": lambda: next(scoped.predict(batches)),
+    "export_saved_model": lambda: scoped.export_saved_model(folder + "/export", receive),
+}
+left = {}
+for name, call in calls.items():
+    call()
+    left[name] = left_behind()
 names = estimator.Estimator(old_style, folder + "/old").train(batches, steps=3).get_variable_names()
 try:
     estimator.Estimator(holds_keras_3, folder + "/new").evaluate(batches, steps=3)
@@ -332,6 +360,7 @@ except Exception as error:
     problem = type(error).__name__ + ": " + str(error)
 after = modern(np.ones((2, 3), "f4")).shape
 print("ANSWERS" + json.dumps({
-    "names": names, "problem": problem, "before": before, "after": tf.keras.__version__, "shape": list(after),
+    "names": names, "problem": problem, "left": left, "shape": list(after),
+    "before": before, "after": tf.keras.__version__,
 }))
 """

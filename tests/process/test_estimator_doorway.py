@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, read_rows
+from tests.process import estimator_checkpoint_scripts as checkpoint_scripts
 from tests.process import estimator_scripts as scripts
 
 Told = dict[str, Any]
@@ -41,8 +42,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    pieces = (scripts.SEVERAL_DEVICES, scripts.HOOKS, scripts.TURNS, scripts.REFUSALS, "\nfinish()\n")
-    code = scripts.START + scripts.LINEAR + "".join(pieces)
+    pieces = (scripts.SEVERAL_DEVICES, scripts.HOOKS, scripts.TURNS, scripts.REFUSALS)
+    more = (checkpoint_scripts.CHECKPOINTS, checkpoint_scripts.LARGE_ARRAYS, "\nfinish()\n")
+    code = scripts.START + scripts.LINEAR + "".join(pieces + more)
     return run_script(code, tmp_path_factory.mktemp("doorway"))
 
 
@@ -141,8 +143,8 @@ def test_canned_estimators_say_that_their_exports_are_served(told: Told) -> None
 @pytest.mark.parametrize(
     ("name", "words", "kind"),
     [
-        ("no_checkpoint", "there is no trained model in model_dir", "ModelError"),
-        ("no_export", "there is no trained model in model_dir", "ValueError"),
+        ("no_checkpoint", "there is no such checkpoint", "ModelError"),
+        ("no_export", "there is no such checkpoint", "ValueError"),
         ("misfit", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
         ("misfit_to_train", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
         ("misfit_to_export", "bias is [1] in the checkpoint, [7] in the model", "ModelError"),
@@ -151,11 +153,55 @@ def test_canned_estimators_say_that_their_exports_are_served(told: Told) -> None
         ("no_train_op", "train_op is missing", "ValueError"),
         ("elsewhere", "loss must be from the graph", "ValueError"),
         ("overridden", "must not override its members", "ValueError"),
+        ("random_to_predict", "these variables would be random numbers: weight", "ValueError"),
+        ("random_to_evaluate", "these variables would be random numbers: weight", "NoCheckpoint"),
+        ("no_such_path", "there is no such checkpoint", "ValueError"),
+        ("raised", "KeyError: 'x'", "KeyError"),
+        ("raised", "the model_fn failed", "ModelError"),
+        ("raised_by_tensorflow", "not of this size", "InvalidArgumentError"),
+        ("to_estimator", "penstock predict model.keras", "NotImplementedError"),
+        ("label_twice", "the label is a feature, too", "ValueError"),
     ],
 )
 def test_what_is_wrong_is_said(told: Told, name: str, words: str, kind: str) -> None:
     assert words in told[name]["text"]
     assert kind in told[name]["kinds"]
+
+
+def test_every_call_uses_the_same_checkpoint_of_a_folder_that_was_moved(told: Told) -> None:
+    moved = told["moved"]
+    assert moved["newest"] == "model.ckpt-25"
+    assert moved["predicts"]
+    assert moved["exports"]
+    assert moved["evaluates"] == pytest.approx(told["evaluated"]["loss"])
+    assert moved["trains"] == 27
+    assert "elsewhere" not in moved["note"]
+
+
+def test_a_checkpoint_without_a_step_serves_as_well(told: Told) -> None:
+    stepless = told["stepless"]
+    assert stepless["predicts"]
+    assert stepless["exports"]
+    assert stepless["evaluates"] == pytest.approx(stepless["expected"], rel=1e-5)
+
+
+def test_a_model_that_needs_no_checkpoint_predicts_without(told: Told) -> None:
+    ratios = told["untrained"]
+    assert ratios["no variables"] == pytest.approx(5)
+    assert ratios["init_fn"] == pytest.approx(3)
+    assert ratios["other checkpoint"] == pytest.approx(2)
+    assert ratios["constant"] == pytest.approx(7)
+
+
+def test_arrays_of_the_input_are_not_written_with_the_graph(told: Told) -> None:
+    large = told["large"]
+    assert large["written"] < large["bytes"] / 4
+    assert large["shapes"] == ["(None, 3)", "(None,)", "(None, 1)"]
+    assert large["second"] == [[3.0, 4.0, 5.0], ["d", "a", "ü"]]
+
+
+def test_columns_and_a_label_say_what_is_parsed(told: Told) -> None:
+    assert told["parsed"] == [["label", "weight", "x"], "(2,)"]
 
 
 def test_a_failed_export_leaves_nothing_behind(told: Told) -> None:
@@ -172,5 +218,6 @@ def test_keras_3_of_the_user_stays_what_it_is(tmp_path: Path) -> None:
     assert {"dense/kernel", "dense/bias", "global_step"} <= set(told["names"])
     assert "a metric of Keras 3 does not work in a graph" in told["problem"]
     assert "penstock.estimator.install()" in told["problem"]
+    assert told["left"] == {"train": [], "evaluate": [], "predict": [], "export_saved_model": []}
     assert told["before"] == told["after"]
     assert told["shape"] == [2, 2]

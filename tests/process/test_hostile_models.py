@@ -51,6 +51,7 @@ NEED_TRUST = {
     "connects.h5": "calls tf.Session",
     "builds_another.h5": "calls tf.keras.models.model_from_json",
     "samples_a_file.h5": "calls tf.random.fixed_unigram_candidate_sampler",
+    "removed_operation.pb": "reads files: Skipgram",
     "dumps.pb": "writes files: DumpTensor",
     "prints_by_its_caller.pb": "takes a setting from its caller: PrintV2 with output_stream",
 }
@@ -91,6 +92,7 @@ INNOCENT = {
     "registered_elsewhere.keras": "keras",
     "recurrent.keras": "keras",
     "dense.keras": "keras",
+    "giant_constant.pb": "frozen_graph",
 }
 LOADED_BY_TF_KERAS = {
     "innocent/of_keras_2.keras": "Functional",
@@ -113,6 +115,9 @@ LOADED_BY_KERAS_3 = {
     "innocent/recurrent.keras": "Functional",
     "hostile/giant_recurrent.keras": "ModelError: the model declares weights far beyond what its file holds",
     "hostile/giant_input.keras": "ModelError: the model declares weights far beyond what its file holds",
+    "innocent/plain.pb": "tuple",
+    "innocent/giant_constant.pb": "ModelError: the graph makes a tensor that no memory holds",
+    "hostile/removed_operation.pb": "ModelError: the graph does not load",
     "hostile/lambda.keras": "ModelError: the model can run code or reach files, and is not trusted",
 }
 NAMES_A_PLACE = re.compile(
@@ -126,10 +131,22 @@ ONLY_SOUNDS_LIKE_IT = {
     "_TPUReplicate", "TPUReplicateMetadata", "StoreMinibatchStatisticsInFdo",
     "GetMinibatchSplitsWithPhysicalReplica", "GetMinibatchesInCsrWithPhysicalReplica",
 }  # fmt: skip
+OPENING = """
+import resource, sys
+from penstock import registry
+from penstock.errors import ModelError
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+for path in sys.argv[1:]:
+    try:
+        registry.open_model(path)
+    except ModelError as error:
+        print(str(error).splitlines()[0])
+"""
 LOADING = """
 import json, os, sys
 from penstock.core.records import ModelFile
 from penstock.errors import PenstockError
+from penstock.runtimes.frozen_graph import load as load_graph
 if sys.argv[1] == "tf_keras":
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     from penstock.runtimes.legacy_keras import load_tf_keras_model as load
@@ -137,9 +154,10 @@ else:
     from penstock.runtimes.keras_loading import load_keras_model as load
 found = {}
 for path in sys.argv[2:]:
-    kind = "h5" if path.endswith(".h5") else "keras"
+    kind = {".h5": "h5", ".pb": "frozen_graph"}.get(os.path.splitext(path)[1], "keras")
+    file = ModelFile(kind, os.path.abspath(path), "", ())
     try:
-        found[path] = type(load(ModelFile(kind, os.path.abspath(path), "", ()))).__name__
+        found[path] = type((load_graph if kind == "frozen_graph" else load)(file)).__name__
     except PenstockError as error:
         found[path] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
 assert "imported_by_a_model" not in sys.modules
@@ -253,6 +271,16 @@ def test_every_operation_of_tensorflow_that_could_reach_a_place_is_known(made: P
         if any(map(NAMES_A_PLACE.search, names)) and not operations.why(operation)
     }
     assert unknown - ONLY_SOUNDS_LIKE_IT - operations.BY_ATTRIBUTES == set()
+
+
+def test_files_beyond_all_memory_are_told(made: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("plain.mlir", "plain.tflite", "plain.onnx")]
+    for path in paths:
+        path.write_bytes((made / "innocent" / path.name).read_bytes())
+        with path.open("r+b") as file:
+            file.truncate(1 << 40)  # takes no space: nothing was written there
+    ran = subprocess.run([sys.executable, "-c", OPENING, *map(str, paths)], capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == ["the model is too large to be read"] * len(paths), ran.stderr
 
 
 def test_files_say_what_wrote_them(made: Path) -> None:

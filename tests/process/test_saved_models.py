@@ -18,7 +18,7 @@ import pytest
 from penstock.core.answering import Answers
 from penstock.core.columns import join
 from penstock.core.records import Feature
-from penstock.errors import InputError, ModelError, UsageError
+from penstock.errors import DeviceError, InputError, ModelError, UsageError
 from tests.conftest import ENVIRONMENT, Penstock, read_rows
 from tests.support.answer_saved_models import Answered, Case
 from tests.support.make_saved_models import KINDS
@@ -105,6 +105,7 @@ CASES = {
         answers=Answers(outputs=("best:0",)),
     ),
     "frozen unknown output": Case("frozen.pb", answers=Answers(outputs=("nope",))),
+    "no GPU": Case("nothing", device="gpu"),
     "frozen unknown input": Case("frozen.pb", inputs={"nope": ("x",)}),
     "frozen damaged": Case("damaged.pb"),
 }  # fmt: skip
@@ -131,7 +132,7 @@ def _python(folder: Path, *modules: str) -> None:
     root = Path(__file__).parents[2]
     ran = subprocess.run(
         [sys.executable, "-c", f"from pathlib import Path\nfolder = Path({str(folder)!r})\n{code}"],
-        capture_output=True, text=True, env=ENVIRONMENT, cwd=root, check=False,
+        capture_output=True, text=True, env=ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "-1"}, cwd=root, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
 
@@ -216,6 +217,12 @@ def test_complex_numbers_are_pairs(given: Given) -> None:
     got = given("complex")["z"]
     assert got.shape == (ROWS, 2, 2)
     np.testing.assert_array_equal(got[..., 1], X[:, :2])
+
+
+def test_a_gpu_that_tensorflow_does_not_see_is_told(answers: dict[str, Answered]) -> None:
+    error = answers["no GPU"].error
+    assert isinstance(error, DeviceError)
+    assert error.hint == "pip install 'tensorflow[and-cuda]', or --devices cpu"
 
 
 def test_a_signature_that_does_not_exist_gets_the_list(answers: dict[str, Answered]) -> None:

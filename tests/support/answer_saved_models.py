@@ -31,6 +31,7 @@ class Case:
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Answers | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 @dataclass
@@ -49,7 +50,7 @@ def answer(folder: Path, case: Case) -> Answered:
         kind, str(folder / case.model), "", ("tensorflow",), case.signature,
         inputs=tuple(case.inputs), constants=case.constants, answers=case.answers,
     )  # fmt: skip
-    device = Device("cpu", 0)
+    device = Device(case.device, 0)
     answered = Answered()
     try:
         replica = TensorFlowRuntime().load(file, device, 1)

@@ -20,7 +20,7 @@ def lookups(hostile: Path, innocent: Path, folder: Path) -> None:
     keras_2_archives(hostile, innocent, folder)
     calls_by_symbol(hostile, innocent, folder)
     giants(hostile, innocent)
-    graphs(hostile, folder)
+    graphs(hostile, innocent, folder)
     (folder / "operations.json").write_text(json.dumps(operations_with_texts()), encoding="utf-8")
 
 
@@ -157,8 +157,8 @@ def _forget_shapes(config: dict[str, Any]) -> None:
         layer.pop("build_config", None)
 
 
-def graphs(hostile: Path, folder: Path) -> None:
-    """Operations that write without being known for it, or by settings that their caller gives."""
+def graphs(hostile: Path, innocent: Path, folder: Path) -> None:
+    """Operations that write without being known for it, or by settings that their caller gives; and others that fail."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:
@@ -169,6 +169,17 @@ def graphs(hostile: Path, folder: Path) -> None:
     for key, text in {"log_dir_path": str(folder / "canary"), "file_name": "dumped", "func_name": "f"}.items():
         dump.attr[key].s = text.encode()
     (hostile / "dumps.pb").write_bytes(dumping.SerializeToString())
+
+    old = graph.as_graph_def()
+    skipgram = old.node.add(name="words", op="Skipgram")
+    skipgram.attr["filename"].s = str(folder / "secret.txt").encode()
+    skipgram.attr["batch_size"].i = 1
+    old.versions.producer = 18  # the last in which the operation was
+    (hostile / "removed_operation.pb").write_bytes(old.SerializeToString())
+    with tf.Graph().as_default() as giant:
+        x = tf.compat.v1.placeholder(tf.float32, (None, 4), name="x")
+        tf.identity(x + tf.reduce_max(tf.fill([10**12], 1.0)), name="y")
+    (innocent / "giant_constant.pb").write_bytes(giant.as_graph_def().SerializeToString())
 
     function = plain.library.function.add()
     function.signature.name = "says"

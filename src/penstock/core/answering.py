@@ -123,7 +123,9 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) 
     if not any(_is_ranked(tensor, is_alone) for tensor in chosen.values()):
         raise UsageError(
             "no output has one value for each class",
-            received=", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in chosen.items()),
+            received=", ".join(
+                f"{name} {tuple(getattr(tensor, 'shape', ('lists',)))}" for name, tensor in chosen.items()
+            ),
             hint="without --top-k and --argmax the outputs are written as they are",
         )
     kept: dict[str, Any] = {}
@@ -147,6 +149,8 @@ def _refuse_two_of_one_name(kept: Mapping[str, Any], chosen: Mapping[str, Any], 
 
 def _is_ranked(tensor: Any, is_alone: bool) -> bool:
     """Whether a row has a value for each of several classes. Whole numbers beside other outputs are ids or counts."""
+    if not hasattr(tensor, "shape"):
+        return False  # lists of different lengths
     shape, kind = tensor.shape, str(tensor.dtype).lower()
     return len(shape) == 2 and shape[-1] != 1 and ("float" in kind or (is_alone and "int" in kind))
 

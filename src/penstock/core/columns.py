@@ -151,7 +151,7 @@ def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
         column = column.storage
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if _is_list(column.type):
+    if is_list(column.type):
         return _from_lists(column, dtype, shape, bad)
     if column.null_count:
         _mark(bad, ~_valid(column), "is null")
@@ -167,7 +167,7 @@ def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
     return values
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -185,7 +185,7 @@ def _from_lists(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
 def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
     """The innermost values, and whether every row has the same number of them and none is null."""
     whole = True
-    while _is_list(column.type):
+    while is_list(column.type):
         whole = whole and column.null_count == 0 and _is_uniform(column)
         column = column.flatten()
         if isinstance(column, pa.ExtensionArray):

@@ -74,9 +74,9 @@ def check_one_shape(name: str, rows: Rows, before: Rows) -> None:
         return
     told = ["lists" if each is None else str(each) for each in (before, rows)]
     raise ModelError(
-        "an output of the model has another shape from batch to batch, and does not declare it",
+        "an output of the model has another shape from batch to batch",
         received=f"{name}: rows of {told[0]}, then of {told[1]}",
-        allowed="one shape for all rows, or an output whose declared shape is open",
+        allowed="one shape for all rows",
         hint="leave it out: --outputs takes the names of the others",
     )
 

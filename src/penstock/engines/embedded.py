@@ -15,7 +15,7 @@ from penstock.core.events import Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica
-from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
+from penstock.core.records import Device, Job, Placement, Result, Signature, Span, TensorSpec, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
 from penstock.core.watching import UNWATCHED
@@ -45,6 +45,7 @@ class EmbeddedEngine:
         self._stop = stop
         self._pipelines: list[Pipeline] = []
         self._follows: Mapping[str, str] = {}
+        self._outputs: tuple[TensorSpec, ...] = ()
 
     def load(self) -> Signature:
         return self._replicas[0].signature
@@ -59,7 +60,7 @@ class EmbeddedEngine:
         self._placement = placement
         self._stop.check()
         prepared = warm_up(self._replicas[0], next(load_batches(job, sample)), sample, job.bindings)
-        self._follows = prepared.follows
+        self._follows, self._outputs = prepared.follows, prepared.outputs
         return prepared
 
     def take(self, job: Job) -> None:
@@ -120,6 +121,7 @@ class EmbeddedEngine:
             loaders=self._placement.loaders,
             lanes=self._placement.lanes,
             follows=self._follows,
+            outputs=self._outputs,
         )
 
     def _assign(self, assignments: list[Assignment]) -> None:

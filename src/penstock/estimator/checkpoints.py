@@ -11,9 +11,9 @@ from penstock.estimator.refusals import WrongValue
 from penstock.runtimes.graph_restoring import (
     NoCheckpoint,
     find_checkpoint,
+    initial_values,
     newest_checkpoint,
     none_there,
-    random_variables,
 )
 
 __all__ = ["NoCheckpoint", "check_initial_values", "check_path", "global_step_of", "repair_note"]
@@ -52,13 +52,10 @@ def check_initial_values(scaffold: Any, model_dir: str) -> None:
     Raises:
         NoCheckpoint: Some would be random numbers.
     """
-    import tensorflow as tf
-
-    random = random_variables(scaffold)
-    if random:
-        raise none_there(model_dir, random)
-    step = tf.compat.v1.train.get_global_step()
-    if any(variable is not step for variable in tf.compat.v1.global_variables()) and scaffold.init_fn is None:
+    found = initial_values(scaffold)
+    if found.random:
+        raise none_there(model_dir, found.random)
+    if found.given:
         LOG.warning("%s has no checkpoint: the variables begin with what the model_fn gives them", model_dir)
 
 

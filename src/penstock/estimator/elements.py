@@ -53,16 +53,18 @@ def unpack(memory: Any) -> Any:
 
 
 def pack_to_row(value: Any) -> pa.Array:
-    """A structure of arrays as one row of bytes, as a replica answers. Its length is another one each time."""
+    """A structure of arrays as one row, as a replica answers: a list of one piece of bytes, of any length each time."""
     content = b"".join(pack(value))
     offsets = np.array([0, len(content)], np.int64)
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    piece = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    return pa.LargeListArray.from_arrays(pa.array([0, 1], pa.int64()), piece)
 
 
 def unpack_row(row: pa.Array) -> Any:
     """What `pack_to_row` packed, in memory that its reader may write to."""
-    _, offsets, content = row.buffers()
-    first, last = np.frombuffer(offsets, np.int64)[row.offset : row.offset + 2]
+    piece = row.flatten()
+    _, offsets, content = piece.buffers()
+    first, last = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + 2]
     return unpack(np.frombuffer(content, np.uint8)[first:last].copy())
 
 

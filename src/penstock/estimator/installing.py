@@ -130,5 +130,5 @@ def _refuse_keras_model(*arguments: object, **named: object) -> NoReturn:
     raise LeftTensorFlow(
         "tf.keras.estimator.model_to_estimator cannot be called here: its code left TensorFlow with 2.16",
         allowed="Estimator(model_fn, …) with a model_fn that calls the Keras model",
-        hint="a Keras model runs on every device without an Estimator: `penstock predict model.keras DATA --output OUT`",
+        hint="a Keras model runs on every device without an Estimator: `penstock predict model.keras DATA --output O`",
     )

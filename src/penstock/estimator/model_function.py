@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
-
 from penstock.core.records import STRING, TensorSpec
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
 from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
@@ -24,7 +22,7 @@ from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.runtimes.graph_restoring import find_checkpoint, newest_checkpoint, random_variables
+from penstock.runtimes.graph_restoring import find_checkpoint, initial_values, newest_checkpoint
 
 OUTPUT = "output"
 """The name of a prediction that is a single tensor, where it needs one."""
@@ -87,12 +85,6 @@ class ModelFunction:
         if not is_estimator(made):
             raise self._neither(f"a function that returns {type(made).__name__}")
         return self._completed(function_of(made))
-
-    def packed(self) -> bytes:
-        """What travels to replicas: the function is unpacked there when `tf.estimator` is in place, because a module
-        that it comes from may need it."""
-        packed: bytes = cloudpickle.dumps(Packed(self.checkpoint, cloudpickle.dumps(self)))
-        return packed
 
     def find_checkpoint(self) -> str | None:
         """The checkpoint to restore; None where there is none, and `build` says whether the model needs one.
@@ -195,7 +187,7 @@ class ModelFunction:
     def _check_untrained(self, scaffold: Any) -> None:
         if self.model_dir is not None:
             check_initial_values(scaffold, self.model_dir)
-        elif random_variables(scaffold):
+        elif initial_values(scaffold).random:
             raise NoCheckpoint(
                 "it is not known where the checkpoint is",
                 received=self.name,
@@ -235,20 +227,6 @@ class ModelFunction:
             allowed="model_fn(features, labels, mode, params, config), or a function without arguments that returns "
             "a penstock.estimator.Estimator",
         )
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A `ModelFunction` on its way to replicas."""
-
-    checkpoint: str | None
-    pickled: bytes
-
-    def resolved(self) -> ModelFunction:
-        """Unpack it, in a process of our own."""
-        _install()
-        function: ModelFunction = cloudpickle.loads(self.pickled)
-        return function.resolved()
 
 
 def function_of(estimator: Any, checkpoint: str | None = None) -> ModelFunction:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
+from penstock.estimator import travelling
 from penstock.estimator.model_function import ModelFunction, function_of
 from penstock.models import builder, digest
 from penstock.runtimes.graph_restoring import checkpoint_files, find_checkpoint
@@ -44,7 +45,7 @@ def open_estimator(location: str, checkpoint: str | None = None, params: Mapping
             digests.append(digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix)))
     whole = hashlib.sha256("\0".join(digests).encode()).hexdigest()
     function = ModelFunction(location, params=dict(params or {}), checkpoint=prefix)
-    return ModelFile("estimator", location, whole, RUNTIMES, payload=function.packed())
+    return ModelFile("estimator", location, whole, RUNTIMES, payload=travelling.pack(function))
 
 
 def file_of(estimator: Any) -> ModelFile:
@@ -58,4 +59,4 @@ def file_of(estimator: Any) -> ModelFile:
     weights = digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix))
     portable = replace(function, checkpoint=prefix, config=function.called.config.portable())
     # The function itself travels by value, and pickles differ from process to process: only its name counts.
-    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=portable.packed())
+    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=travelling.pack(portable))

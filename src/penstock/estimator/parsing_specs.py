@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongType, WrongValue
 
 
@@ -53,7 +54,13 @@ def regressor_parse_example_spec(
 def _with_label(columns: Any, label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    spec: dict[str, Any] = dict(tf.feature_column.make_parse_example_spec(columns))
+    with quiet():
+        return _joined(dict(tf.feature_column.make_parse_example_spec(columns)), label_key, label, weight_column)
+
+
+def _joined(spec: dict[str, Any], label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
     if label_key in spec:
         raise WrongValue("the label is a feature, too", received=f"label_key={label_key!r}")
     spec[label_key] = label

@@ -149,6 +149,7 @@ class ReplicaProcess:
             loaders=message.loaders,
             lanes=message.lanes,
             follows=prepared.follows,
+            outputs=prepared.outputs,
         )
         return prepared
 

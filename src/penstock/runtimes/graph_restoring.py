@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import ModelError, one_line
 
@@ -15,6 +15,8 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """In checkpoints of `tf.train.Checkpoint`, whose names are not those of variables: TensorFlow matches them itself."""
 _OF_SAVED_MODELS = "saved_model_initializers"
 """What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
+_LOADING = ("Restore", "LoadAndRemapMatrix")
+"""Operations that read checkpoints: those of `init_from_checkpoint` and of warm starts."""
 
 
 class NoCheckpoint(ModelError, ValueError):
@@ -220,30 +222,43 @@ def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
     return Restores()
 
 
-def random_variables(scaffold: Any) -> list[str]:
-    """The variables of the default graph that begin as random numbers, where no checkpoint is restored.
+class InitialValues(NamedTuple):
+    """The variables of a graph, by name, that no checkpoint gives a value to."""
 
-    What the scaffold initialises itself, values of another checkpoint and constants are what somebody meant.
+    random: list[str]
+    given: list[str]
+    """Those that begin with what the `model_fn` says."""
+
+
+def initial_values(scaffold: Any) -> InitialValues:
+    """What the variables of the default graph begin with, where no checkpoint is restored.
+
+    Those that the scaffold initialises itself, or that take their values out of another checkpoint, do not count.
     """
     import tensorflow as tf
 
     if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
-        return []
-    return [variable.op.name for variable in tf.compat.v1.global_variables() if _is_random(variable.initializer)]
+        return InitialValues([], [])
+    step = tf.compat.v1.train.get_global_step()
+    found = InitialValues([], [])
+    for variable in tf.compat.v1.global_variables():
+        kinds = _operations_behind(variable.initializer)
+        if any("Random" in kind or "TruncatedNormal" in kind for kind in kinds):
+            found.random.append(variable.op.name)
+        elif variable is not step and not any(kind.startswith(_LOADING) for kind in kinds):
+            found.given.append(variable.op.name)
+    return found
 
 
-def _is_random(operation: Any) -> bool:
-    """Whether an operation depends on random numbers."""
+def _operations_behind(operation: Any) -> set[str]:
+    """The kinds of operation that one depends on."""
     seen, waiting = set(), [operation]
     while waiting:
         found = waiting.pop()
-        if found in seen:
-            continue
-        seen.add(found)
-        if "Random" in found.type or "TruncatedNormal" in found.type:
-            return True
-        waiting += [*(tensor.op for tensor in found.inputs), *found.control_inputs]
-    return False
+        if found not in seen:
+            seen.add(found)
+            waiting += [*(tensor.op for tensor in found.inputs), *found.control_inputs]
+    return {found.type for found in seen}
 
 
 def _own_saver(scaffold: Any) -> Any:
