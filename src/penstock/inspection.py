@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from penstock import registry
 from penstock.core.protocols import Source
-from penstock.core.records import ModelFile, Placement, Signature
+from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError
@@ -33,7 +34,10 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
-        (signature, runtime_used), told = registry.on_the_first_that_loads(file, runtime, partial(_load, file))
+        looked_at = (
+            replace(file, signature=ANY_SIGNATURE) if file.kind == "saved_model" and not file.signature else file
+        )
+        (signature, runtime_used), told = registry.on_the_first_that_loads(file, runtime, partial(_load, looked_at))
         found |= {"written_by": facts.writer or signature.writer, "loaded_by": PACKAGES[runtime_used].described}
         found |= _describe_signature(signature)
         found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
@@ -74,8 +78,8 @@ def _describe_signature(signature: Signature) -> dict[str, Any]:
 def _command(file: ModelFile, found: dict[str, Any], target: str, *, needs_trust: bool) -> str:
     """The line that runs the model."""
     parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
-    if file.signature is not None:
-        parts += ["--signature", shlex.quote(file.signature)]
+    if found.get("signature") and (file.signature is not None or found.get("other_signatures")):
+        parts += ["--signature", shlex.quote(found["signature"])]
     for module in file.custom_objects:
         parts += ["--custom-objects", module]
     if file.weights is not None:

@@ -72,8 +72,9 @@ def test_an_estimator_on_the_gpu_agrees_with_what_it_predicted_in_its_time(
     expected = np.load(fixture / "digits_expected.npz")
     np.savez(tmp_path / "digits.npz", image=expected["image"])
     ran = penstock_run(
-        "predict", "--estimator", "tests.support.digits_model_fn:with_layers", "--checkpoint", fixture / "model_fn_ckpt",
-        tmp_path / "digits.npz", "--output", tmp_path / "out", "--devices", "gpu", cwd=ROOT,
+        "predict", "--estimator", "tests.support.digits_model_fn:with_layers",
+        "--checkpoint", fixture / "model_fn_ckpt", tmp_path / "digits.npz",
+        "--output", tmp_path / "out", "--devices", "gpu", cwd=ROOT,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     table = read_rows(tmp_path / "out")

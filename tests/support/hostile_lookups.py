@@ -158,7 +158,7 @@ def _forget_shapes(config: dict[str, Any]) -> None:
 
 
 def graphs(hostile: Path, innocent: Path, folder: Path) -> None:
-    """Operations that write without being known for it, or by settings that their caller gives; and others that fail."""
+    """Operations that write without being known for it, or by settings of their caller; and others that cannot run."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:

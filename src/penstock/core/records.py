@@ -26,6 +26,8 @@ Shape = tuple[int | None, ...]
 KEPT = "kept:"
 """Before the name of a kept column in a Result."""
 
+ANY_SIGNATURE = "*"
+"""Of a model that is only looked at: the signature that would be run, or else the first."""
 STRING = "string"
 """The dtype name of text and bytes; all others are numpy's names."""
 
@@ -68,7 +70,7 @@ class Feature:
     """What a model parses out of serialized `tf.train.Example` records: one of its features.
 
     `dtype` is what the record must hold: `float32`, `int64` or `string`. `shape` is None where any number of values
-    will do. A feature that is not required has a default in the model. In a Binding, so many columns are stacked into it.
+    will do. A feature that is not required has a default in the model. In a Binding, `num_columns` are stacked into it.
     """
 
     name: str

@@ -20,7 +20,7 @@ from penstock.runtimes.keras_call import KerasCall, digest_of_weights
 from penstock.runtimes.keras_loading import call_builder, path_with_suffix, writer_version
 from penstock.runtimes.keras_weights import load_weights
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.tensorflow import TensorFlowReplica, TensorFlowRuntime
+from penstock.runtimes.tensorflow import TensorFlowReplica, TensorFlowRuntime, prepare_tensorflow
 from penstock.runtimes.theano_kernels import turn_kernels
 
 
@@ -40,14 +40,7 @@ class TfKerasRuntime:
             import tf_keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
         tf.get_logger().setLevel("ERROR")
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-        if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
-            raise DeviceError(
-                "this TensorFlow does not see the GPU",
-                received=f"{device} {device.name}, tensorflow {tf.__version__}",
-                hint="pip install 'tensorflow[and-cuda]', or --devices cpu",
-            )
+        prepare_tensorflow(device, threads)
         if model.kind == "estimator":
             from penstock.runtimes import graph_session
 

@@ -36,7 +36,6 @@ class OnnxRuntime:
     """One session with a thread pool of its own; threads call it at the same time."""
 
     name = "onnx"
-    package = "onnxruntime"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         is_gpu = device.kind == "gpu"

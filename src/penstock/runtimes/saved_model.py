@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.core.records import ModelFile, Signature
+from penstock.core.records import ANY_SIGNATURE, ModelFile, Signature
 from penstock.errors import ModelError, one_line
 from penstock.runtimes.call_structure import Leaf, leaves, pick, rebuilt
 from penstock.runtimes.composite_arguments import composites
@@ -85,9 +85,7 @@ def _choose_graph(file: ModelFile) -> tuple[Any, str | None]:
         with open(path, "rb") as opened:
             model.ParseFromString(opened.read())
     except (OSError, DecodeError) as error:
-        raise ModelError(
-            "the model is damaged", received=f"{path}: {one_line(error)}"
-        ) from None
+        raise ModelError("the model is damaged", received=f"{path}: {one_line(error)}") from None
     graphs = list(model.meta_graphs)
     if not graphs:
         raise ModelError("the model is damaged", received=f"{path} holds no graph")
@@ -137,6 +135,8 @@ def _choose(file: ModelFile, names: Sequence[str], *, has_call: bool) -> tuple[s
         return CALL, "saved without signatures: the model itself is called, as for serving"
     found = [name for name in _PREFERRED if name in names] or list(names)
     is_clear = bool(found) and (len(names) == 1 or found[0] in _PREFERRED)
+    if wanted == ANY_SIGNATURE and found:
+        return found[0], f"--signature chooses one of {', '.join(names)}" if len(names) > 1 else None
     if wanted is None and is_clear:
         others = ", ".join(name for name in names if name != found[0])
         return found[0], f"the signature {found[0]} is run; --signature chooses {others}" if others else None

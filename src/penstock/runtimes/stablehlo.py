@@ -21,7 +21,6 @@ class StableHloRuntime:
     """The exported function under `jit`, with casting, scaling and ranking around it in the same step."""
 
     name = "stablehlo"
-    package = "jax"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         return xla_environment(device, threads)
