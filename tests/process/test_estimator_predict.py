@@ -136,7 +136,28 @@ def test_columns_feed_a_model_fn_as_it_takes_them(found: dict[str, Any]) -> None
 
 
 def test_three_processes_take_over_in_order_and_leave_nothing_behind(found: dict[str, Any]) -> None:
-    assert found["handed_over"] == {"wrong": [], "processes": 3, "left": 0}
+    handed_over = found["handed_over"]
+    assert handed_over["wrong"] == []
+    assert handed_over["processes"] == 3
+    assert handed_over["left"] == 0
+
+
+def test_requests_that_come_one_by_one_are_answered_one_by_one_after_the_hand_over(found: dict[str, Any]) -> None:
+    assert found["handed_over"]["answered"] == 10
+
+
+def test_an_element_that_the_model_rejects_after_the_hand_over_raises_what_tensorflow_does_when_its_turn_comes(
+    found: dict[str, Any],
+) -> None:
+    kind, has_all_before = found["handed_over"]["ended"]
+    assert kind == "InvalidArgumentError"
+    assert has_all_before
+
+
+def test_processes_that_build_another_model_do_not_take_over(found: dict[str, Any]) -> None:
+    assert found["another_model"]["ratios"] == [2.0]
+    (warning,) = found["another_model"]["warnings"]
+    assert "it predicts other values than this process: scaled" in warning
 
 
 def test_the_shell_predicts_with_a_model_fn_on_three_devices(penstock_run: Penstock, tmp_path: Path) -> None:

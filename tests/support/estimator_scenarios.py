@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
+import queue
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,21 +22,25 @@ from typing import Any
 import numpy as np
 import psutil
 import tensorflow as tf
+from absl import flags
 
 from penstock import estimator
 from penstock.core.answering import Answers
 from penstock.core.records import Device
 from penstock.errors import PenstockError
 from penstock.estimator import handing_over
+from penstock.estimator.legacy_keras import user_code
 from penstock.estimator.opening import open_estimator
 from penstock.runtimes import graph_session
-from tests.support import digits_model_fn, words_model_fn
+from tests.support import digits_model_fn, scaled_model_fn, words_model_fn
 
 DATA = Path(__file__).parent.parent / "data" / "estimator"
 CHECKPOINT = str(DATA / "model_fn_ckpt")
 EXPECTED = np.load(DATA / "digits_expected.npz")
 IMAGES = EXPECTED["image"]
 PREDICT = "infer"
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("factor", 1, "a flag of the script")
 
 
 def digits(model_fn: Any, devices: str = "cpu:1", **options: Any) -> estimator.Estimator:
@@ -73,7 +81,8 @@ def a_plain_session() -> Any:
 def words() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         params = {"size": 4}
-        expected = words_model_fn.train(folder, params)
+        with user_code():
+            expected = words_model_fn.train(folder, params)
         fed = words_model_fn.rows(200)
         trained = estimator.Estimator(words_model_fn.model_fn, folder, estimator.RunConfig(devices="cpu"), params)
         found = list(trained.predict(lambda: tf.data.Dataset.from_tensor_slices(fed).batch(7)))
@@ -138,9 +147,11 @@ def hooks_and_scaffolds() -> Any:
 
         def after_run(self, run_context: Any, run_values: Any) -> None:
             seen.append(f"{self.name} ran")
+            assert tf.compat.v1.get_default_graph() is run_context.session.graph
 
         def end(self, session: Any) -> None:
             seen.append(f"{self.name} ended")
+            assert tf.compat.v1.get_default_graph() is session.graph
 
     def model_fn(features: Any, mode: str) -> Any:
         spec = digits_model_fn.with_layers(features, None, mode)
@@ -210,54 +221,160 @@ def columns_as_in_the_shell() -> Any:
     }
 
 
-def handed_over() -> Any:
-    """Features of every kind and size, through this process and then through three others."""
+class Warnings(logging.Handler):
+    """What the doorway warns of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+def another_model() -> Any:
+    """The other processes import the module of the model_fn, and do not have what was set in it since."""
     handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
-    sizes = [1, 17, 64, 3]
-    processes = 0
+    scaled_model_fn.SCALE = 2.0
+    warnings = Warnings()
+    logging.getLogger("penstock.estimator").addHandler(warnings)
+    made = digits(scaled_model_fn.model_fn, "cpu:2")
+    predictions: Any = made.predict(
+        lambda: tf.data.Dataset.range(1, 10**9).map(lambda number: tf.fill([2], tf.cast(number, tf.float32))),
+        yield_single_examples=False,
+    )
+    until, ratios, last = time.monotonic() + 60, set(), None
+    for count, found in enumerate(predictions):
+        ratios.add(float(found["scaled"][0] / found["number"][0]))
+        if last is None and (warnings.told or is_handed_over() or time.monotonic() > until):
+            last = count + 2000
+        if count == last:
+            break
+    predictions.close()
+    logging.getLogger("penstock.estimator").removeHandler(warnings)
+    return {"ratios": sorted(ratios), "warnings": warnings.told}
 
-    def model_fn(features: Any, mode: str) -> Any:
-        spec = digits_model_fn.with_layers(features["nested"], None, mode)
-        sparse = tf.compat.v1.sparse_reduce_sum(features["sparse"], axis=1)
-        ragged = tf.reduce_sum(features["ragged"], axis=1)
-        sums = {"sparse": sparse, "ragged": ragged, "text": features["text"]}
-        return tf.estimator.EstimatorSpec(mode, predictions={**spec.predictions, **sums})
 
-    def more(image: Any, number: Any) -> Any:
-        lengths = tf.cast(number % 3, tf.int64)
+def is_handed_over() -> bool:
+    return any(thread.name == "estimator-input" for thread in threading.enumerate())
+
+
+class Requests:
+    """An input that gives batches of growing numbers; from some time on only when one is asked for, and a bad one."""
+
+    def __init__(self) -> None:
+        self.tokens: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.is_gated = False
+        self.rows = 0
+
+    def batches(self) -> Any:
+        for size in itertools.cycle([1, 17, 64, 3]):
+            token = self.tokens.get() if self.is_gated else ""
+            numbers = np.arange(self.rows, self.rows + size)
+            if token == "bad":
+                yield IMAGES[:1], np.array([-1])
+                continue
+            yield IMAGES[numbers % len(IMAGES)], numbers
+            self.rows += size
+
+    def input_fn(self) -> Any:
+        signature = (tf.TensorSpec((None, 8, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+        dataset = tf.data.Dataset.from_generator(self.batches, output_signature=signature).map(self._more)
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        return {**iterator.get_next(), "times": 3.0}
+
+    def _more(self, image: Any, number: Any) -> Any:
+        lengths = tf.cast(tf.maximum(number, 0) % 3, tf.int64)
         return {
             "nested": {"image": image},
+            "number": number,
             "sparse": tf.sparse.from_dense(tf.one_hot(number % 4, 4) * tf.cast(number[:, None], tf.float32)),
             "ragged": tf.RaggedTensor.from_row_lengths(tf.ones(tf.reduce_sum(lengths), tf.int64), lengths),
             "text": tf.strings.as_string(number),
         }
 
-    def batches() -> Any:
-        start = 0
-        for size in itertools.cycle(sizes):
-            numbers = np.arange(start, start + size)
-            yield IMAGES[numbers % len(IMAGES)], numbers
-            start += size
 
-    def input_fn() -> Any:
-        signature = (tf.TensorSpec((None, 8, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
-        return tf.data.Dataset.from_generator(batches, output_signature=signature).map(more)
+class Taker(threading.Thread):
+    """Takes predictions and says how many, and how it ended: what waits for input must not hold up the test."""
 
+    def __init__(self, predictions: Any, check: Callable[[int, Any], None]) -> None:
+        super().__init__(daemon=True)
+        self._predictions = predictions
+        self._check = check
+        self.count = 0
+        self.ended = ""
+
+    def run(self) -> None:
+        try:
+            for row in self._predictions:
+                self._check(self.count, row)
+                self.count += 1
+        except Exception as error:
+            self.ended = type(error).__name__
+
+    def reaches(self, count: int, seconds: float = 10.0) -> bool:
+        until = time.monotonic() + seconds
+        while self.count < count and not self.ended and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.count >= count
+
+    def rests(self) -> int:
+        """The count when it has not grown for a while."""
+        before = -1
+        while before != self.count:
+            before = self.count
+            time.sleep(0.5)
+        return before
+
+
+def handed_over() -> Any:
+    """Features of every kind and size, through this process and then through three others; requests one by one then,
+    and one that the model rejects."""
+    handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
+    flags.FLAGS(["scenarios", "--factor=2"])
     wrong: list[str] = []
-    last = None
-    predictions: Any = digits(model_fn, "cpu:3").predict(input_fn)
-    for number, row in enumerate(predictions):
+
+    def model_fn(features: Any, mode: str) -> Any:
+        spec = digits_model_fn.with_layers(features["nested"], None, mode)
+        with tf.control_dependencies([tf.debugging.assert_non_negative(features["number"])]):
+            sparse = tf.compat.v1.sparse_reduce_sum(features["sparse"], axis=1)
+        ragged = tf.reduce_sum(features["ragged"], axis=1)
+        flagged = tf.cast(features["number"], tf.float64) * FLAGS.factor * features["times"]
+        sums = {"sparse": sparse, "ragged": ragged, "text": features["text"], "flagged": flagged}
+        return tf.estimator.EstimatorSpec(mode, predictions={**spec.predictions, **sums})
+
+    def check(number: int, row: Any) -> None:
         right = EXPECTED["probabilities"][number % len(IMAGES)]
-        sums = [row["text"].decode(), float(row["sparse"]), int(row["ragged"])]
-        if sums != [str(number), float(number), number % 3] or np.abs(row["probabilities"] - right).max() > 2e-6:
+        sums = [row["text"].decode(), float(row["sparse"]), int(row["ragged"]), float(row["flagged"])]
+        expected = [str(number), float(number), number % 3, number * 6.0]
+        if sums != expected or np.abs(row["probabilities"] - right).max() > 2e-6:
             wrong.append(f"{number}: {sums}")
-        if number % 50 == 0 and last is None:
-            processes = len(psutil.Process().children())
-            last = number + 20_000 if processes == 3 else None
-        if number == last:
+
+    requests = Requests()
+    predictions: Any = digits(model_fn, "cpu:3").predict(requests.input_fn)
+    taker = Taker(predictions, check)
+    taker.start()
+    until = time.monotonic() + 120
+    while not (is_handed_over() or taker.ended) and time.monotonic() < until:
+        time.sleep(0.05)
+    processes = len(psutil.Process().children())
+    taker.reaches(taker.count + 10_000, 60.0)
+    requests.is_gated = True
+    answered = 0
+    for _ in range(10):
+        before = taker.rests() if not answered else taker.count
+        requests.tokens.put("")
+        answered += taker.reaches(before + 1)
+        if not answered:
             break
-    predictions.close()
-    return {"wrong": wrong[:3], "processes": processes, "left": len(psutil.Process().children())}
+    taker.rests()
+    for token in ("", "bad", ""):
+        requests.tokens.put(token)
+    taker.join(20.0)
+    left = len(psutil.Process().children())
+    ended = [taker.ended, taker.count == requests.rows]
+    return {"wrong": wrong[:3], "processes": processes, "answered": answered, "ended": ended, "left": left}
 
 
 SCENARIOS = (
@@ -269,6 +386,7 @@ SCENARIOS = (
     old_inputs,
     lazily,
     columns_as_in_the_shell,
+    another_model,
     handed_over,
 )
 

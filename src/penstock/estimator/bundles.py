@@ -75,12 +75,20 @@ class Bundles:
         most_elements: How many elements travel together.
         most_ahead: How many bundles may be on the belt.
         wake: Called when there is something to take for a process that has nothing to do.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, most_elements: int, most_ahead: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        most_elements: int,
+        most_ahead: int,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most_elements = most_elements
         self._most_ahead = most_ahead
         self._wake = wake
+        self._clock = clock
         self._changed = threading.Condition()
         self._on_belt: deque[Bundle] = deque()
         self._waiting: deque[Bundle] = deque()
@@ -101,7 +109,7 @@ class Bundles:
         with self._changed:
             bundle = self._filling
             if bundle is None:
-                bundle = self._filling = Bundle(since=time.monotonic())
+                bundle = self._filling = Bundle(since=self._clock())
                 self._on_belt.append(bundle)
             bundle.elements.append(element)
             bundle.count += 1
@@ -140,7 +148,7 @@ class Bundles:
     def lingers_s(self) -> float | None:
         """How long the bundle that is being filled may still wait; None where there is none."""
         filling = self._filling
-        return None if filling is None else max(0.0, filling.since + _LINGERS_S - time.monotonic())
+        return None if filling is None else max(0.0, filling.since + _LINGERS_S - self._clock())
 
     def give_back(self, bundle: Bundle) -> None:
         with self._changed:

@@ -1,5 +1,4 @@
-"""Around the user's functions: the names and the Keras of their time, no warnings about old code, errors that say what
-to do."""
+"""Around the user's functions: the names and the Keras of their time, and errors that say what to do."""
 
 from __future__ import annotations
 
