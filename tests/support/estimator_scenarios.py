@@ -10,10 +10,8 @@ import itertools
 import json
 import logging
 import os
-import queue
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +31,7 @@ from penstock.estimator.legacy_keras import user_code
 from penstock.estimator.opening import open_estimator
 from penstock.runtimes import graph_session
 from tests.support import digits_model_fn, scaled_model_fn, words_model_fn
+from tests.support.requests_one_by_one import Requests, Taker, Warnings, is_handed_over
 
 DATA = Path(__file__).parent.parent / "data" / "estimator"
 CHECKPOINT = str(DATA / "model_fn_ckpt")
@@ -221,17 +220,6 @@ def columns_as_in_the_shell() -> Any:
     }
 
 
-class Warnings(logging.Handler):
-    """What the doorway warns of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
-
-
 def another_model() -> Any:
     """The other processes import the module of the model_fn, and do not have what was set in it since."""
     handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
@@ -253,79 +241,6 @@ def another_model() -> Any:
     predictions.close()
     logging.getLogger("penstock.estimator").removeHandler(warnings)
     return {"ratios": sorted(ratios), "warnings": warnings.told}
-
-
-def is_handed_over() -> bool:
-    return any(thread.name == "estimator-input" for thread in threading.enumerate())
-
-
-class Requests:
-    """An input that gives batches of growing numbers; from some time on only when one is asked for, and a bad one."""
-
-    def __init__(self) -> None:
-        self.tokens: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.is_gated = False
-        self.rows = 0
-
-    def batches(self) -> Any:
-        for size in itertools.cycle([1, 17, 64, 3]):
-            token = self.tokens.get() if self.is_gated else ""
-            numbers = np.arange(self.rows, self.rows + size)
-            if token == "bad":
-                yield IMAGES[:1], np.array([-1])
-                continue
-            yield IMAGES[numbers % len(IMAGES)], numbers
-            self.rows += size
-
-    def input_fn(self) -> Any:
-        signature = (tf.TensorSpec((None, 8, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
-        dataset = tf.data.Dataset.from_generator(self.batches, output_signature=signature).map(self._more)
-        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-        return {**iterator.get_next(), "times": 3.0}
-
-    def _more(self, image: Any, number: Any) -> Any:
-        lengths = tf.cast(tf.maximum(number, 0) % 3, tf.int64)
-        return {
-            "nested": {"image": image},
-            "number": number,
-            "sparse": tf.sparse.from_dense(tf.one_hot(number % 4, 4) * tf.cast(number[:, None], tf.float32)),
-            "ragged": tf.RaggedTensor.from_row_lengths(tf.ones(tf.reduce_sum(lengths), tf.int64), lengths),
-            "text": tf.strings.as_string(number),
-        }
-
-
-class Taker(threading.Thread):
-    """Takes predictions and says how many, and how it ended: what waits for input must not hold up the test."""
-
-    def __init__(self, predictions: Any, check: Callable[[int, Any], None]) -> None:
-        super().__init__(daemon=True)
-        self._predictions = predictions
-        self._check = check
-        self.count = 0
-        self.ended = ""
-
-    def run(self) -> None:
-        try:
-            for row in self._predictions:
-                self._check(self.count, row)
-                self.count += 1
-        except Exception as error:
-            self.ended = type(error).__name__
-
-    def reaches(self, count: int, seconds: float = 10.0) -> bool:
-        until = time.monotonic() + seconds
-        while self.count < count and not self.ended and time.monotonic() < until:
-            time.sleep(0.01)
-        return self.count >= count
-
-    def rests(self) -> int:
-        """The count when it has not grown for a while."""
-        before = -1
-        while before != self.count:
-            before = self.count
-            time.sleep(0.5)
-        return before
 
 
 def handed_over() -> Any:
@@ -351,7 +266,7 @@ def handed_over() -> Any:
         if sums != expected or np.abs(row["probabilities"] - right).max() > 2e-6:
             wrong.append(f"{number}: {sums}")
 
-    requests = Requests()
+    requests = Requests(IMAGES)
     predictions: Any = digits(model_fn, "cpu:3").predict(requests.input_fn)
     taker = Taker(predictions, check)
     taker.start()
@@ -373,7 +288,8 @@ def handed_over() -> Any:
         requests.tokens.put(token)
     taker.join(20.0)
     left = len(psutil.Process().children())
-    ended = [taker.ended, taker.count == requests.rows]
+    requests.tokens.put("")  # whoever reads still waits for it
+    ended = [taker.ended, taker.count == requests.rows_before_bad]
     return {"wrong": wrong[:3], "processes": processes, "answered": answered, "ended": ended, "left": left}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.records import Device
 from penstock.estimator.bundles import MOST_BYTES, Bundles, num_bytes
@@ -22,7 +22,9 @@ from penstock.estimator.calling import LOG
 from penstock.estimator.likeness import Reference, flatten
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.own_graph import OwnGraph
-from penstock.estimator.replicas import Replicas
+
+if TYPE_CHECKING:
+    from penstock.estimator.replicas import Replicas
 
 PATIENCE_S = 2.0
 """So long this process predicts alone."""
@@ -59,6 +61,9 @@ def predict_on_all(
                 look = _Look(own, spent / count)
                 yield from look.predictions()
                 if look.is_worth_it:
+                    # Not before it is needed: it knows every source and runtime, and takes long to import.
+                    from penstock.estimator.replicas import Replicas
+
                     config = function.called.config.portable()
                     # The checkpoint that this process restored: another may be the newest by now.
                     whole = replace(function, features=own.features, checkpoint=own.checkpoint, config=config)

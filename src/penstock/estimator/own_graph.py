@@ -6,6 +6,7 @@ the features instead of the predictions takes the next element without predictin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,9 @@ class OwnGraph:
             self._options.gpu_options.allow_growth = True  # there must be room for another process
         self._graph = tf.Graph()
         self._session: Any = None
+        self._closes_later: Any = None
+        self._is_reading = False
+        self._lock = threading.Lock()
         self._coordinator: Any = None
         with self._graph.as_default():
             function.begin()
@@ -98,7 +102,7 @@ class OwnGraph:
 
     def element_reader(self) -> Callable[[], list[Any] | None]:
         """A function that takes the next element without predicting it: its tensors, flat; None when there is none."""
-        return self._until_the_end(self._session.make_callable(self._components))
+        return self._until_the_end(self._holding_open(self._session.make_callable(self._components)))
 
     def predict_element(self, element: list[Any]) -> Any:
         """Predict an element that was taken."""
@@ -106,12 +110,32 @@ class OwnGraph:
         return self._session.run(self.predictions, fed)
 
     def close(self) -> None:
+        """Close the session; where another thread waits for input in it, when that has come."""
         if self._coordinator is not None:
             self._coordinator.request_stop()
             self._coordinator = None
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None and self._is_reading:
+                self._closes_later = session
+            elif session is not None:
+                session.close()
+
+    def _holding_open(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        """TensorFlow closes a session when nothing runs in it any more, and waits for that: an input may never come."""
+
+        def step() -> Any:
+            with self._lock:
+                self._is_reading = True
+            try:
+                return read()
+            finally:
+                with self._lock:
+                    self._is_reading = False
+                    if self._closes_later is not None:
+                        self._closes_later.close()
+
+        return step
 
     def _until_the_end(self, run: Callable[[], Any]) -> Callable[[], Any]:
         import tensorflow as tf

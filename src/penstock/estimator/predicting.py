@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.records import Device
 from penstock.estimator.calling import LOG
+from penstock.estimator.handing_over import predict_on_all
 from penstock.estimator.model_function import ModelFunction, function_of
 from penstock.estimator.own_graph import OwnGraph
 from penstock.estimator.placing import place
@@ -70,9 +71,6 @@ def _batches(function: ModelFunction, input_fn: Callable[..., Any], hooks: list[
     own = OwnGraph(function, input_fn, hooks, placing.devices[0], is_alone=len(devices) == 1)
     with closing(own):
         if len(devices) > 1 and not own.hooks and own.features is not None:
-            # Not before it is needed: what starts processes knows every source and runtime, and takes long to import.
-            from penstock.estimator.handing_over import predict_on_all
-
             yield from predict_on_all(own, function, devices, threads, is_asked_for=placing.is_asked_for)
             return
         if len(devices) > 1:
