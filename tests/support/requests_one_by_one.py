@@ -1,4 +1,4 @@
-"""An input whose elements are asked for one by one, who takes the predictions of it, and what was warned of meanwhile."""
+"""An input whose elements are asked for one by one, who takes its predictions, and what was warned of meanwhile."""
 
 from __future__ import annotations
 
