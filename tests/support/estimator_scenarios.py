@@ -234,8 +234,10 @@ def another_model() -> Any:
     until, ratios, last = time.monotonic() + 60, set(), None
     for count, found in enumerate(predictions):
         ratios.add(float(found["scaled"][0] / found["number"][0]))
-        if last is None and (warnings.told or is_handed_over() or time.monotonic() > until):
-            last = count + 2000
+        if last is None:
+            time.sleep(0.01)  # leaves the cores to the processes that load
+            if warnings.told or is_handed_over() or time.monotonic() > until:
+                last = count + 2000
         if count == last:
             break
     predictions.close()

@@ -74,6 +74,7 @@ class Taker(threading.Thread):
         super().__init__(daemon=True)
         self._predictions = predictions
         self._check = check
+        self._is_handed_over = False
         self.count = 0
         self.ended = ""
 
@@ -82,6 +83,9 @@ class Taker(threading.Thread):
             for row in self._predictions:
                 self._check(self.count, row)
                 self.count += 1
+                self._is_handed_over = self._is_handed_over or is_handed_over()
+                if not self._is_handed_over:
+                    time.sleep(0.001)  # leaves the cores to the processes that load
         except Exception as error:
             self.ended = type(error).__name__
 
