@@ -63,4 +63,9 @@ def _first(folder: Path, side: str) -> Finished:
 
 def _child(what: str, folder: Path, *options: str) -> Finished:
     command = [sys.executable, "-m", "bench.estimator_child", what, "--folder", str(folder), *options]
-    return run(command, {**QUIET_KERAS, "TF_USE_LEGACY_KERAS": "1"})
+    environment = {**QUIET_KERAS, "TF_USE_LEGACY_KERAS": "1"}
+    if what == "heavy":
+        # TensorFlow has one pool for all sessions of a process, as large as the first that needed it: with one of its
+        # own, `threads=1` means one thread on cpu:1, too.
+        environment["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
+    return run(command, environment)

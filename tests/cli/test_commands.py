@@ -166,6 +166,7 @@ def test_version_and_help(penstock_run: Penstock) -> None:
     assert "--input" in penstock_run("predict", "--help").stdout
 
 
+@pytest.mark.slow
 def test_csv_json_lines_and_npy_give_the_same_predictions(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(200, 4)).astype("f4")
     frame = pd.DataFrame(x, columns=list("abcd"))

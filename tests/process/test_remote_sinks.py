@@ -102,6 +102,7 @@ def killed(models: Path, digits: Path, store: Any, url: str) -> int:
     return len(journal_in(store, url))
 
 
+@pytest.mark.slow
 def test_finished_run_equals_the_local_one(
     models: Path, digits: Path, store: Any, url: str, local: dict[str, bytes], penstock_run: Penstock
 ) -> None:

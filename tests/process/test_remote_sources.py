@@ -323,6 +323,7 @@ def expected(models: Path, digits: Path, run: Run, tmp_path: Path) -> Any:
     return predictions(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_predictions_from_a_store_are_those_from_the_disk(
     models: Path, digits: Path, pixels: Any, expected: Any, run: Run, store: Any, endpoint: str, tmp_path: Path
 ) -> None:
