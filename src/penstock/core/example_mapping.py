@@ -19,7 +19,6 @@ Chosen = Mapping[str, Sequence[str]]
 
 RAW_RECORD = "example"
 """The column in which a source of records gives each whole, as it was serialized."""
-_SHOWN = 12
 
 
 def feature_names(signature: Signature) -> list[str]:
@@ -100,7 +99,7 @@ def _build(
         bound = tuple(_feature_of(schema[name]) for name in names)
         columns = {name: (name,) for name in names}
     if not bound:
-        raise InputError("no column is left to make records of", received=f"columns {_list(list(schema))}")
+        raise InputError("no column is left to make records of", received=f"columns {shown_names(list(schema))}")
     for feature in bound:
         _check(feature, _joined(columns[feature.name], schema))
     fed = tuple(name for feature in bound for name in columns[feature.name])
@@ -144,8 +143,8 @@ def _missing(features: Sequence[Feature], schema: Schema, free: Sequence[str]) -
         column = "prefix*"
     return InputError(
         "these features of the model have no column of the same name",
-        received=f"columns {_list(list(schema))}",
-        allowed=_list([f"{feature.name} {feature}" for feature in features]),
+        received=f"columns {shown_names(list(schema))}",
+        allowed=shown_names([f"{feature.name} {feature}" for feature in features]),
         hint=f"say which column it is: --input {shlex.quote(f'{first.name}={column}')}",
     )
 
@@ -198,6 +197,7 @@ def _fits(shape: Shape | None, column: TensorSpec) -> bool:
     return None in column.shape or math.prod(length for length in column.shape if length is not None) == wanted
 
 
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return (f"{shown}, … ({len(names)} in all)" if len(names) > _SHOWN else shown) or "nothing"
+def shown_names(names: Sequence[str], limit: int = 12) -> str:
+    """Names for a message, and not too many of them."""
+    shown = ", ".join(names[:limit])
+    return (f"{shown}, … ({len(names)} in all)" if len(names) > limit else shown) or "nothing"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.columns import OPAQUE
-from penstock.core.example_mapping import RAW_RECORD, bind_records, feature_names
+from penstock.core.example_mapping import RAW_RECORD, bind_records, feature_names, shown_names
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
@@ -93,7 +93,7 @@ def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Bindin
         return Binding(spec.name, other.columns, spec.dtype, other.shape[:1], mask_of=other.input)
     raise InputError(
         f"no column fits the input {spec.name!r}, and no other input has rows of different lengths that it could mask",
-        received=_list([f"{name} {column}" for name, column in schema.items()]),
+        received=shown_names([f"{name} {column}" for name, column in schema.items()]),
         allowed=f"one column of {spec}",
         hint=f"name it: --input {spec.name}=COLUMN",
     )
@@ -135,7 +135,7 @@ def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...
             raise InputError(
                 "no column starts with this prefix",
                 received=f"--input {name}={column}",
-                allowed=_list(list(schema)),
+                allowed=shown_names(list(schema)),
             )
         expanded += found
     return tuple(expanded)
@@ -151,7 +151,7 @@ def find(schema: Schema, column: str, flag: str) -> str:
         raise InputError(
             "the input has no such column",
             received=f"{flag}: {column!r}",
-            allowed=_list(list(schema)),
+            allowed=shown_names(list(schema)),
             hint=_closest(column, list(schema)),
         )
     return column
@@ -161,7 +161,7 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
     if len(missing) > 1:
         raise InputError(
             "these inputs of the model have no column of the same name",
-            received=f"columns {_list(list(schema))}",
+            received=f"columns {shown_names(list(schema))}",
             allowed=", ".join(f"{spec.name} {spec}" for spec in missing),
             hint="say which column feeds which input: " + " ".join(f"--input {s.name}=COLUMN" for s in missing),
         )
@@ -183,13 +183,13 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
     if fitting:
         raise InputError(
             f"several columns could feed the input {spec.name!r}",
-            received=_list(fitting),
+            received=shown_names(fitting),
             allowed=f"one column of {spec}",
             hint=f"choose one: {example}",
         )
     raise InputError(
         f"no column fits the input {spec.name!r}",
-        received=_list([f"{name} {column}" for name, column in schema.items()]),
+        received=shown_names([f"{name} {column}" for name, column in schema.items()]),
         allowed=f"one column of {spec}, or columns of numbers that are stacked into it",
         hint=f"name it: {example}, or --input {spec.name}=prefix* to stack columns; --image COLUMN for images",
     )
@@ -205,7 +205,7 @@ def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding
     if problem is not None:
         raise InputError(
             f"the input {spec.name!r} does not take {problem}",
-            received=f"{_list(columns, 4)} {source}",
+            received=f"{shown_names(columns, 4)} {source}",
             allowed=f"{spec.name} {spec}",
             hint="`penstock inspect` shows what the model takes and what the columns are",
         )
@@ -298,11 +298,6 @@ def _is_number(column: TensorSpec) -> bool:
 
 def _ones(shape: Shape) -> list[int]:
     return [1 if length is None else length for length in shape]
-
-
-def _list(names: Sequence[str], limit: int = 12) -> str:
-    shown = ", ".join(names[:limit])
-    return (f"{shown}, … ({len(names)} in all)" if len(names) > limit else shown) or "nothing"
 
 
 def _closest(name: str, names: Sequence[str]) -> str | None:

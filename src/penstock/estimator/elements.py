@@ -11,7 +11,6 @@ import mmap
 import os
 import pickle
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.records import STRING, Block, Fragment, Span, TensorSpec
+from penstock.sources.streaming import new_file
 
 COLUMN = "elements"
 ANSWERS = "answers"
@@ -86,7 +86,7 @@ class ElementFiles:
 
     def add(self, elements: Sequence[Any]) -> Span:
         """Lay a bundle into memory that other processes can map."""
-        path, descriptor = _new_file()
+        path, descriptor = new_file("penstock-elements")
         self._open[path] = descriptor
         with os.fdopen(os.dup(descriptor), "wb") as file:
             for piece in pack(list(elements)):
@@ -148,12 +148,3 @@ def open_bundle(place: bytes) -> list[Any]:
         return elements
     finally:
         os.close(descriptor)
-
-
-def _new_file() -> tuple[str, int]:
-    """A path that processes of this user can open, and a descriptor that keeps it."""
-    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-        descriptor = os.memfd_create("penstock-elements", os.MFD_CLOEXEC)
-        return f"/proc/{os.getpid()}/fd/{descriptor}", descriptor
-    descriptor, path = tempfile.mkstemp(prefix="penstock-elements-")
-    return path, descriptor

@@ -13,7 +13,6 @@ from penstock.estimator.installing import doorway_in_place
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
 from penstock.runtimes.graph_restoring import session_creator
 
@@ -38,7 +37,7 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
     import tensorflow as tf
 
     called = evaluation.called
-    options = session_options(called.config)
+    options = called.config.session_options()
     placing = place(called.config)
     placing.limit(options)
     with tf.Graph().as_default() as graph, graph.device(called.config.device_fn or placing.scope):

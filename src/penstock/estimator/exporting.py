@@ -11,7 +11,6 @@ from penstock.errors import OutputError
 from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import ModeKeys
 from penstock.runtimes.graph_restoring import plan_restoring
 
@@ -75,7 +74,7 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
     import tensorflow as tf
     from tensorflow.python.saved_model.model_utils import export_utils
 
-    options = session_options(job.called.config)
+    options = job.called.config.session_options()
     with tf.Graph().as_default():
         begin_graph(job.called.config)
         with user_code(job.called.config.tf_random_seed):

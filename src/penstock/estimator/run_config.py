@@ -239,11 +239,6 @@ class RunConfig:
 SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(value, _Setting))
 
 
-def session_options(config: RunConfig) -> Any:
-    """The `ConfigProto` of this process's sessions."""
-    return config.session_options()
-
-
 def path_to_str(path: Any) -> Any:
     return os.fspath(path) if hasattr(path, "__fspath__") else path
 

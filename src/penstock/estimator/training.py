@@ -11,7 +11,6 @@ from penstock.estimator.installing import doorway_in_place
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import Placing, place
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.run_config import session_options
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
 from penstock.runtimes.graph_restoring import check_restorable, newest_checkpoint
 
@@ -38,7 +37,7 @@ class Built(NamedTuple):
 def train(training: Training) -> Any:
     """Train until a hook or the end of the input stops it; returns the loss of the last step, None without any."""
     config = training.called.config
-    options = session_options(config)
+    options = config.session_options()
     placing = place(config) if config.train_distribute is None else Placing((), True)
     if len(placing.devices) == 1:
         return _train_on_one(training, placing, options)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.core.answering import Answers
 from penstock.core.protocols import Replica
-from penstock.core.records import STRING, Device, ModelFile
+from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
 from penstock.runtimes.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.guarded_loading import guarded
@@ -20,7 +19,7 @@ from penstock.runtimes.keras_call import KerasCall, digest_of_weights
 from penstock.runtimes.keras_loading import call_builder, path_with_suffix, writer_version
 from penstock.runtimes.keras_weights import load_weights
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.tensorflow import TensorFlowReplica, TensorFlowRuntime, prepare_tensorflow
+from penstock.runtimes.tensorflow import TensorFlowRuntime, prepare_tensorflow, wrap
 from penstock.runtimes.theano_kernels import turn_kernels
 
 
@@ -49,7 +48,7 @@ class TfKerasRuntime:
         call.signature = replace(call.signature, notes=(f"{call.version} was used",))
         if model.kind == "builder":
             call.signature = replace(call.signature, weights=digest_of_weights(call.model))
-        return wrap_tf_keras(call, f"/{device.kind.upper()}:0", model.answers)
+        return wrap(call, f"/{device.kind.upper()}:0", model.answers)
 
 
 class TfKerasCall(KerasCall):
@@ -101,22 +100,6 @@ def _with_paths(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[
     else:
         return [(path, structure)]
     return [leaf for key, value in inside for leaf in _with_paths(value, (*path, key))]
-
-
-def wrap_tf_keras(call: KerasCall, place: str, answers: Answers | None = None) -> TensorFlowReplica:
-    """A model of tf_keras as a replica at `place`, a device such as `/GPU:0`."""
-    import tensorflow as tf
-
-    model = call.model
-    wanted = {spec.name: spec.dtype for spec in call.signature.inputs if spec.dtype != STRING}
-
-    def step(tensors: dict[str, Any]) -> dict[str, Any]:
-        scaled = {n: call.scale(n, tensor, lambda t: tf.cast(t, tf.float32)) for n, tensor in tensors.items()}
-        packed = call.pack({n: tf.cast(t, wanted[n]) if n in wanted else t for n, t in scaled.items()})
-        outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
-        return call.name_outputs(outputs)
-
-    return TensorFlowReplica(call.signature, step, place, call, answers)
 
 
 def load_tf_keras_model(file: ModelFile) -> Any:

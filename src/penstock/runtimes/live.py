@@ -72,7 +72,7 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
     "tensorflow": tensorflow_runtime.wrap,
     "jax": jax_runtime.JaxReplica,
     "torch": torch_runtime.TorchReplica,
-    _LEGACY: legacy_keras.wrap_tf_keras,
+    _LEGACY: tensorflow_runtime.wrap,
 }
 
 

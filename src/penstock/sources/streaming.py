@@ -234,7 +234,7 @@ class _SpanFiles:
 
     def add(self, taken: Sequence[tuple[Piece, int, int]]) -> tuple[Any, ...]:
         """Write the rows of a span; returns its locator."""
-        path, descriptor = _new_file()
+        path, descriptor = new_file("penstock-stream")
         with self._lock:
             self._open[path] = descriptor
         names = taken[0][0].columns
@@ -259,12 +259,12 @@ class _SpanFiles:
             self.remove(path)
 
 
-def _new_file() -> tuple[str, int]:
+def new_file(name: str) -> tuple[str, int]:
     """A path that processes of this user can open, and a descriptor that keeps it."""
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-        descriptor = os.memfd_create("penstock-stream", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         return f"/proc/{os.getpid()}/fd/{descriptor}", descriptor
-    descriptor, path = tempfile.mkstemp(prefix="penstock-stream-")
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
     return path, descriptor
 
 
