@@ -8,6 +8,7 @@
     │   └── RefusedByRuntime 6  this runtime cannot load it; another one may
     ├── OutputError          7  the output folder is locked, foreign or damaged
     ├── DeviceError          8  a device, a runtime or an extra is missing
+    │   └── OutOfMemory      8  a batch did not fit; a smaller one may
     ├── WorkersDied          9  replicas kept dying
     └── Interrupted        130  stopped by the user; the folder can be resumed (143 after SIGTERM)
 
@@ -109,6 +110,10 @@ class DeviceError(PenstockError):
     """A device, a runtime or an extra is missing or ran out of memory."""
 
     exit_code = 8
+
+
+class OutOfMemory(DeviceError):
+    """A batch did not fit into the memory of its device. A smaller one may: the run goes on with half of it."""
 
 
 class WorkersDied(PenstockError):

@@ -41,6 +41,24 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Run the step on batches of `batch_size` rows, made of the first rows, for about `seconds`."""
+
+    batch_size: int
+    seconds: float
+    lanes: int
+    room_bytes: int | None = None
+    """Do not run what is known beforehand to take more memory than this."""
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write the whole step, as it is compiled for this job, to `folder` in a form that other runtimes read."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
 class Work:
     """Predict this span: read it, or, where loader processes read, expect its batches."""
 
@@ -170,6 +188,33 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """How fast the step is at one batch size. `problem` says why there is no figure: the memory, mostly.
+
+    `peak_bytes` is the most memory that the process (on a GPU: its share of the device) has held so far; `warm_s` what
+    compiling and the first call took.
+    """
+
+    batch_size: int
+    rows: int = 0
+    seconds: float = 0.0
+    warm_s: float = 0.0
+    peak_bytes: int = 0
+    problem: str | None = None
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The step was written, or why it could not be: the operation's name, in words."""
+
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Chunk:
     """`nbytes` lie in `slot`; they belong at `offset` of the `total` bytes of a result, or of a batch.
 
@@ -218,6 +263,7 @@ class Failed:
     details: str
 
 
-ToReplica = Load | Prepare | Work | Release | Drain | Chunk | Filled | SpanLoaded
+ToReplica = Load | Prepare | Measure | Convert | Work | Release | Drain | Chunk | Filled | SpanLoaded
 ToLoader = Begin | Learn | LoadSpan | Grant
-ToCoordinator = Loaded | Prepared | Chunk | SpanDone | Returned | Failed | Emptied | Learnt | Filled | SpanLoaded
+ToCoordinator = Loaded | Prepared | Measured | Converted | Chunk | SpanDone | Returned | Failed | Emptied
+FromLoader = Learnt | Chunk | Filled | SpanLoaded | Failed

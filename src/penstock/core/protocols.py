@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.core.events import Prepared
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
+    Binding,
     Block,
     Columns,
     Device,
@@ -73,6 +74,28 @@ class Replica(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Exporting(Protocol):
+    """A replica that can write its whole step in a form that other runtimes read."""
+
+    def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
+        """Write the step into `folder`, which is there and empty; returns why that is impossible, in words, or None."""
+        ...
+
+
+@runtime_checkable
+class Gauged(Protocol):
+    """A replica that knows about its device's memory, where the process's own memory does not tell."""
+
+    def peak_bytes(self) -> int:
+        """The most that this process has held on the device so far."""
+        ...
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        """What a batch would take, told without running it; None where only running tells."""
+        ...
 
 
 class PartWriter(Protocol):

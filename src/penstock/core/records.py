@@ -113,7 +113,8 @@ class ModelFile:
 
     Args:
         kind: What its file is: `keras`, `h5`, `saved_model`, `frozen_graph`, `onnx`, `tflite`, `stablehlo`,
-            `jax_export`; or `builder` (a function that returns a Keras model), `estimator` (a `model_fn`) or `live`.
+            `jax_export`; `converted`, a folder that holds the whole step of another model as ONNX; `builder` (a
+            function that returns a Keras model), `estimator` (a `model_fn`) or `live`.
         location: The path, or `module:function`.
         digest: Changes whenever the answers could change.
         runtimes: The runtimes that can execute this kind, best first.
@@ -126,6 +127,7 @@ class ModelFile:
         constants: Values for inputs that are not rows: one for the whole job.
         scaling: What is done to its inputs inside the compiled step.
         answers: What is kept of its outputs; computed inside the compiled step.
+        precision: What it computes in: `model` as it was made, or `bfloat16`, `float16`, `int8` where that was asked.
     """
 
     kind: str
@@ -141,6 +143,7 @@ class ModelFile:
     constants: Mapping[str, str] = field(default_factory=dict)
     scaling: Scaling | None = None
     answers: Answers | None = None
+    precision: str = "model"
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Device:
-    """One place where a replica can run. `uuid` and `memory_bytes` are known for GPUs."""
+    """One place where a replica can run. `uuid` and `memory_bytes` are known for GPUs.
+
+    `memory_limit` is what this replica may take of the memory, set before its framework starts; 0 where nothing
+    limits it. Several replicas on one device have the same index and a share each.
+    """
 
     kind: str
     index: int
@@ -284,6 +291,7 @@ class Device:
     uuid: str | None = None
     memory_bytes: int = 0
     free_bytes: int = 0
+    memory_limit: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

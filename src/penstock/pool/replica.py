@@ -16,11 +16,14 @@ from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
 from penstock.core.events import (
     Chunk,
+    Convert,
+    Converted,
     Drain,
     Emptied,
     Filled,
     Load,
     Loaded,
+    Measure,
     Prepare,
     Prepared,
     Release,
@@ -28,12 +31,13 @@ from penstock.core.events import (
     SpanLoaded,
     Work,
 )
-from penstock.core.protocols import Replica
-from penstock.core.records import Result, Span, Timings
+from penstock.core.protocols import Exporting, Replica
+from penstock.core.records import Binding, Columns, Result, Span, Timings
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.channel import Channel
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
+from penstock.pool.probing import measure
 from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.surviving import predict_surviving
@@ -98,6 +102,8 @@ class ReplicaProcess:
         self._serving = Serving(channel, self._handle, self._take_at_once)
         self._replica: Replica | None = None
         self._pipeline: Pipeline | None = None
+        self._bindings: tuple[Binding, ...] = ()
+        self._first_rows: Columns = {}
 
     def serve(self) -> None:
         self._serving.serve()
@@ -116,6 +122,11 @@ class ReplicaProcess:
                 self._channel.send(Loaded(self._replica.signature))
             case Prepare():
                 self._channel.send(self._prepare(message))
+            case Measure():
+                assert self._replica is not None
+                self._channel.send(measure(self._replica, self._first_rows, message))
+            case Convert(folder=folder):
+                self._channel.send(self._convert(folder))
             case Work(span=span):
                 assert self._pipeline is not None
                 if self._batches is not None:
@@ -138,6 +149,8 @@ class ReplicaProcess:
             batch = self._batches.open(message.warm, message.warm_chunks)
         else:
             batch = next(load_batches(message.job, message.sample))
+        self._bindings = message.job.bindings
+        self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         prepared = warm_up(self._replica, batch, message.sample, message.job.bindings)
         if message.answers_rows:
             prepared = _with_answers(prepared, self._replica, batch, message)
@@ -152,6 +165,11 @@ class ReplicaProcess:
             outputs=prepared.outputs,
         )
         return prepared
+
+    def _convert(self, folder: str) -> Converted:
+        if not isinstance(self._replica, Exporting):
+            return Converted("this runtime cannot write what others read")
+        return Converted(self._replica.export(folder, self._bindings))
 
     def _emit(self, result: Result, timings: Timings) -> None:
         if self._batches is not None:
