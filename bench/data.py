@@ -21,13 +21,13 @@ TableMaker = Callable[[np.random.Generator, int], pa.Table]
 def images_folder(root: Path, sizes: Sizes) -> Path:
     """Return A1's folder: one nested column of 784 uint8, as a fixed-size list."""
     rows = sizes.a1_rows_per_file
-    return _make_once(root / f"a1-{A1_FILES}x{rows}", A1_FILES, rows, _image_table)
+    return make_once(root / f"a1-{A1_FILES}x{rows}", A1_FILES, rows, _image_table)
 
 
 def features_folder(root: Path, sizes: Sizes) -> Path:
     """Return A2's folder: 30 flat float32 columns, f00 to f29."""
     rows = sizes.a2_rows_per_file
-    return _make_once(root / f"a2-{A2_FILES}x{rows}", A2_FILES, rows, _feature_table)
+    return make_once(root / f"a2-{A2_FILES}x{rows}", A2_FILES, rows, _feature_table)
 
 
 def linked_folder(folder: Path, num_files: int) -> Path:
@@ -52,7 +52,7 @@ def warm(folder: Path) -> None:
                 pass
 
 
-def _make_once(folder: Path, num_files: int, rows_per_file: int, make_table: TableMaker) -> Path:
+def make_once(folder: Path, num_files: int, rows_per_file: int, make_table: TableMaker) -> Path:
     """Write under a temporary name and rename: a folder under its final name is whole."""
     if folder.exists():
         return folder

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from bench import planned_models
 from bench.data import FEATURES, PIXELS
 from bench.photos import draw
 
@@ -63,8 +65,17 @@ def thousand_classes() -> Any:
 
 
 def photo_network() -> Any:
-    """G: MobileNetV2 with random weights, for raw uint8 photos, answering 1,280 features."""
-    network = keras.applications.MobileNetV2(
+    """G, M and N: MobileNetV2 with random weights, for raw uint8 photos, answering 1,280 features."""
+    return _for_photos(keras.applications.MobileNetV2)
+
+
+def residual_network() -> Any:
+    """M and N: ResNet50 in the same way, answering 2,048 features."""
+    return _for_photos(keras.applications.ResNet50)
+
+
+def _for_photos(application: Any) -> Any:
+    network = application(
         weights=None, include_top=False, pooling="avg", input_shape=(PHOTO_SIDE, PHOTO_SIDE, 3)
     )
     _normalise(network)
@@ -74,7 +85,7 @@ def photo_network() -> Any:
 
 
 def _normalise(network: Any) -> None:
-    """Smooth the random kernels, and give batch normalisation statistics that fit them.
+    """Smooth the random kernels, and give biases and batch normalisation statistics that fit them.
 
     With fresh statistics hardly anything gets through 53 layers: every photo would get the same answer. With rough
     kernels, what gets through is grain, which depends on how a photo was decoded and resized.
@@ -84,6 +95,8 @@ def _normalise(network: Any) -> None:
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
             kernel = np.asarray(layer.kernel)
             layer.kernel.assign(np.broadcast_to(kernel.mean(axis=(0, 1), keepdims=True), kernel.shape))
+            if layer.use_bias:
+                layer.bias.assign(rng.uniform(-0.3, 0.3, layer.bias.shape))
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
             layer.gamma.assign(rng.uniform(0.8, 1.6, layer.gamma.shape))
@@ -93,12 +106,28 @@ def _normalise(network: Any) -> None:
     network(pictures / np.float32(127.5) - 1, training=True)
 
 
-def save_all(folder: Path) -> list[str]:
-    """Save the models of A1, A2, G and K, under their final names only when they are whole; return their paths."""
-    models = {"a1": image_mlp, "a2": feature_mlp, "mobilenet": photo_network, "thousand": thousand_classes}
-    keras.utils.set_random_seed(0)
+BUILDERS = {
+    "a1": image_mlp,
+    "a2": feature_mlp,
+    "mobilenet": photo_network,
+    "thousand": thousand_classes,
+    "resnet50": residual_network,
+    "lstm": planned_models.recurrent_network,
+    "encoder": planned_models.encoder,
+    "wide-and-deep": planned_models.wide_and_deep,
+}
+
+
+def save_missing(folder: Path) -> list[str]:
+    """Save the models that are not there, under their final names only when they are whole; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_save(build(), folder / f"{name}.keras") for name, build in models.items()]
+    missing = {name: build for name, build in BUILDERS.items() if not (folder / f"{name}.keras").exists()}
+    return [_build(build, folder / f"{name}.keras") for name, build in missing.items()]
+
+
+def _build(build: Callable[[], Any], path: Path) -> str:
+    keras.utils.set_random_seed(0)
+    return _save(build(), path)
 
 
 def _save(model: Any, path: Path) -> str:
@@ -108,4 +137,4 @@ def _save(model: Any, path: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"models": save_all(Path(sys.argv[1]))}))
+    print(json.dumps({"models": save_missing(Path(sys.argv[1]))}))

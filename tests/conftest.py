@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+_CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+# Plans and converted models of the tests stay out of the user's own cache, and are gone afterwards.
+os.environ["PENSTOCK_CACHE"] = _CACHE.name
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
 

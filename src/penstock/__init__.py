@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "devices",
     "inspect",
+    "plan",
     "predict",
     "resume",
     "status",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.api import devices, inspect, predict, resume, status, stream
+    from penstock.api import devices, inspect, plan, predict, resume, status, stream
     from penstock.errors import (
         DeviceError,
         InputError,

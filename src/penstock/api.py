@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from penstock import folders, registry, steps
+from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.inspection import describe_data, describe_input, describe_model
+from penstock.interrupts import graceful
+from penstock.keywords import Keywords, make_options
 from penstock.models.belongings import with_belongings
-from penstock.opening import check_size, open_data, open_model
-from penstock.option_texts import parse_size, read_labels, text_of_constant
+from penstock.opening import check_size, log_without_folder, open_data, open_model
+from penstock.option_texts import text_of_constant
 from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
+from penstock.planning.starting import make_plan
+from penstock.planning.surroundings import Surroundings
 from penstock.pool.probe import devices_with_runtimes
 from penstock.returned import predict_arrays, stream_blocks
+from penstock.runtimes.live import LiveModel
 from penstock.sources.streaming import Rows as Rows
 from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.manifest import load_manifest
@@ -29,112 +34,11 @@ from penstock.storage.places import place_of
 from penstock.telemetry.progress import Bars, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 
-_READING = tuple(field.name for field in dataclasses.fields(ReadOptions))
 _REQUESTED = (
-    "signature", "runtime", "batch_size", "threads", "format", "part_rows", "trust_model",
+    "signature", "runtime", "precision", "batch_size", "threads", "format", "part_rows", "trust_model",
     "as_example", "top_k", "argmax",
 )  # fmt: skip
 """Options that are plain JSON as they are, and change the output."""
-_LOADING = tuple(field.name for field in dataclasses.fields(ModelOptions))
-
-
-class Keywords(TypedDict, total=False):
-    """The options of `predict` and `stream`, as their commands have them."""
-
-    inputs: Mapping[str, str | Sequence[str]]
-    keep: Sequence[str]
-    rename: Mapping[str, str]
-    signature: str
-    runtime: str
-    batch_size: int
-    devices: str
-    threads: int
-    format: str
-    part_rows: int
-    max_failures: float
-    trust_model: bool
-    weights: str | os.PathLike[str]
-    custom_objects: str | Sequence[str]
-    constants: Mapping[str, Any]
-    estimator: bool
-    checkpoint: str | os.PathLike[str]
-    params: Mapping[str, Any]
-    as_example: bool
-    outputs: str | Sequence[str]
-    top_k: int
-    argmax: bool
-    labels: str | os.PathLike[str] | Sequence[str]
-    check: bool
-    tolerance: float
-    image_size: int | tuple[int, int] | str
-    resize: str
-    color: str
-    images: str | Sequence[str]
-    features: Mapping[str, str]
-    preprocess: str | Callable[..., Any]
-    preprocess_row: str | Callable[..., Any]
-    preset: str
-    scale: float | Sequence[float]
-    offset: float | Sequence[float]
-    loaders: int
-    row_timeout: float
-    buckets: Sequence[int]
-    skip: int
-    limit: int
-    sample: int
-    sample_by: str
-    seed: int
-
-
-def make_options(keywords: Keywords) -> PredictOptions:
-    """Options from keywords; what is None counts as not given."""
-    given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
-    unknown = sorted(set(given) - set(Keywords.__annotations__))
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], Keywords.__annotations__, n=1)
-        raise UsageError(
-            "unknown option",
-            received=", ".join(unknown),
-            allowed=", ".join(Keywords.__annotations__),
-            hint=f"did you mean {close[0]!r}?" if close else None,
-        )
-    # `model` is the place of the function then; in the shell it is the option that names it.
-    given["estimator"] = bool(given.get("estimator")) or "checkpoint" in given
-    if "devices" in given:
-        given["devices"] = DeviceRequest.parse(given["devices"])
-    if "inputs" in given:
-        given["inputs"] = {
-            name: (columns,) if isinstance(columns, str) else tuple(columns)
-            for name, columns in given["inputs"].items()
-        }
-    for name in ("keep", "images", "outputs", "custom_objects"):
-        if name in given:
-            given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
-    for name in ("scale", "offset", "buckets"):
-        if name in given:
-            given[name] = tuple(given[name]) if isinstance(given[name], Sequence) else (given[name],)
-    if "image_size" in given:
-        given["image_size"] = _size(given["image_size"])
-    if "labels" in given:
-        is_path = isinstance(given["labels"], (str, os.PathLike))
-        given["labels"] = read_labels(os.fspath(given["labels"])) if is_path else tuple(given["labels"])
-    if "constants" in given:
-        given["constants"] = {name: text_of_constant(value) for name, value in given["constants"].items()}
-    for name in ("weights", "checkpoint"):
-        if name in given:
-            given[name] = os.fspath(given[name])
-    given["reading"] = ReadOptions(**{name: given.pop(name) for name in _READING if name in given})
-    given["loading"] = ModelOptions(**{name: given.pop(name) for name in _LOADING if name in given})
-    return PredictOptions(**given)
-
-
-def _size(given: Any) -> tuple[int, int]:
-    if isinstance(given, str):
-        return parse_size(given)
-    if isinstance(given, int):
-        return (given, given)
-    height, width = given
-    return (int(height), int(width))
 
 
 def predict(
@@ -331,6 +235,58 @@ def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[K
     opened, _, _ = open_model(_resolved(model, options), options, needs_digest=False)
     source, _ = open_data(data, options.reading)
     return stream_blocks(opened, source, options, is_verbose=verbose)
+
+
+def plan(
+    model: Any,
+    data: Any,
+    *,
+    fresh: bool = False,
+    progress: bool | Progress | None = None,
+    verbose: bool = False,
+    **keywords: Unpack[Keywords],
+) -> Plan:
+    """The fastest safe way to run this model on this data here, found by measuring: the EXPLAIN of inference.
+
+    The plan is kept: `predict` goes by it when it is given the same model and data of the same shape.
+
+    Args:
+        model: As in `predict`, but not a live model, which runs as its framework was set up.
+        data: As in `predict`.
+        fresh: Search again, even where a plan is known.
+        progress: Show what is being tried.
+        verbose: Let the frameworks write all they want.
+        **keywords: As the options of `penstock plan`.
+
+    Example:
+        >>> print(penstock.plan("model.keras", "photos/").choice)    # doctest: +SKIP
+        openvino, batches of 8, 2 threads
+    """
+    shown = _progress(progress)
+    return plan_for(model, data, make_options(keywords), progress=shown, is_fresh=fresh, is_verbose=verbose)
+
+
+def plan_for(
+    model: Any,
+    data: Any,
+    options: PredictOptions,
+    *,
+    progress: Progress,
+    is_fresh: bool = False,
+    is_verbose: bool = False,
+) -> Plan:
+    """`plan`, its options checked already."""
+    opened, _, _ = open_model(_resolved(model, options), options)
+    if isinstance(opened, LiveModel):
+        raise UsageError(
+            "a live model runs as its framework was set up: there is nothing to plan",
+            received=type(model).__name__,
+            hint="save the model and give its path",
+        )
+    source, _ = open_data(data, options.reading)
+    with log_without_folder(is_verbose) as log, graceful(progress.note) as stop:
+        around = Surroundings(log, stop, progress.note, is_verbose)
+        return make_plan(opened, source, options, around, is_fresh=is_fresh)
 
 
 def inspect(

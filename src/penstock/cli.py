@@ -102,13 +102,7 @@ def predict(
     """
     began = time.perf_counter()
     options = make_options(values)
-    model, *input_ = (values["estimator"], *model_and_input) if values["estimator"] is not None else model_and_input
-    if not input_:
-        raise UsageError(
-            "INPUT is missing",
-            received=f"MODEL {model}",
-            hint="penstock predict MODEL INPUT --output FOLDER; with --estimator there is no MODEL",
-        )
+    model, input_ = _model_and_input("predict", model_and_input, values["estimator"])
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, as_json=as_json)
     from penstock import api
@@ -126,6 +120,18 @@ def predict(
     return _report(summary, as_json=as_json, quiet=quiet)
 
 
+def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[str]]:
+    """With --estimator, all that is given is the input."""
+    model, *input_ = (estimator, *given) if estimator is not None else given
+    if not input_:
+        raise UsageError(
+            "INPUT is missing",
+            received=f"MODEL {model}",
+            hint=f"penstock {command} MODEL INPUT …; with --estimator there is no MODEL",
+        )
+    return model, input_
+
+
 def _dry_run(model: str, input_: list[str], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
     from penstock.dry_run import describe, in_words
 
@@ -133,6 +139,33 @@ def _dry_run(model: str, input_: list[str], output: str | None, options: Predict
     click.echo(json.dumps(found) if as_json else in_words(found))
     if output is None:
         raise UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
+    return 0
+
+
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
+@click.option("--fresh", is_flag=True, help="Search again, even where a plan is known.")
+@job_options
+@output_options
+def plan(
+    model_and_input: tuple[str, ...], fresh: bool, as_json: bool, quiet: bool, verbose: bool, **values: Any
+) -> int:
+    """The fastest safe way to run MODEL on INPUT here, found by measuring, and why. Writes no predictions.
+
+    Every runtime that is installed and gives the same answers is tried at growing batch sizes, for at most two
+    minutes. The plan is kept, and `penstock predict` goes by it. What --json prints can be given to predict as --plan.
+
+    \b
+      penstock plan model.keras photos/
+      penstock plan model.keras rows.parquet --json > plan.json
+    """
+    from penstock import api
+    from penstock.planning.explain import in_words
+
+    options = make_options(values)
+    model, input_ = _model_and_input("plan", model_and_input, values["estimator"])
+    found = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
+    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found))
     return 0
 
 

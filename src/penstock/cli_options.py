@@ -21,6 +21,7 @@ from penstock.option_texts import (
 from penstock.options import (
     COLORS,
     FORMATS,
+    PRECISIONS,
     PRESETS,
     RESIZES,
     RUNTIMES,
@@ -42,7 +43,17 @@ _MODEL: list[_Option] = [
         help="Which signature of a SavedModel; default: serving_default, or the only one.",
     ),
     click.option(
-        "--runtime", type=click.Choice(RUNTIMES), help="Default: the first installed of these that runs the model."
+        "--runtime",
+        type=click.Choice(("auto", *RUNTIMES)),
+        default="auto",
+        help="What executes the model. Default auto: the fastest that is installed and gives the same answers.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        default="model",
+        show_default=True,
+        help="What the model computes in. Never lowered unless asked for here.",
     ),
     click.option("--weights", metavar="FILE", help="A file of weights only, for MODEL given as module:function."),
     click.option(
@@ -75,7 +86,7 @@ _MODEL: list[_Option] = [
         default=1e-4,
         show_default=True,
         metavar="SHARE",
-        help="How far --check lets them differ, as a share of an output's spread.",
+        help="How far two runtimes may differ, as a share of an output's spread.",
     ),
 ]
 
@@ -160,7 +171,13 @@ _WRITTEN: list[_Option] = [
 ]
 
 _RUN: list[_Option] = [
-    click.option("--batch-size", type=int, metavar="N", help="Default: about 8 MB; 2 MB for images on a CPU."),
+    click.option(
+        "--batch-size",
+        default="auto",
+        metavar="N|auto",
+        show_default=True,
+        help="Rows a device sees in one step; auto measures, where the job is long enough.",
+    ),
     click.option(
         "--devices",
         default="all",
@@ -168,6 +185,27 @@ _RUN: list[_Option] = [
         show_default=True,
         help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.",
     ),
+    click.option(
+        "--replicas-per-device",
+        default="auto",
+        metavar="N|auto",
+        show_default=True,
+        help="Processes that share each device; auto takes more than one where measuring shows a gain.",
+    ),
+    click.option(
+        "--memory-fraction",
+        type=float,
+        default=0.85,
+        show_default=True,
+        metavar="SHARE",
+        help="The share of a device's free memory that may be taken.",
+    ),
+    click.option(
+        "--plan",
+        metavar="FILE|off",
+        help="Go by this plan of `penstock plan --json`; off: by rules of thumb. Default: a cached one, or a search.",
+    ),
+    click.option("--trace", metavar="FILE", help="Write a trace of every stage, batch and device, for Perfetto."),
     click.option("--threads", default="auto", metavar="N|auto", show_default=True, help="CPU threads of each replica."),
     click.option(
         "--loaders",
@@ -238,8 +276,9 @@ def output_options(command: Command) -> Command:
 
 
 _TAKEN_AS_THEY_ARE = (
-    "signature", "runtime", "trust_model", "check", "tolerance", "as_example", "top_k", "argmax",
-    "batch_size", "part_rows", "max_failures", "preprocess", "preprocess_row", "preset", "row_timeout",
+    "signature", "precision", "memory_fraction", "plan", "trace", "trust_model",
+    "check", "tolerance", "as_example", "top_k", "argmax",
+    "part_rows", "max_failures", "preprocess", "preprocess_row", "preset", "row_timeout",
     "limit", "skip", "sample", "sample_by", "seed",
 )  # fmt: skip
 
@@ -251,6 +290,9 @@ def make_options(values: dict[str, Any]) -> PredictOptions:
         keep=tuple(values["keep"]),
         rename=parse_renames(values["rename"]),
         devices=DeviceRequest.parse(values["devices"]),
+        runtime=None if values["runtime"] == "auto" else values["runtime"],
+        batch_size=_count("batch-size", values["batch_size"]),
+        replicas_per_device=_count("replicas-per-device", values["replicas_per_device"]),
         threads=_count("threads", values["threads"]),
         loaders=_count("loaders", values["loaders"]),
         format=values["format_"],

@@ -6,13 +6,15 @@ import contextlib
 import tempfile
 from typing import Any
 
-from penstock import api, folders, jobs
+from penstock import api, folders
 from penstock.checking import check_answers
 from penstock.core import mapping
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.inspection import num_files
 from penstock.options import PredictOptions
+from penstock.planning import starting
+from penstock.planning.surroundings import Surroundings
 from penstock.storage.places import place_of
 from penstock.telemetry.meter import Meter
 
@@ -27,7 +29,8 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         folders.check_place(place_of(output), overwrite=False)
     task = api.make_task(model, inputs, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
-        started = jobs.start(task.model, task.source, task.options, Meter(), log=log, stop=StopFlag())
+        around = Surroundings(log, StopFlag(), lambda text: None)
+        started = starting.start(task.model, task.source, task.options, Meter(), around, may_search=False)
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")
             checked = None

@@ -18,6 +18,8 @@ from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.interrupts import graceful
 from penstock.options import PredictOptions
+from penstock.planning import starting
+from penstock.planning.surroundings import Surroundings
 from penstock.runtimes.live import LiveModel
 from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
 from penstock.storage.disk import output_errors
@@ -140,16 +142,8 @@ class _Run:
         if manifest is not None:
             fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
-        started = jobs.start(
-            task.model,
-            task.source,
-            task.options,
-            self._meter,
-            log=self._log,
-            stop=self._stop,
-            is_verbose=task.is_verbose,
-            fixed=fixed,
-        )
+        around = Surroundings(self._log, self._stop, self._progress.note, task.is_verbose)
+        started = starting.start(task.model, task.source, task.options, self._meter, around, fixed=fixed)
         with contextlib.closing(started):
             for line in (*written.describe_source(task.source), *written.describe_feeding(started)):
                 self._progress.note(line)

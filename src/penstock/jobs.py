@@ -8,19 +8,20 @@ import itertools
 import json
 import platform
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import IO, Any
 
-from penstock import registry, shapes, steps
+from penstock import placing, registry, shapes, steps
 from penstock.core import batching, division, mapping
 from penstock.core.events import Prepared
+from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
     STRING,
     Binding,
-    Device,
     Fragment,
     Job,
     ModelFile,
@@ -34,9 +35,10 @@ from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError, ModelError, UsageError
-from penstock.options import DeviceRequest, PredictOptions
+from penstock.options import PredictOptions
 from penstock.packages import PACKAGES
 from penstock.pool import devices
+from penstock.pool.memory import available_bytes
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
 from penstock.sources.csv import CsvFiles
@@ -46,9 +48,9 @@ from penstock.sources.memory import InMemory, SharedMemory
 from penstock.sources.selection import SelectedRows
 from penstock.telemetry.meter import Meter
 
-_MOST_LOADER_THREADS = 8
-_GPU_LANES = 3
 _LEARN_ROWS = 16
+_BATCHES_ON_THE_HOST = 8
+"""Being read, waiting, being copied: about as many are in memory at the same time."""
 CHECKED_ROWS = 64
 """How many answers are compared with those of the model's own framework, where that is asked for."""
 
@@ -80,6 +82,9 @@ class Started:
     shared: SharedMemory | None = None
     notes: tuple[str, ...] = ()
     """What people should be told about how the model was loaded."""
+    start_s: float = 0.0
+    """From the start of the first replica's process to its compiled step."""
+    plan: Plan | None = None
 
     def close(self) -> None:
         self.engine.close()
@@ -117,28 +122,34 @@ def start(
     stop: StopFlag,
     is_verbose: bool = False,
     fixed: Fixed | None = None,
+    choice: Choice | None = None,
+    answers_rows: int = 0,
 ) -> Started:
     """Start the engine, bind columns to inputs, decide the recipe and compile the step.
 
-    The first replica loads while the source is looked at: importing a framework takes seconds.
+    The first replica loads while the source is looked at: importing a framework takes seconds. What `fixed` (of a job
+    that is resumed) or `choice` (of a plan) say is not decided again. `answers_rows` of the answers are kept, to be
+    compared with those of others.
     """
     source = steps.select_rows(source, options)
     _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
-        placement = embedded_placement(model)
+        placement = placing.embedded_placement(model)
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, stop)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
-    wanted = fixed.recipe.runtime if fixed else options.runtime
+    wanted = fixed.recipe.runtime if fixed else choice.runtime if choice else options.runtime
+    recipe = fixed.recipe if fixed else None
     source, shared = _share(source)
     descriptors = (shared.descriptor,) if shared is not None else ()
 
     def on(runtime: str) -> Started:
-        placement = _placement(devices.choose(_devices_wanted(options, fixed, runtime)))
-        threads = fixed.recipe.threads if fixed else options.threads or devices.share_of_cores(placement.replicas)
+        placement = placing.placement_on(placing.devices_for(options, recipe, choice, runtime), choice)
+        threads = placing.threads_for(options, recipe, choice, placement)
         launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
         engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
-        return _decide(engine, source, options, placement, (runtime, threads), fixed)
+        return _decide(engine, source, options, placement, (runtime, threads), fixed, choice, answers_rows)
 
+    began = time.perf_counter()
     try:
         started, told = registry.on_the_first_that_loads(model, wanted, on)
     except BaseException:
@@ -146,6 +157,7 @@ def start(
             shared.close()
         raise
     started.shared = shared
+    started.start_s = time.perf_counter() - began
     # This says all that a runtime's own note on itself would.
     started.notes = (told,) if told is not None else started.notes
     if model.kind == "builder" and model.weights is None:
@@ -167,15 +179,6 @@ def _share(source: Source) -> tuple[Source, SharedMemory | None]:
     return outside, found
 
 
-def _devices_wanted(options: PredictOptions, fixed: Fixed | None, runtime: str) -> DeviceRequest:
-    """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
-    if fixed is not None and options.devices.kind == "all":
-        return DeviceRequest(fixed.recipe.device_kind)
-    if options.devices.kind == "all" and "gpu" not in PACKAGES[runtime].device_kinds:
-        return DeviceRequest("cpu")
-    return options.devices
-
-
 def _decide(
     engine: Engine,
     source: Source,
@@ -183,6 +186,8 @@ def _decide(
     placement: Placement,
     runtime_and_threads: tuple[str, int],
     fixed: Fixed | None,
+    choice: Choice | None = None,
+    answers_rows: int = 0,
 ) -> Started:
     """Everything that needs a loaded model: bindings, batch size, the compiled step."""
     try:
@@ -211,16 +216,25 @@ def _decide(
         buckets = fixed.recipe.buckets if fixed else shapes.choose_buckets(source, bindings, preprocess, given)
         largest = shapes.sized(bindings, buckets)
         kind = placement.devices[0].kind
-        batch_size = fixed.recipe.batch_size if fixed else choose_batch_size(signature, largest, source, options, kind)
+        if fixed is not None:
+            batch_size = fixed.recipe.batch_size
+        elif choice is not None:
+            batch_size = choice.batch_size if signature.fixed_batch else _no_larger_than(source, choice.batch_size)
+        else:
+            batch_size = choose_batch_size(signature, largest, source, options, kind)
         job = Job(source, bindings, options.keep, batch_size, preprocess, buckets)
-        placement = with_loaders(placement, job, options.loaders)
+        placement = placing.with_loaders(placement, job, options.loaders)
         sample = fixed.sample if fixed else _first_rows(source, batch_size)
-        prepared = engine.prepare(job, placement, sample, CHECKED_ROWS if options.check else 0)
+        prepared = engine.prepare(job, placement, sample, max(answers_rows, CHECKED_ROWS if options.check else 0))
         runtime, threads = runtime_and_threads
-        recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, buckets=buckets)
+        recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, options.precision, buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
+        notes = signature.notes
+        if fixed is None and options.batch_size is not None and batch_size < options.batch_size:
+            wanted = f"--batch-size {options.batch_size:,}"
+            notes += (f"{wanted} is more than the memory of this machine holds: batches of {batch_size:,}",)
         return Started(
-            engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=signature.notes
+            engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=notes
         )
     except BaseException:
         engine.close()
@@ -297,15 +311,26 @@ def choose_batch_size(
                 allowed=str(signature.fixed_batch),
             )
         return signature.fixed_batch
-    if options.batch_size is not None:
-        return options.batch_size
     row_bytes = sum(binding.row_bytes for binding in bindings)
+    if options.batch_size is not None:
+        return min(options.batch_size, _most_on_the_host(row_bytes, options))
     has_images = any(len(binding.shape) >= 3 for binding in bindings)
     bounds = batching.IMAGES_ON_A_CPU if has_images and device_kind == "cpu" else ()
     most = batching.most_rows_of_outputs(_output_bytes(signature, options))
     size = min(most, batching.default_batch_size(row_bytes, None, *bounds))
     rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
     return min(most, batching.default_batch_size(row_bytes, rows, *bounds))
+
+
+def _most_on_the_host(row_bytes: int, options: PredictOptions) -> int:
+    """The rows of a batch that this machine can hold as often as batches are in flight."""
+    return max(1, int(options.memory_fraction * available_bytes()) // (_BATCHES_ON_THE_HOST * max(1, row_bytes)))
+
+
+def _no_larger_than(source: Source, size: int) -> int:
+    """A batch size that was planned for a long job; for a short one no more than holds its rows."""
+    rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
+    return min(size, 1 << max(0, rows - 1).bit_length())
 
 
 def _output_bytes(signature: Signature, options: PredictOptions) -> int:
@@ -326,52 +351,6 @@ def _first_rows(source: Source, batch_size: int) -> Span:
             hint="--skip leaves out all of it" if is_selected else None,
         )
     return first
-
-
-def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placement:
-    """Who reads for these replicas: threads inside them where reading is done by libraries, processes where Python is
-    in the way (images, audio, the user's function).
-
-    On a CPU loaders take cores from the model, so there is one until it is seen that replicas wait. A GPU is fed from
-    many cores at once.
-    """
-    if not needs_processes(job):
-        return placement if wanted is None else replace(placement, loaders=wanted)
-    cores = devices.usable_cores()
-    if wanted is not None:
-        start = most = wanted
-    elif placement.devices[0].kind == "gpu":
-        most = max(1, cores - placement.replicas)
-        start = max(1, min(most, cores // 2))
-    else:
-        start, most = max(1, cores // 4), cores
-    return replace(placement, loaders=start, most_loaders=most, has_loader_processes=True)
-
-
-def needs_processes(job: Job) -> bool:
-    """Whether loading runs Python code for every row."""
-    if job.preprocess is not None or getattr(job.source, "runs_python", False):
-        return True
-    schema = job.source.schema()
-    fed = [schema[name] for binding in job.bindings if binding.dtype != STRING for name in binding.columns]
-    return any(spec.encoding is not None for spec in fed)
-
-
-def _placement(chosen: list[Device]) -> Placement:
-    """How many threads read and run beside each other in each replica.
-
-    Reading releases the GIL, so loaders up to the replica's share of the cores help; on a CPU they share the cores
-    with the model, and two lanes are enough to hide the copies.
-    """
-    share = devices.share_of_cores(len(chosen))
-    lanes = _GPU_LANES if chosen[0].kind == "gpu" else min(2, share)
-    return Placement(tuple(chosen), loaders=min(_MOST_LOADER_THREADS, max(1, share)), lanes=lanes)
-
-
-def embedded_placement(model: LiveModel) -> Placement:
-    # Two lanes even on one core: while one converts its answer, the other computes.
-    lanes = _GPU_LANES if model.devices[0].kind == "gpu" else 2
-    return Placement(tuple(model.devices), loaders=1, lanes=lanes)
 
 
 def fingerprint(digest: str, fragments: Iterable[Fragment], request: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ def open_model(
         constants=dict(options.loading.constants),
         scaling=steps.make_scaling(options),
         answers=steps.make_answers(options),
+        precision=options.precision,
     )
     file = with_belongings(file, options.loading.weights, options.loading.custom_objects, trust=options.trust_model)
     return file, file.digest, location

@@ -16,11 +16,18 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras", "onnx", "tflite", "stablehlo")
+RUNTIMES = (
+    "tensorflow", "tensorflow-xla", "jax", "torch", "torch-compiled", "tf_keras", "onnx", "onnx-tensorrt", "openvino",
+    "tflite", "stablehlo",
+)  # fmt: skip
+PRECISIONS = ("model", "bfloat16", "float16", "int8")
+NO_PLAN = "off"
+"""In the place of a plan's file: the rules of thumb, without a search."""
 FORMATS = ("parquet", "npy", "jsonl")
 RESIZES = ("stretch", "crop", "pad")
 COLORS = ("grayscale", "rgb", "rgba")
 MOST_PIXELS = 1 << 26
+_COUNTS = ("batch_size", "threads", "replicas_per_device", "part_rows", "loaders", "limit", "sample", "top_k")
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
 
 
@@ -152,7 +159,8 @@ class PredictOptions:
         keep: Columns of the input that are written beside the predictions.
         rename: Output or kept column to the name it is written under.
         signature: The signature of a SavedModel.
-        runtime: One of RUNTIMES; None takes the first that is installed and can run the model.
+        runtime: One of RUNTIMES; None finds the fastest that gives the same answers.
+        precision: What the model computes in; `model` changes nothing.
         loading: What the model needs beyond its file.
         as_example: Whether columns are put into serialized `tf.train.Example` records; None where the model says so.
         outputs: The outputs to write; empty where all are.
@@ -160,9 +168,13 @@ class PredictOptions:
         argmax: Write the best class.
         labels: What the classes are called.
         check: Compare the first rows with the model's own framework on one CPU before the job begins.
-        tolerance: How far apart the two may be, as a share of the spread of an output.
-        batch_size: Rows a device sees in one step; None takes the rule of `core.batching`.
+        tolerance: How far apart two runtimes may be, as a share of the spread of an output.
+        batch_size: Rows a device sees in one step; None finds the fastest, or takes the rule of `core.batching`.
         devices: Where to run.
+        replicas_per_device: How many replicas share each device; None takes one, or more where measuring shows a gain.
+        memory_fraction: The share of a device's free memory that may be taken.
+        plan: The file of a plan to go by, or `off` to search for none; None searches where a job is long enough.
+        trace: The file for a trace of every stage, batch and device.
         threads: CPU threads of each replica; None shares the cores.
         format: `parquet`, `npy` or `jsonl`.
         part_rows: The most rows of one output file; None takes the rule of `core.division`.
@@ -189,6 +201,7 @@ class PredictOptions:
     rename: Mapping[str, str] = field(default_factory=dict)
     signature: str | None = None
     runtime: str | None = None
+    precision: str = "model"
     loading: ModelOptions = field(default_factory=ModelOptions)
     as_example: bool | None = None
     outputs: tuple[str, ...] = ()
@@ -199,6 +212,10 @@ class PredictOptions:
     tolerance: float = 1e-4
     batch_size: int | None = None
     devices: DeviceRequest = field(default_factory=DeviceRequest)
+    replicas_per_device: int | None = None
+    memory_fraction: float = 0.85
+    plan: str | None = None
+    trace: str | None = None
     threads: int | None = None
     format: str = "parquet"
     part_rows: int | None = None
@@ -221,9 +238,10 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         _check_choice("runtime", self.runtime, RUNTIMES)
+        _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("format", self.format, FORMATS)
         _check_choice("preset", self.preset, PRESETS)
-        for name in ("batch_size", "threads", "part_rows", "loaders", "limit", "sample", "top_k"):
+        for name in _COUNTS:
             _check_positive(name, getattr(self, name))
         self._check_rows()
         self._check_functions()
@@ -233,6 +251,12 @@ class PredictOptions:
                 "max_failures is out of range",
                 received=f"max_failures={self.max_failures!r}",
                 allowed="a share from 0 (stop at the first) to 1 (never stop)",
+            )
+        if not 0 < self.memory_fraction <= 1:
+            raise UsageError(
+                "memory_fraction is out of range",
+                received=f"memory_fraction={self.memory_fraction!r}",
+                allowed="a share of the free memory, above 0 and up to 1: 0.85",
             )
         if len(set(self.keep)) != len(self.keep):
             raise UsageError("a column is kept twice", received=f"keep={', '.join(self.keep)}")

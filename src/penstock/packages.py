@@ -53,10 +53,17 @@ class Package:
 
 PACKAGES = {
     "tensorflow": Package(("tensorflow",), ("tensorflow",), "tensorflow"),
+    "tensorflow-xla": Package(("tensorflow",), ("tensorflow",), "tensorflow", ("cpu",)),
     "jax": Package(("jax",), ("jax",), "jax"),
     "torch": Package(("torch",), ("torch",), "torch"),
+    "torch-compiled": Package(("torch",), ("torch",), "torch"),
     "tf_keras": Package(("tf_keras",), ("tf_keras",), "legacy"),
     "onnx": Package(("onnxruntime", "onnxruntime"), ("onnxruntime", "onnxruntime-gpu"), "onnx"),
+    "onnx-tensorrt": Package(("onnxruntime",), ("onnxruntime-gpu",), "onnx", ("gpu",)),
+    "openvino": Package(("openvino",), ("openvino",), "openvino", ("cpu",)),
     "tflite": Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "tflite", ("cpu",)),
     "stablehlo": Package(("jax",), ("jax",), "jax"),
 }
+
+CONVERTER = Package(("tf2onnx",), ("tf2onnx",), "convert")
+"""What writes a TensorFlow step as ONNX, for the runtimes that read that."""

@@ -27,6 +27,7 @@ from penstock.packages import PACKAGES
 from penstock.runtimes.jax import JaxRuntime
 from penstock.runtimes.legacy_keras import TfKerasRuntime
 from penstock.runtimes.onnx import OnnxRuntime
+from penstock.runtimes.openvino import OpenVinoRuntime
 from penstock.runtimes.stablehlo import StableHloRuntime
 from penstock.runtimes.tensorflow import TensorFlowRuntime
 from penstock.runtimes.tflite import TfliteRuntime
@@ -75,10 +76,14 @@ MODELS: tuple[Any, ...] = (
 )
 RUNTIMES: dict[str, Runtime] = {
     "tensorflow": TensorFlowRuntime(),
+    "tensorflow-xla": TensorFlowRuntime(is_xla=True),
     "jax": JaxRuntime(),
     "torch": TorchRuntime(),
+    "torch-compiled": TorchRuntime(is_compiled=True),
     "tf_keras": TfKerasRuntime(),
     "onnx": OnnxRuntime(),
+    "onnx-tensorrt": OnnxRuntime(provider="tensorrt"),
+    "openvino": OpenVinoRuntime(),
     "tflite": TfliteRuntime(),
     "stablehlo": StableHloRuntime(),
 }
@@ -258,7 +263,8 @@ def own_runtime(model: ModelFile, used: str) -> str:
     """
     if used in _KERAS_3 and is_installed("tensorflow"):
         return "tensorflow" if "tensorflow" in model.runtimes else used
-    return used
+    # A runtime that the model does not name reads what was converted from it, or compiles what another one loads.
+    return used if used in model.runtimes else choose_runtime(model, None)
 
 
 def facts_of(model: ModelFile) -> FileFacts:

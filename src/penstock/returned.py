@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock import jobs, steps, written
+from penstock import jobs, placing, steps, written
 from penstock.checking import check_answers
 from penstock.core import division
 from penstock.core.answering import shown, with_labels
@@ -21,6 +21,8 @@ from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, UsageError
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import PredictOptions
+from penstock.planning import starting
+from penstock.planning.surroundings import Surroundings
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
 from penstock.sources.memory import InMemory, is_list_of_arrays
@@ -34,12 +36,19 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
     opened, _, _ = open_model(model, options, needs_digest=False)
     source, _ = open_data(data, options.reading)
     with log_without_folder(is_verbose) as log:
-        started = jobs.start(opened, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
+        started = _start(opened, source, options, log, is_verbose)
         with contextlib.closing(started):
             if options.check and isinstance(opened, ModelFile):
                 check_answers(opened, started, log=log, stop=StopFlag())
             columns = _gather(started.engine.run(started.divide()), options)
     return _pack(columns, "dict" if options.top_k or options.argmax else started.signature.structure)
+
+
+def _start(
+    model: ModelFile | LiveModel, source: Source, options: PredictOptions, log: IO[Any], is_verbose: bool
+) -> jobs.Started:
+    around = Surroundings(log, StopFlag(), lambda text: None, is_verbose)
+    return starting.start(model, source, options, Meter(), around)
 
 
 def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
@@ -90,7 +99,7 @@ def _predict_columns(
 ) -> dict[str, Any]:
     bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
-    engine = EmbeddedEngine(live.replicas, jobs.embedded_placement(live), Meter().observe, StopFlag())
+    engine = EmbeddedEngine(live.replicas, placing.embedded_placement(live), Meter().observe, StopFlag())
     engine.take(Job(source, bindings, options.keep, batch_size))
     row_bytes = sum(binding.row_bytes for binding in bindings)
     spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
@@ -140,7 +149,7 @@ def stream_blocks(
 ) -> Iterator[dict[str, Any]]:
     """The predictions of every span in order, with `row` and the kept columns."""
     with log_without_folder(is_verbose) as log:
-        started = jobs.start(model, source, options, Meter(), log=log, stop=StopFlag(), is_verbose=is_verbose)
+        started = _start(model, source, options, log, is_verbose)
         with contextlib.closing(started):
             if options.check and isinstance(model, ModelFile):
                 check_answers(model, started, log=log, stop=StopFlag())

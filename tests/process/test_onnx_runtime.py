@@ -10,9 +10,10 @@ import onnx
 import pytest
 
 from penstock.core.answering import Answers
+from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError
-from penstock.runtimes.onnx import OnnxReplica, OnnxRuntime
+from penstock.runtimes.onnx import OnnxRuntime
 from tests.support import onnx_models
 from tests.support.onnx_models import node
 
@@ -20,7 +21,7 @@ X = np.arange(12, dtype=np.uint8).reshape(3, 4)
 MANY_ROWS: onnx_models.Tensors = {"x": ("FLOAT", ["rows", 4])}
 
 
-def load(path: Path, **options: Any) -> OnnxReplica:
+def load(path: Path, **options: Any) -> Replica:
     return OnnxRuntime().load(ModelFile("onnx", str(path), "digest", ("onnx",), **options), Device("cpu", 0), 1)
 
 

@@ -13,6 +13,9 @@ from penstock.core.answering import CLASSES, SCORES, NumpyRanking, shown
 from penstock.core.columns import to_arrow
 from penstock.core.records import Array, Column
 
+_NOISE = 1e-6
+"""Scores that are closer than this share of the spread are a tie."""
+
 
 @dataclass(frozen=True)
 class Disagreement:
@@ -26,6 +29,77 @@ class Disagreement:
 
     def __str__(self) -> str:
         return f"{self.output}, row {self.row}: {self.ours} here, {self.theirs} there{self.difference}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether sample answers show that another runtime computes the same model.
+
+    `difference` is the largest one, as a share of the spread of its output; `problem` says why they are no proof.
+    """
+
+    difference: float
+    problem: str | None = None
+
+
+def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Proof:
+    """Hold the answers of another runtime against those of the model's own framework.
+
+    Stricter than `compare`: an output that is the same in every row of the sample proves nothing, and the class that
+    a row is given must be the same, too.
+    """
+    difference = max((_share(ours[name], theirs[name]) for name in ours if name in theirs), default=0.0)
+    constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
+    if constant:
+        return Proof(
+            difference, f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
+        )
+    found = compare(ours, theirs, tolerance) or _other_class(ours, theirs)
+    return Proof(difference, str(found) if found is not None else None)
+
+
+def _share(mine: Column, other: Column) -> float:
+    """The largest difference of two outputs of numbers, as a share of the spread; 0 for what is not numbers."""
+    if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray) or mine.shape != other.shape:
+        return 0.0
+    if mine.dtype.kind not in "fc" or not mine.size:
+        return 0.0
+    far = float(_apart(mine.astype(np.float64), other.astype(np.float64)).max())
+    return far / (_spread(other.astype(np.float64)) or 1.0) if far else 0.0
+
+
+def _is_constant(column: Column) -> bool:
+    """Whether every row has the same answer, but for noise."""
+    if not isinstance(column, np.ndarray):
+        values = column.to_pylist()
+        return all(value == values[0] for value in values)
+    rows = column.reshape(len(column), -1)
+    if column.dtype.kind not in "fc":
+        return bool(np.all(rows == rows[:1]))
+    finite = np.where(np.isfinite(rows), rows, 0.0).astype(np.float64)
+    return not finite.size or float(np.ptp(finite, axis=0).max()) <= _NOISE * float(np.abs(finite).max())
+
+
+def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
+    """A row whose probabilities name another class. Classes that score the same but for noise may change places."""
+    for name, column in ours.items():
+        other = theirs.get(name)
+        if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or not _are_probabilities(other):
+            continue
+        mine, best = column.argmax(axis=1), other.argmax(axis=1)
+        rows = np.arange(len(other))
+        gap = (other[rows, best] - other[rows, mine]).astype(np.float64)
+        wrong = np.flatnonzero((mine != best) & (gap > _NOISE * _spread(other.astype(np.float64))))
+        if len(wrong):
+            row = int(wrong[0])
+            return Disagreement(name, row, f"class {mine[row]}", f"class {best[row]}")
+    return None
+
+
+def _are_probabilities(values: Array) -> bool:
+    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind != "f":
+        return False
+    return bool((values >= 0).all() and np.allclose(values.sum(axis=1, dtype=np.float64), 1.0, atol=1e-3))
 
 
 def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:

@@ -67,7 +67,8 @@ class Batch:
 
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
     `kept` and `failures` are those of the real rows. Where rows differ in length, `lengths` are
-    theirs for each such input, and of the `values` in `arrays` so many are `padded`.
+    theirs for each such input, and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once it has run
+    in pieces of so many rows, because it did not fit into the memory.
     """
 
     index: int
@@ -79,6 +80,7 @@ class Batch:
     lengths: Mapping[str, Array] = field(default_factory=dict)
     values: int = 0
     padded: int = 0
+    reduced_to: int | None = None
 
 
 Room = Callable[[Mapping[str, tuple[tuple[int, ...], Any]]], Columns]

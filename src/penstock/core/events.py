@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import Column, Device, Job, ModelFile, RowFailure, Signature, Span, TensorSpec, Timings
+from penstock.core.records import (
+    Column,
+    Device,
+    Job,
+    ModelFile,
+    RowFailure,
+    Shortage,
+    Signature,
+    Span,
+    TensorSpec,
+    Timings,
+)
+from penstock.core.tracing import Level, Mark
 from penstock.errors import PenstockError
 
 
@@ -38,6 +50,12 @@ class Prepare:
     """The first batch, where loader processes read it, and what of it has no room in a slot."""
     answers_rows: int = 0
     """How many rows of the answers are wanted back, to be compared with others."""
+    ceilings: Mapping[int, int] = field(default_factory=dict)
+    """The most rows of a batch by the bytes of a row, as far as they are known to fit into the memory."""
+    is_alone: bool = False
+    """Run one batch at a time: a replica died here, and it must be seen at which one."""
+    poisoned: tuple[RowFailure, ...] = ()
+    """Rows that killed a replica: they are left out."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +78,18 @@ class Convert:
 
 @dataclass(frozen=True)
 class Work:
-    """Predict this span: read it, or, where loader processes read, expect its batches."""
+    """Predict this span: read it, or, where loader processes read, expect its batches. Without `poisoned` rows, at
+    which a replica died."""
 
     span: Span
+    poisoned: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limit:
+    """More rows than this do not fit into the memory, as another replica on the same memory found out."""
+
+    ceilings: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -154,6 +181,7 @@ class SpanLoaded:
     read_s: float
     waited_s: float
     attempt: int = 0
+    marks: tuple[Mark | Level, ...] = ()
 
 
 # Replica to coordinator.
@@ -245,6 +273,15 @@ class SpanDone:
     layout: tuple[ColumnLayout, ...]
     failures: tuple[RowFailure, ...]
     timings: Timings = field(default_factory=Timings)
+    reduced_to: int | None = None
+
+
+@dataclass(frozen=True)
+class RanShort:
+    """The replica ran out of memory, goes on nevertheless, and knows these ceilings now."""
+
+    shortage: Shortage
+    ceilings: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -263,7 +300,7 @@ class Failed:
     details: str
 
 
-ToReplica = Load | Prepare | Measure | Convert | Work | Release | Drain | Chunk | Filled | SpanLoaded
+ToReplica = Load | Prepare | Measure | Convert | Work | Limit | Release | Drain | Chunk | Filled | SpanLoaded
 ToLoader = Begin | Learn | LoadSpan | Grant
-ToCoordinator = Loaded | Prepared | Measured | Converted | Chunk | SpanDone | Returned | Failed | Emptied
+ToCoordinator = Loaded | Prepared | Measured | Converted | RanShort | Chunk | SpanDone | Returned | Failed | Emptied
 FromLoader = Learnt | Chunk | Filled | SpanLoaded | Failed

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.tracing import Timings as Timings
+
 if TYPE_CHECKING:
     from penstock.core.answering import Answers
     from penstock.core.deferred import Deferred
@@ -211,12 +213,14 @@ class Result:
     """The predictions of a whole span: outputs and kept columns without the failed rows, in order.
 
     `columns` holds the outputs first, then the kept columns, whose keys begin with KEPT: an output may have the same
-    name until both have the names that are written.
+    name until both have the names that are written. `reduced_to` is the smallest batch that it took, where those of the
+    recipe did not fit into the memory.
     """
 
     span: Span
     columns: Mapping[str, Column]
     failures: tuple[RowFailure, ...] = ()
+    reduced_to: int | None = None
 
     @property
     def rows(self) -> int:
@@ -298,6 +302,28 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """A device ran out of memory at a batch of `rows`, and what is done about it.
+
+    The run goes on with batches of `reduced_to` rows; where that is as many as before, with only `at_once` of them in
+    flight; where it is none, the one row has failed.
+    """
+
+    device: str
+    rows: int
+    reduced_to: int
+    at_once: int | None = None
+
+    def __str__(self) -> str:
+        if not self.reduced_to:
+            return f"{self.device} ran out of memory at a single row: the row has failed"
+        if self.at_once is not None:
+            rows = f"{self.at_once + 1} batches of {self.rows:,} rows at once"
+            return f"{self.device} ran out of memory at {rows}: going on with {self.at_once}"
+        return f"{self.device} ran out of memory at a batch of {self.rows:,} rows: going on with {self.reduced_to:,}"
+
+
+@dataclass(frozen=True)
 class Placement:
     """What decides only the speed.
 
@@ -326,6 +352,8 @@ class Job:
     batch_size: int
     preprocess: Preprocess | None = None
     buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    is_traced: bool = False
+    """Whether everyone notes what they do when, for a trace."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -334,23 +362,6 @@ class Job:
             return tuple(self.preprocess.takes)
         names = [name for binding in self.bindings for name in binding.columns]
         return tuple(dict.fromkeys([*names, *self.keep]))
-
-
-@dataclass
-class Timings:
-    """Seconds that a replica's threads spent, by what they did; sums over threads."""
-
-    read: float = 0.0
-    compute: float = 0.0
-    wait_for_data: float = 0.0
-    wait_for_room: float = 0.0
-    rows: int = 0
-    values: int = 0
-    padded: int = 0
-
-    def add(self, other: Timings) -> None:
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,11 @@ def check_one_shape(name: str, rows: Rows, before: Rows) -> None:
 
 
 def _as_lists(output: Array, lengths: Array) -> Column:
-    """An output with one answer for each value of a padded row, without the padding."""
+    """An output with one answer for each value of a padded row, without the padding.
+
+    What stands in the place of rows that have no answer, because none of their batch has, may be shorter than they are.
+    """
+    lengths = np.minimum(lengths, output.shape[1])
     rows = [row[:length] for row, length in zip(output, lengths.tolist(), strict=True)]
     flat = to_arrow(np.concatenate(rows)) if rows else to_arrow(output.reshape(-1, *output.shape[2:])[:0])
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

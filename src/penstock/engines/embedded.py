@@ -7,6 +7,7 @@ array is answered as fast as `model.predict` answers it.
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ from penstock.core.events import Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica
-from penstock.core.records import Device, Job, Placement, Result, Signature, Span, TensorSpec, Timings
+from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
 from penstock.core.watching import UNWATCHED
+from penstock.engines.running_short import Tell, quietly
+from penstock.pool.fitting import Fitting
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.warmup import warm_up
@@ -35,10 +38,18 @@ class EmbeddedEngine:
         placement: The devices, and the threads for each.
         observe: Told of every finished span.
         stop: Begin no more spans once it is raised.
+        tell: Says a line to people, when a device runs out of memory and the run goes on with less.
     """
 
-    def __init__(self, replicas: Sequence[Replica], placement: Placement, observe: Observe, stop: StopFlag) -> None:
-        self._replicas = list(replicas)
+    def __init__(
+        self, replicas: Sequence[Replica], placement: Placement, observe: Observe, stop: StopFlag, tell: Tell = quietly
+    ) -> None:
+        self._tell = tell
+        self._shortages: Counter[Shortage] = Counter()
+        self._replicas = [
+            Fitting(replica, str(device), self._run_short)
+            for replica, device in zip(replicas, placement.devices, strict=True)
+        ]
         self._placement = placement
         self._observe = observe
         self._job: Job | None = None
@@ -107,6 +118,16 @@ class EmbeddedEngine:
 
     def loaders(self) -> str | None:
         return None
+
+    def shortages(self) -> Mapping[Shortage, int]:
+        """How the devices ran out of memory and went on, and how often."""
+        return self._shortages
+
+    def _run_short(self, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
+        """Called by the lanes. What is known of ceilings stays with the replica: it does not die."""
+        self._shortages[shortage] += 1
+        if self._shortages[shortage] == 1:
+            self._tell(str(shortage))
 
     def close(self) -> None:
         self._end_pipelines()

@@ -51,6 +51,7 @@ class LoaderFeed:
         self._seen_at = time.monotonic()
         self._seen = Timings()
         self._loaders_seen = (0.0, 0.0)
+        self._waited: dict[int, float] = {}
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
         self.pool.learn(source, preprocess, sample)
@@ -96,9 +97,11 @@ class LoaderFeed:
             self.pool.release(slot)
 
     def finish(self, span: int, timings: Timings) -> None:
-        """A replica has delivered a span."""
+        """A replica has delivered a span; its timings get what only the loaders know."""
         self._routes.pop(span, None)
         self.pool.forget(span)
+        timings.wait_for_room += self._waited.pop(span, 0.0)
+        timings.marks += self.pool.take_marks()
         self._seen.add(timings)
 
     def tick(self) -> None:
@@ -141,6 +144,8 @@ class LoaderFeed:
         if span == _WARM:
             self._keep_warm(message, slot)
             return
+        if isinstance(message, SpanLoaded):
+            self._waited[span] = message.waited_s
         replica = self._routes.get(span)
         if replica is None or not self._send(replica, message):
             if slot is not None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import multiprocessing.connection
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.coming import Coming
 from penstock.core.events import (
     Chunk,
+    Convert,
+    Converted,
     Drain,
     Emptied,
     Failed,
+    Limit,
     Loaded,
+    Measure,
+    Measured,
     Prepare,
     Prepared,
+    RanShort,
     Release,
     Returned,
     SpanDone,
@@ -24,11 +30,13 @@ from penstock.core.events import (
 )
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import Device, Job, Placement, Result, Signature, Span, Timings
+from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
 from penstock.engines.fed_by_processes import LoaderFeed
-from penstock.errors import ModelError, PenstockError, WorkersDied
+from penstock.engines.running_short import Death, MemoryWatch, Tell, Verdict, quietly
+from penstock.errors import ModelError, PenstockError
+from penstock.pool.memory import speaks_of_memory
 from penstock.pool.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
@@ -55,10 +63,17 @@ class LocalEngine:
         observe: Told of every finished span: the replica's number, its device, its timings.
         stop: Begin no more spans once it is raised.
         row_timeout_s: How long loader processes may be at one row.
+        tell: Says a line to people, when a device runs out of memory and the run goes on with less.
     """
 
     def __init__(
-        self, launch: Launch, placement: Placement, observe: Observe, stop: StopFlag, row_timeout_s: float = 120.0
+        self,
+        launch: Launch,
+        placement: Placement,
+        observe: Observe,
+        stop: StopFlag,
+        row_timeout_s: float = 120.0,
+        tell: Tell = quietly,
     ) -> None:
         self._launch = launch
         self._row_timeout_s = row_timeout_s
@@ -70,10 +85,14 @@ class LocalEngine:
         self._signature: Signature | None = None
         self._prepared: Prepared | None = None
         self._settings: _Settings | None = None
+        self._ready: set[int] = set()
+        self._measured: list[Measured] = []
+        self._converted: Converted | None = None
         self._scheduler: Scheduler | None = None
         self._order: InOrder | None = None
         self._spans: dict[int, Span] = {}
         self._deaths: Counter[Device] = Counter()
+        self._memory = MemoryWatch(launch.note, tell)
         self._stop = stop
         self._is_draining = False
         # One first: the others follow when it is known that there is work for them.
@@ -109,6 +128,35 @@ class LocalEngine:
             self._stop.check()
             self._pump()
         return replace(self._prepared, rows_loaded_per_s=self._feed.rows_loaded_per_s if self._feed else None)
+
+    def measure(self, order: Measure, replicas: int = 1) -> list[Measured]:
+        """How fast the step is at one batch size, on so many replicas of the placement at once. After `prepare`."""
+        for device in self._placement.devices[len(self._replicas) : replicas]:
+            self._start(device)
+        while len(self._ready) < len(self._replicas):
+            self._stop.check()
+            self._pump()
+        self._measured.clear()
+        for handle in self._replicas.values():
+            self._send(handle, order)
+        while len(self._measured) < len(self._replicas):
+            self._stop.check()
+            self._pump()
+        return list(self._measured)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has a replica that could run."""
+        return bool(self._replicas)
+
+    def convert(self, folder: str) -> str | None:
+        """Have the first replica write its whole step to `folder`; returns why it cannot, in words."""
+        self._converted = None
+        self._send(next(iter(self._replicas.values())), Convert(folder))
+        while self._converted is None:
+            self._stop.check()
+            self._pump()
+        return self._converted.problem
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._settings is not None
@@ -155,6 +203,10 @@ class LocalEngine:
         """How many loader processes there were, in words; None where threads of the replicas read."""
         return self._feed.describe() if self._feed is not None and self._placement.has_loader_processes else None
 
+    def shortages(self) -> Mapping[Shortage, int]:
+        """How the devices ran out of memory and went on, and how often."""
+        return self._memory.shortages
+
     def _loader_feed(self) -> LoaderFeed:
         if self._feed is None:
             self._feed = LoaderFeed(self._launch, self._send_to, self._row_timeout_s)
@@ -175,7 +227,16 @@ class LocalEngine:
         assert self._settings is not None
         settings, lanes = self._settings, self._placement.lanes
         wanted = settings.answers_rows if self._prepared is None else 0
-        prepare = Prepare(settings.job, settings.sample, self._placement.loaders, lanes, answers_rows=wanted)
+        prepare = Prepare(
+            settings.job,
+            settings.sample,
+            self._placement.loaders,
+            lanes,
+            answers_rows=wanted,
+            ceilings=self._memory.ceilings(handle.device),
+            is_alone=self._memory.is_alone(handle.device),
+            poisoned=self._memory.poisoned(settings.sample),
+        )
         if self._placement.has_loader_processes:
             feed = self._loader_feed()
             prepare = replace(
@@ -245,8 +306,13 @@ class LocalEngine:
                     self._send_prepare(handle)
             case Prepared():
                 self._prepared = self._prepared or message
+                self._ready.add(handle.number)
                 if self._scheduler is not None:
                     self._assign(self._scheduler.join(handle.number))
+            case Measured():
+                self._measured.append(message)
+            case Converted():
+                self._converted = message
             case Chunk():
                 handle.assembly.add(message)
                 self._send(handle, Release(message.slot))
@@ -255,9 +321,13 @@ class LocalEngine:
                 self._feed.emptied(handle.number, slot)
             case SpanDone():
                 self._finish(handle, message)
+            case RanShort(shortage=shortage, ceilings=ceilings):
+                self._memory.told(handle.device, shortage, ceilings)
             case Returned(spans=spans):
                 assert self._scheduler is not None
                 self._scheduler.give_back(handle.number, spans)
+            case Failed(error=None, kind=kind) if speaks_of_memory(kind):
+                self._lose(handle, gave_up=kind)
             case Failed():
                 raise message.error or PenstockError(
                     f"a replica on {handle.device} failed with {message.kind}",
@@ -269,37 +339,60 @@ class LocalEngine:
         assert self._scheduler is not None
         assert self._order is not None
         self._deaths[handle.device] = 0
+        self._memory.finished(done.span)
         result = handle.assembly.finish(self._spans.pop(done.span), done)
         self._order.add(result)
-        self._observe(handle.number, handle.device, done.timings)
         if self._feed is not None:
             self._feed.finish(done.span, done.timings)
+        self._observe(handle.number, handle.device, done.timings)
         self._assign(self._scheduler.finish(handle.number, done.span))
 
     def _assign(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
             self._spans[assignment.span.index] = assignment.span
-            self._send(self._replicas[assignment.replica], Work(assignment.span))
+            work = Work(assignment.span, self._memory.poisoned(assignment.span))
+            self._send(self._replicas[assignment.replica], work)
             if self._feed is not None and self._placement.has_loader_processes:
                 self._feed.route(assignment.span, assignment.replica)
 
-    def _lose(self, handle: ReplicaHandle) -> None:
+    def _lose(self, handle: ReplicaHandle, gave_up: str | None = None) -> None:
         """A replica died: its spans go to the others, and a new one takes its place."""
-        how = handle.describe_end()
+        how = handle.describe_end() if gave_up is None else f"gave up with {gave_up}"
+        death = self._examine(handle, how, gave_up)
         handle.close()
         del self._replicas[handle.number]
-        self._deaths[handle.device] += 1
-        if self._scheduler is None or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
-            when = "loading the model" if self._signature is None else "predicting"
-            raise WorkersDied(
-                f"a replica on {handle.device} died while {when}",
-                received=f"process {handle.pid} {how}; its last words: {self._launch.last_words() or 'none'}",
-                hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
-            )
+        verdict = self._memory.judge(death)
+        self._deaths[handle.device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[handle.device] + 1
+        is_final = self._scheduler is None and verdict is Verdict.ORDINARY
+        if is_final or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
+            raise death.as_error("loading the model" if self._signature is None else "predicting")
+        self._give_out_again(handle, how)
+        for other in self._replicas.values():
+            if verdict is Verdict.LESS_WAS_TRIED and self._memory.shares_memory(handle.device, other.device):
+                self._send(other, Limit(self._memory.ceilings(other.device)))
+        is_done = self._scheduler is not None and self._scheduler.is_finished
+        if not is_done and not self._stop.is_raised:
+            self._start(handle.device)
+
+    def _examine(self, handle: ReplicaHandle, how: str, gave_up: str | None) -> Death:
+        held = self._scheduler.held_by(handle.number) if self._scheduler is not None else []
+        return Death(
+            handle.device,
+            handle.pid,
+            how,
+            handle.exit_code if gave_up is None else None,
+            gave_up or "\n".join(self._launch.last_lines()),
+            handle.board.read(),
+            [self._spans[index] for index in held],
+            is_prepared=handle.number in self._ready,
+        )
+
+    def _give_out_again(self, handle: ReplicaHandle, how: str) -> None:
+        if self._scheduler is None:
+            self._launch.note(f"replica {handle.number} on {handle.device} {how} at the first batch")
+            return
         if self._feed is not None:
             self._feed.lose(handle.number)
         held = self._scheduler.held_by(handle.number)
         self._launch.note(f"replica {handle.number} on {handle.device} {how}; spans {held} are given out again")
         self._assign(self._scheduler.lose(handle.number))
-        if not self._scheduler.is_finished and not self._stop.is_raised:
-            self._start(handle.device)

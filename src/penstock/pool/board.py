@@ -1,4 +1,4 @@
-"""A loader's notice board: which rows it works on, and since when. Read by the coordinator, also after a kill."""
+"""A worker's notice board: which rows it works on, and since when. Read by the coordinator, also after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.pool.slots import anonymous_memory
 
-_ENTRY = struct.Struct("<dqq")
+_ENTRY = struct.Struct("<dqqq")
 _COUNTER = struct.Struct("<q")
 _AT = 64
 _TRIES = 8
@@ -19,11 +19,15 @@ _SIZE = mmap.PAGESIZE
 
 @dataclass(frozen=True)
 class Notice:
-    """Work on `rows` rows from `first_row` began at `since`, by the monotonic clock that all processes share."""
+    """Work on `rows` rows from `first_row` began at `since`, by the monotonic clock that all processes share.
+
+    A replica's rows have `row_bytes` each, and it may be at several batches: the last one that it began.
+    """
 
     since: float
     first_row: int
     rows: int
+    row_bytes: int = 0
 
 
 class Board:
@@ -44,15 +48,15 @@ class Board:
         os.ftruncate(descriptor, _SIZE)
         return cls(descriptor)
 
-    def write(self, first_row: int, rows: int) -> None:
-        self._put(time.monotonic(), first_row, rows)
+    def write(self, first_row: int, rows: int, row_bytes: int = 0) -> None:
+        self._put(time.monotonic(), first_row, rows, row_bytes)
 
     def clear(self) -> None:
-        self._put(0.0, 0, 0)
+        self._put(0.0, 0, 0, 0)
 
-    def _put(self, since: float, first_row: int, rows: int) -> None:
+    def _put(self, since: float, first_row: int, rows: int, row_bytes: int) -> None:
         _COUNTER.pack_into(self._memory, 0, self._count + 1)
-        _ENTRY.pack_into(self._memory, _AT, since, first_row, rows)
+        _ENTRY.pack_into(self._memory, _AT, since, first_row, rows, row_bytes)
         self._count += 2
         _COUNTER.pack_into(self._memory, 0, self._count)
 
@@ -60,10 +64,10 @@ class Board:
         """What is under way; None where nothing is, or where it is just being written."""
         for _ in range(_TRIES):
             (before,) = _COUNTER.unpack_from(self._memory, 0)
-            since, first_row, rows = _ENTRY.unpack_from(self._memory, _AT)
+            since, first_row, rows, row_bytes = _ENTRY.unpack_from(self._memory, _AT)
             (after,) = _COUNTER.unpack_from(self._memory, 0)
             if before == after and before % 2 == 0:
-                return Notice(since, first_row, rows) if rows > 0 else None
+                return Notice(since, first_row, rows, row_bytes) if rows > 0 else None
         return None
 
     def close(self) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import psutil
 
 from penstock.core.records import Device
 from penstock.errors import DeviceError
-from penstock.options import DeviceRequest
+from penstock.options import PRECISIONS, DeviceRequest
+from penstock.pool import nvml
+from penstock.pool.visible_devices import in_cuda_order, visible
+
+MEMORY_FRACTION = 0.85
+"""Of what is free: the rest is for what frameworks take besides their tensors (CUDA's own state, kernels, cuDNN)."""
+
+_CPU_FEATURES = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""What a processor must have one of (x86, then ARM), to compute in a precision and not only to store it."""
+_LEAST_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0)}
 
 
 def usable_cores() -> int:
@@ -32,55 +45,56 @@ def cpu_device(index: int = 0) -> Device:
 
 
 def gpu_devices() -> list[Device]:
-    """Every NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible, numbered as the frameworks number them."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # the driver's library may be missing, or refuse in ways of its own: then there is no GPU
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = []
-        for index, handle in enumerate(handles):
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
-            found.append(Device("gpu", index, name, uuid, int(memory.total), int(memory.free)))
-        return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    finally:
-        pynvml.nvmlShutdown()
+    """Every NVIDIA GPU, or part of one, that CUDA_VISIBLE_DEVICES leaves visible, numbered as the frameworks do."""
+    cards = in_cuda_order(nvml.find_cards(), os.environ.get("CUDA_DEVICE_ORDER"))
+    return visible(cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(devices: Sequence[Device], setting: str | None) -> list[Device]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES shows: indices or UUIDs, in its order, renumbered.
+def choose(
+    request: DeviceRequest, replicas_per_device: int = 1, memory_fraction: float = MEMORY_FRACTION
+) -> list[Device]:
+    """One device for each replica, with its share of the memory that is free now.
 
-    As in CUDA, an entry that matches nothing hides itself and all after it, and an empty value hides everything.
-    """
-    if setting is None:
-        return list(devices)
-    shown: list[Device] = []
-    for entry in (part.strip() for part in setting.split(",")):
-        match = [
-            device
-            for device in devices
-            if (entry.isascii() and entry.isdigit() and device.index == int(entry))
-            or (entry.startswith("GPU-") and (device.uuid or "").startswith(entry))
-        ]
-        if len(match) != 1:
-            break
-        device = match[0]
-        shown.append(Device("gpu", len(shown), device.name, device.uuid, device.memory_bytes, device.free_bytes))
-    return shown
-
-
-def choose(request: DeviceRequest) -> list[Device]:
-    """One device for each replica.
+    Several replicas on a GPU come round by round, so that the first ones are on different GPUs. On the CPU, `cpu:N`
+    says how many there are; replicas there share all of the memory.
 
     Raises:
         DeviceError: A GPU was asked for that is not there.
     """
+    chosen = _asked_for(request)
+    if chosen[0].kind == "cpu":
+        return [replace(chosen[0], index=index) for index in range(request.cpu_replicas or replicas_per_device)]
+    shares = [shared(device, int(device.free_bytes * memory_fraction), replicas_per_device) for device in chosen]
+    return [device for turn in zip(*shares, strict=True) for device in turn]
+
+
+def shared(device: Device, num_bytes: int, replicas: int) -> list[Device]:
+    """One device for each of the replicas that have `num_bytes` of it together."""
+    return [replace(device, memory_limit=num_bytes // replicas)] * replicas
+
+
+def check_room(devices: Iterable[Device], least_bytes: int) -> None:
+    """Refuse shares of a GPU that are too small for what each replica surely needs.
+
+    Raises:
+        DeviceError: It does not fit, or not so many of it.
+    """
+    devices = list(devices)
+    for device in devices:
+        if not 0 < device.memory_limit < least_bytes:
+            continue
+        count = sum(other.uuid == device.uuid and other.index == device.index for other in devices)
+        raise DeviceError(
+            f"{count} replicas do not fit on one device" if count > 1 else "the model does not fit on the device",
+            received=f"{device} {device.name}: {_gib(device.memory_limit)} for each replica, "
+            f"which needs at least {_gib(least_bytes)}",
+            hint="--replicas-per-device 1" if count > 1 else "a larger --memory-fraction, or --devices cpu",
+        )
+
+
+def _asked_for(request: DeviceRequest) -> Sequence[Device]:
     if request.kind == "cpu":
-        return [cpu_device(index) for index in range(request.cpu_replicas or 1)]
+        return [cpu_device()]
     gpus = gpu_devices()
     if request.kind == "all":
         return gpus or [cpu_device()]
@@ -110,8 +124,47 @@ def share_of_cores(replicas: int) -> int:
     return max(1, usable_cores() // max(1, replicas))
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def supported_precisions(device: Device) -> tuple[str, ...]:
+    """What a device computes in by itself. Whole numbers of 8 bits it always can."""
+    if device.kind == "cpu":
+        has = cpu_features()
+        able = {name for name, features in _CPU_FEATURES.items() if features & has}
+    else:
+        capability = nvml.compute_capability(device.uuid or "") or (0, 0)
+        able = {name for name, least in _LEAST_CAPABILITY.items() if capability >= least}
+    return tuple(name for name in PRECISIONS if name in able | {"model", "int8"})
+
+
+def check_precision(device: Device, precision: str) -> None:
+    """Refuse a precision that the device could only imitate, slowly.
+
+    Raises:
+        DeviceError: The device lacks it.
+    """
+    supported = supported_precisions(device)
+    if precision not in supported:
+        raise DeviceError(
+            f"this device does not compute in {precision}",
+            received=f"--precision {precision} on {device} {device.name}".rstrip(),
+            allowed=", ".join(supported),
+        )
+
+
+def cpu_features() -> frozenset[str]:
+    """What the processor says it has: the flags of x86, the features of ARM."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, words = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return frozenset(words.split())
+    except OSError:
+        pass  # not Linux: nothing is known of it
+    return frozenset()
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def _cpu_name() -> str:

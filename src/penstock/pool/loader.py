@@ -7,19 +7,22 @@ What the user's function prints goes to the log.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import pyarrow as pa
 
 from penstock.core.events import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.records import Job, RowFailure
+from penstock.core.tracing import LOAD, NONE, SPAN, Level, Mark
 from penstock.core.watching import Watch
 from penstock.pool.batch_transfer import SlotRoom
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
 from penstock.pool.loading import load_batches
+from penstock.pool.marking import MarkedSlots, marked_source
 from penstock.pool.serving import Serving
-from penstock.pool.slots import FreeSlots, Slots
+from penstock.pool.slots import Slots
 from penstock.pool.transfer import Writable
 
 
@@ -47,7 +50,7 @@ class LoaderProcess:
         self._channel = channel
         self._slots_descriptor = slots_descriptor
         self._watch = BoardWatch(board)
-        self._granted = FreeSlots()
+        self._granted = MarkedSlots()
         self._serving = Serving(channel, self._handle, self._take_at_once)
         self._job: Job | None = None
         self._room: SlotRoom | None = None
@@ -79,15 +82,31 @@ class LoaderProcess:
         assert self._room is not None
         self._watch.take(order)
         self._room.attempt = order.attempt
-        started, waited_before = time.perf_counter(), self._room.waited_s
-        count = 0
-        for batch in load_batches(self._job, order.span, self._room, self._watch):
+        began, waited_before = time.perf_counter(), self._room.waited_s
+        marks: list[Mark | Level] = []
+        self._granted.span, self._granted.marks = order.span.index, marks if self._job.is_traced else None
+        count, started = 0, began
+        for batch in load_batches(marked_source(self._job, marks), order.span, self._room, self._watch):
             self._watch.end()
-            self._channel.send(self._room.seal(order.span.index, batch))
+            filled = self._room.seal(order.span.index, batch)
+            self._channel.send(filled)
             count += 1
+            if self._job.is_traced:
+                now = time.perf_counter()
+                marks.append(_mark(LOAD, started, now, order.span.index, batch.index, batch.rows, filled.slot))
+                started = now
+        ended = time.perf_counter()
+        if self._job.is_traced:
+            marks.append(_mark(SPAN, began, ended, order.span.index, rows=order.span.rows))
         waited = self._room.waited_s - waited_before
-        read = time.perf_counter() - started - waited
-        self._channel.send(SpanLoaded(order.span.index, count, read, waited, order.attempt))
+        read = ended - began - waited
+        self._channel.send(SpanLoaded(order.span.index, count, read, waited, order.attempt, tuple(marks)))
+
+
+def _mark(
+    what: str, start: float, end: float, span: int, batch: int = NONE, rows: int = NONE, slot: int | None = None
+) -> Mark:
+    return Mark(what, threading.current_thread().name, start, end, span, batch, rows, NONE if slot is None else slot)
 
 
 def main() -> None:

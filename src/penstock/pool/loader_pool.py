@@ -23,6 +23,7 @@ from typing import Any
 from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Job, RowFailure, Span
+from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
 from penstock.errors import PenstockError, WorkersDied
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
@@ -101,6 +102,7 @@ class LoaderPool:
         self._learnt: Preprocess | None = None
         self.busy_s = 0.0
         self.wait_s = 0.0
+        self._marks: list[Mark | Level] = []
 
     @property
     def connections(self) -> dict[Any, int]:
@@ -207,12 +209,24 @@ class LoaderPool:
         self._deaths_in_a_row = 0
         self.busy_s += message.read_s
         self.wait_s += message.waited_s
+        if message.marks:
+            process = f"loader {loader.number}"
+            self._marks += [mark._replace(process=process) for mark in message.marks]
+            self._marks.append(
+                Level(SLOTS_IN_USE, time.perf_counter(), self._slot_count - len(self._free), COORDINATOR)
+            )
+            message = replace(message, marks=())  # the replica has no use for them
         if message.attempt == self._attempts.get(message.span):
             trouble = self._trouble.pop(message.span, None)
             # A call for many rows took too long, and no row did: the next ones would take as long.
             self._is_always_careful |= trouble is not None and trouble.is_slow
             self._deliver(message)
         self._retire_if_idle(loader)
+
+    def take_marks(self) -> list[Mark | Level]:
+        """What loaders noted since the last call, where the job is traced."""
+        marks, self._marks = self._marks, []
+        return marks
 
     def check_time(self) -> None:
         """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""

@@ -22,7 +22,20 @@ from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Column, Job, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
+from penstock.core.tracing import (
+    BATCHES_WAITING,
+    LOAD,
+    NONE,
+    PREDICT,
+    SHORT_S,
+    SPAN,
+    WAIT_FOR_DATA,
+    WAIT_FOR_ROOM,
+    Level,
+    Mark,
+)
 from penstock.pool.loading import load_batches
+from penstock.pool.marking import marked_source
 from penstock.pool.surviving import check_rows, predict_surviving
 
 Emit = Callable[[Result, Timings], None]
@@ -42,6 +55,7 @@ class _OpenSpan:
     failures: dict[int, RowFailure] = field(default_factory=dict)
     num_batches: int | None = None
     timings: Timings = field(default_factory=Timings)
+    reduced_to: list[int] = field(default_factory=list)
 
 
 EVERY_OUTPUT_HAS_ONE_SHAPE: Mapping[str, str] = {}
@@ -49,6 +63,16 @@ EVERY_OUTPUT_HAS_ONE_SHAPE: Mapping[str, str] = {}
 
 def _nothing_to_release() -> None:
     pass
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A batch on its way to a lane, and the slot it lies in."""
+
+    work: _OpenSpan
+    batch: Batch
+    release: Release = _nothing_to_release
+    slot: int = NONE
 
 
 class Pipeline:
@@ -83,10 +107,12 @@ class Pipeline:
         self._emit = emit
         self._fail = fail
         self._spans: queue.SimpleQueue[Span | None] = queue.SimpleQueue()
-        self._batches: queue.Queue[tuple[_OpenSpan, Batch, Release] | None] = queue.Queue(lanes + 2 if loaders else 0)
+        self._batches: queue.Queue[_Waiting | None] = queue.Queue(lanes + 2 if loaders else 0)
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._fed_at: float | None = None
+        self._waiting = NONE  # batches, as they were noted last
         self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
         self._threads = [
             *(threading.Thread(target=self._load, name=f"loader-{i}", daemon=True) for i in range(loaders)),
@@ -98,13 +124,15 @@ class Pipeline:
 
     def add(self, span: Span) -> None:
         """Queue a span for this pipeline's own loaders."""
+        self._begin()
         self._spans.put(span)
 
-    def give(self, span: Span, batch: Batch, release: Release) -> None:
+    def give(self, span: Span, batch: Batch, release: Release, slot: int | None = None) -> None:
         """Take a batch that a loader process sent. `release` is called when its memory is no longer read."""
+        self._begin()
         work = self._sent.setdefault(span.index, _OpenSpan(span))
         self._see(work, batch)
-        self._batches.put((work, batch, release))
+        self._batches.put(_Waiting(work, batch, release, NONE if slot is None else slot))
 
     def has(self, span: Span, index: int) -> bool:
         """Whether this batch was given before: a loader that died had sent it already."""
@@ -146,6 +174,19 @@ class Pipeline:
         for thread in self._threads:
             thread.join(timeout=1.0)
 
+    def _begin(self) -> None:
+        """From now on a lane that has nothing to do waits for data; before, there was no work to wait for."""
+        if self._fed_at is None:
+            self._fed_at = time.perf_counter()
+
+    def _mark(
+        self, work: _OpenSpan, what: str, start: float, end: float, batch: Batch | None = None, slot: int = NONE
+    ) -> None:
+        if self._job.is_traced:
+            index, rows = (NONE, work.span.rows) if batch is None else (batch.index, batch.rows)
+            thread = threading.current_thread().name
+            work.timings.marks.append(Mark(what, thread, start, end, work.span.index, index, rows, slot))
+
     def _load(self) -> None:
         while (span := self._spans.get()) is not None and not self._closed:
             try:
@@ -155,15 +196,19 @@ class Pipeline:
                 return
 
     def _load_span(self, work: _OpenSpan) -> None:
-        started = time.perf_counter()
+        began = started = time.perf_counter()
         count = 0
-        for batch in load_batches(self._job, work.span):
-            work.timings.read += time.perf_counter() - started
+        for batch in load_batches(marked_source(self._job, work.timings.marks), work.span):
+            loaded = time.perf_counter()
+            work.timings.read += loaded - started
+            self._mark(work, LOAD, started, loaded, batch)
             count += 1
             self._see(work, batch)
             self._put(work, batch)
             started = time.perf_counter()
-        work.timings.read += time.perf_counter() - started
+        ended = time.perf_counter()
+        work.timings.read += ended - started
+        self._mark(work, SPAN, began, ended)
         self._complete(work, count)
 
     def _see(self, work: _OpenSpan, batch: Batch) -> None:
@@ -180,11 +225,14 @@ class Pipeline:
         started = time.perf_counter()
         while not self._closed:
             try:
-                self._batches.put((work, batch, _nothing_to_release), timeout=1.0)
+                self._batches.put(_Waiting(work, batch), timeout=1.0)
                 break
             except queue.Full:
                 continue
-        work.timings.wait_for_room += time.perf_counter() - started
+        ended = time.perf_counter()
+        work.timings.wait_for_room += ended - started
+        if ended - started > SHORT_S:
+            self._mark(work, WAIT_FOR_ROOM, started, ended, batch)
 
     def _complete(self, work: _OpenSpan, num_batches: int) -> None:
         with self._lock:
@@ -199,16 +247,17 @@ class Pipeline:
             item = self._batches.get()
             if item is None or self._closed:
                 return
-            work, batch, release = item
-            waited = time.perf_counter() - started
             try:
-                self._run_batch(work, batch, release, waited)
+                self._run_batch(item, max(started, self._fed_at or started))
             except BaseException as error:
                 self._fail(error)
                 return
 
-    def _run_batch(self, work: _OpenSpan, batch: Batch, release: Release, waited: float) -> None:
+    def _run_batch(self, item: _Waiting, idle_since: float) -> None:
+        work, batch, release = item.work, item.batch, item.release
         started = time.perf_counter()
+        if started - idle_since > SHORT_S:
+            self._mark(work, WAIT_FOR_DATA, idle_since, started, batch)
         outputs, rejected = predict_surviving(self._replica, batch, work.span.start)
         check_rows(outputs, self._job.batch_size)
         trimmed = {
@@ -221,11 +270,17 @@ class Pipeline:
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
         batch.arrays.clear()
         release()
+        ended = time.perf_counter()
+        self._mark(work, PREDICT, started, ended, batch, item.slot)
+        if self._job.is_traced and (waiting := self._batches.qsize()) != self._waiting:
+            self._waiting = waiting
+            work.timings.marks.append(Level(BATCHES_WAITING, ended, waiting))
         with self._lock:
-            work.timings.compute += time.perf_counter() - started
-            work.timings.wait_for_data += waited
+            work.timings.compute += ended - started
+            work.timings.wait_for_data += started - idle_since
             work.timings.rows += batch.rows
             work.outputs[batch.index] = trimmed
+            work.reduced_to += [] if batch.reduced_to is None else [batch.reduced_to]
             for failure in rejected:
                 work.failures.setdefault(failure.row, failure)
             is_done = len(work.outputs) == work.num_batches
@@ -241,7 +296,8 @@ class Pipeline:
             work.num_batches = None
         failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]
         batches = [(work.positions[index], work.outputs[index], work.kept[index]) for index in range(count)]
-        self._emit(to_result(work.span, batches, failures), work.timings)
+        result = to_result(work.span, batches, failures)
+        self._emit(replace(result, reduced_to=min(work.reduced_to, default=None)), work.timings)
         # Only now: a batch that comes once more meanwhile must still be known.
         self._sent.pop(work.span.index, None)
 

@@ -1,4 +1,4 @@
-"""The main of a replica process: `python -m penstock.pool.replica CHANNEL SLOTS COUNT BYTES BATCH_SLOTS`.
+"""The main of a replica process: `python -m penstock.pool.replica CHANNEL SLOTS COUNT BYTES BATCH_SLOTS BOARD`.
 
 Device, memory and threads were pinned in the environment before this process began. It serves the coordinator until
 the line is closed, and ends at once when it is: a coordinator that was killed leaves no process behind.
@@ -21,11 +21,13 @@ from penstock.core.events import (
     Drain,
     Emptied,
     Filled,
+    Limit,
     Load,
     Loaded,
     Measure,
     Prepare,
     Prepared,
+    RanShort,
     Release,
     Returned,
     SpanLoaded,
@@ -34,7 +36,9 @@ from penstock.core.events import (
 from penstock.core.protocols import Exporting, Replica
 from penstock.core.records import Binding, Columns, Result, Span, Timings
 from penstock.pool.batch_transfer import open_batch
+from penstock.pool.board import Board
 from penstock.pool.channel import Channel
+from penstock.pool.fitting import Fitting
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.probing import measure
@@ -75,7 +79,7 @@ class BatchInlet:
             case Filled(span=index, slot=slot):
                 span = self._expected.get(index)
                 if span is not None and not pipeline.has(span, message.index):
-                    pipeline.give(span, self.open(message), lambda: self._release(slot))
+                    pipeline.give(span, self.open(message), lambda: self._release(slot), slot)
                 else:
                     # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
                     self._assembly.drop((index, message.index))
@@ -93,14 +97,17 @@ class BatchInlet:
 class ReplicaProcess:
     """One replica's side of the conversation."""
 
-    def __init__(self, channel: Channel, slots: Slots, batch_slots: int) -> None:
+    def __init__(self, channel: Channel, slots: Slots, batch_slots: int, board: Board) -> None:
         self._channel = channel
+        self._board = board
+        self._device = ""
         self._slots = slots
         self._free = FreeSlots(range(slots.count))
         self._batch_slots = batch_slots
         self._batches: BatchInlet | None = None
         self._serving = Serving(channel, self._handle, self._take_at_once)
         self._replica: Replica | None = None
+        self._fitting: Fitting | None = None
         self._pipeline: Pipeline | None = None
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
@@ -118,6 +125,7 @@ class ReplicaProcess:
         match message:
             case Load(runtime=runtime, model=model, device=device, threads=threads, import_path=path):
                 sys.path += [entry for entry in path if entry not in sys.path]
+                self._device = str(device)
                 self._replica = runtime.load(model, device, threads)
                 self._channel.send(Loaded(self._replica.signature))
             case Prepare():
@@ -127,8 +135,13 @@ class ReplicaProcess:
                 self._channel.send(measure(self._replica, self._first_rows, message))
             case Convert(folder=folder):
                 self._channel.send(self._convert(folder))
-            case Work(span=span):
+            case Limit(ceilings=ceilings):
+                if self._fitting is not None:
+                    self._fitting.limit(ceilings)
+            case Work(span=span, poisoned=poisoned):
                 assert self._pipeline is not None
+                assert self._fitting is not None
+                self._fitting.left_out |= {failure.row: failure for failure in poisoned}
                 if self._batches is not None:
                     self._batches.expect(span)
                 else:
@@ -151,11 +164,20 @@ class ReplicaProcess:
             batch = next(load_batches(message.job, message.sample))
         self._bindings = message.job.bindings
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
-        prepared = warm_up(self._replica, batch, message.sample, message.job.bindings)
-        if message.answers_rows:
-            prepared = _with_answers(prepared, self._replica, batch, message)
-        self._pipeline = Pipeline(
+        self._fitting = Fitting(
             self._replica,
+            self._device,
+            lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
+            ceilings=message.ceilings,
+            is_alone=message.is_alone,
+            board=self._board,
+        )
+        self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
+        prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
+        if message.answers_rows:
+            prepared = _with_answers(prepared, self._fitting, batch, message)
+        self._pipeline = Pipeline(
+            self._fitting,
             message.job,
             self._emit,
             self._serving.fail,
@@ -189,9 +211,9 @@ def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: P
 
 
 def main() -> None:
-    channel_descriptor, slots_descriptor, count, slot_bytes, batch_slots = map(int, sys.argv[1:])
+    channel_descriptor, slots_descriptor, count, slot_bytes, batch_slots, board = map(int, sys.argv[1:])
     channel = Channel.inherited(channel_descriptor)
-    ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes), batch_slots).serve()
+    ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes), batch_slots, Board(board)).serve()
 
 
 if __name__ == "__main__":

@@ -61,6 +61,11 @@ class FreeSlots:
         for slot in slots:
             self._free.put(slot)
 
+    @property
+    def count(self) -> int:
+        """How many there are just now."""
+        return self._free.qsize()
+
     def take(self) -> int:
         return self._free.get()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from typing import IO, Any
 from penstock.core.events import Load
 from penstock.core.protocols import Runtime
 from penstock.core.records import Device, ModelFile
+from penstock.pool.board import Board
 from penstock.pool.channel import Channel
 from penstock.pool.slots import Slots, anonymous_memory
 from penstock.pool.transfer import Assembly
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+_OWN_LINE = re.compile(r"\d\d:\d\d:\d\d penstock: ")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
 
 
@@ -68,20 +71,28 @@ class ReplicaHandle:
     def start(cls, number: int, launch: Launch, device: Device) -> ReplicaHandle:
         """Start a process pinned to `device` and have it load the model."""
         channel, theirs = Channel.pair()
-        slots = Slots.create()
-        arguments = [theirs, slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots]
+        slots, board = Slots.create(), Board.create()
+        arguments = [theirs, slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots, board.descriptor]
         try:
-            descriptors = (theirs, slots.descriptor, launch.batch_slots, *launch.descriptors)
+            descriptors = (theirs, slots.descriptor, launch.batch_slots, board.descriptor, *launch.descriptors)
             process = spawn("penstock.pool.replica", arguments, launch.environment(device), descriptors, launch.log)
         finally:
             os.close(theirs)
         handle = cls(number, device, process, channel)
         handle._slots = slots
         handle.assembly = Assembly(slots)
+        handle.board = board
         channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
         return handle
 
     assembly: Assembly
+    board: Board
+    """What it is at: the batch under way."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or the signal that killed it as a negative number; None while it runs."""
+        return self._process.poll()
 
     @property
     def pid(self) -> int:
@@ -99,6 +110,7 @@ class ReplicaHandle:
         if self._slots is not None:
             self._slots.close()
             self._slots = None
+            self.board.close()
 
 
 class Launch:
@@ -122,6 +134,7 @@ class Launch:
         self.batch_slots = anonymous_memory()
         """The memory through which loader processes hand batches to replicas; it gets its size with the job."""
         self._is_verbose = is_verbose
+        self._log_begins = self._log_size()
 
     def close(self) -> None:
         """Let go of the memory; the kernel frees it with its last user."""
@@ -130,18 +143,32 @@ class Launch:
     def note(self, text: str) -> None:
         """A line of our own in the log."""
         line = f"{time.strftime('%H:%M:%S')} penstock: {text}\n".encode()
-        os.write(self.log if isinstance(self.log, int) else self.log.fileno(), line)
+        os.write(self._log_descriptor, line)
 
     def last_words(self) -> str:
         """The end of the log, for an error message: the log itself may go with the folder of a job that never began."""
-        descriptor = self.log if isinstance(self.log, int) else self.log.fileno()
-        try:
-            size = os.fstat(descriptor).st_size
-            lines = os.pread(descriptor, 4000, max(0, size - 4000)).decode(errors="replace").splitlines()
-        except OSError:
-            return ""  # a terminal cannot be read back
-        spoken = [line.strip() for line in lines if line.strip()]
+        spoken = self.last_lines()
         return spoken[-1][:300] if spoken else ""
+
+    def last_lines(self) -> list[str]:
+        """What was said last in this run, since our own last line."""
+        start = max(self._log_begins, self._log_size() - 4000)
+        try:
+            lines = os.pread(self._log_descriptor, 4000, start).decode(errors="replace").splitlines()
+        except OSError:
+            return []  # a terminal cannot be read back
+        own = max((place for place, line in enumerate(lines) if _OWN_LINE.match(line)), default=-1)
+        return [line.strip() for line in lines[own + 1 :] if line.strip()]
+
+    @property
+    def _log_descriptor(self) -> int:
+        return self.log if isinstance(self.log, int) else self.log.fileno()
+
+    def _log_size(self) -> int:
+        try:
+            return os.fstat(self._log_descriptor).st_size
+        except OSError:
+            return 0
 
     def loader_environment(self) -> dict[str, str]:
         """A loader has one thread and no GPU, whatever the user's function imports."""

@@ -8,6 +8,7 @@ from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, RowFailure
 from penstock.errors import ModelError, PenstockError, one_line
+from penstock.pool.fitting import Fitting, Rejected
 
 _FILL_CANDIDATES = 8
 
@@ -15,50 +16,93 @@ _FILL_CANDIDATES = 8
 def predict_surviving(replica: Replica, batch: Batch, span_start: int) -> tuple[Columns, list[RowFailure]]:
     """The model's answers; where it rejects the batch, the rows at fault are found by bisection and named.
 
-    Rows are masked and the shape stays, so that the other rows get the bits they always get.
+    Rows are masked and the shape stays, so that the other rows get the bits they always get. Where the memory allows
+    only smaller batches, each is bisected by itself.
 
     Raises:
-        PenstockError: Not a matter of rows: out of memory, or the model rejects even an empty batch.
+        PenstockError: Not a matter of rows: no memory at all, or the model rejects even an empty batch.
     """
+    if isinstance(replica, Fitting):
+        return _predict_fitting(replica, batch, span_start)
+    outputs, rejected = _answer(replica, batch.arrays, batch.rows, _real(batch))
+    return outputs, _to_failures(rejected, batch, span_start)
+
+
+def _predict_fitting(fitting: Fitting, batch: Batch, span_start: int) -> tuple[Columns, list[RowFailure]]:
+    def row_at(place: int) -> int:
+        return span_start + int(batch.positions[place])
+
+    def step(piece: Columns, real: int) -> tuple[Columns, Rejected]:
+        outputs, rejected = _answer(fitting.replica, piece, real, _real(batch))
+        check_rows(outputs, len(next(iter(piece.values()))))
+        return outputs, rejected
+
+    arrays, rows = batch.arrays, batch.rows
+    left_out = [place for place in range(rows) if row_at(place) in fitting.left_out] if fitting.left_out else []
+    if left_out:
+        alive = np.ones(len(next(iter(arrays.values()))), dtype=bool)
+        alive[left_out] = False
+        stands_in = int(np.argmax(alive[:rows]))
+        arrays = _masked(arrays, alive, _row(arrays, stands_in))
+        rows = rows if alive[stands_in] else 0
+    pieced = fitting.in_pieces(arrays, rows, step, row_at)
+    batch.reduced_to = pieced.reduced_to
+    failures = {failure.row: failure for failure in _to_failures(pieced.rejected, batch, span_start)}
+    failures |= {row_at(place): fitting.left_out[row_at(place)] for place in left_out}
+    return pieced.outputs, list(failures.values())
+
+
+def _to_failures(rejected: Rejected, batch: Batch, span_start: int) -> list[RowFailure]:
+    return [
+        RowFailure(span_start + int(batch.positions[place]), "", "predict", error, reason)
+        for place, (error, reason) in rejected.items()
+    ]
+
+
+def _answer(replica: Replica, arrays: Columns, rows: int, spares: Columns) -> tuple[Columns, Rejected]:
+    """The answers of one batch, or of a piece of it. `spares` are rows that can stand in the place of rejected ones."""
     try:
-        return replica.predict(batch.arrays), []
-    except PenstockError:
+        outputs = replica.predict(arrays)
+    except (PenstockError, MemoryError):
         raise
     except Exception as error:
-        return _bisect(replica, batch, span_start, error)
+        return _bisect(replica, arrays, rows, spares, error)
+    return outputs, {}
 
 
-def _bisect(replica: Replica, batch: Batch, span_start: int, error: Exception) -> tuple[Columns, list[RowFailure]]:
-    fill = _find_fill(replica, batch, error)
-    alive = np.zeros(len(next(iter(batch.arrays.values()))), dtype=bool)
-    failures: list[RowFailure] = []
-    suspects = [(0, batch.rows)]
+def _bisect(
+    replica: Replica, arrays: Columns, rows: int, spares: Columns, error: Exception
+) -> tuple[Columns, Rejected]:
+    fill = _find_fill(replica, arrays, spares, error)
+    alive = np.zeros(len(next(iter(arrays.values()))), dtype=bool)
+    failures: Rejected = {}
+    suspects = [(0, rows)]
     while suspects:
         start, stop = suspects.pop()
         alive[start:stop] = True
-        rejected = _reject(replica, _masked(batch.arrays, alive, fill))
+        rejected = _reject(replica, _masked(arrays, alive, fill))
         if rejected is None:
             continue
         alive[start:stop] = False
         if stop - start == 1:
-            row = span_start + int(batch.positions[start])
-            failures.append(RowFailure(row, "", "predict", type(rejected).__name__, one_line(rejected)))
+            failures[start] = (type(rejected).__name__, one_line(rejected))
             continue
         middle = (start + stop) // 2
         suspects += [(middle, stop), (start, middle)]
-    return replica.predict(_masked(batch.arrays, alive, fill)), failures
+    return replica.predict(_masked(arrays, alive, fill)), failures
 
 
-def _find_fill(replica: Replica, batch: Batch, error: Exception) -> int | None:
+def _find_fill(replica: Replica, arrays: Columns, spares: Columns, error: Exception) -> Columns | None:
     """What can stand in the place of a rejected row: zeros (None), or a real row of the batch where zeros will not do.
 
     Raises:
         ModelError: Nothing can: the model rejects this shape, not these rows.
     """
-    nobody = np.zeros(len(next(iter(batch.arrays.values()))), dtype=bool)
-    candidates: list[int] = np.unique(np.linspace(0, batch.rows - 1, _FILL_CANDIDATES, dtype=int)).tolist()
-    for fill in (None, *candidates):
-        if (problem := _reject(replica, _masked(batch.arrays, nobody, fill))) is None:
+    nobody = np.zeros(len(next(iter(arrays.values()))), dtype=bool)
+    last = len(next(iter(spares.values()))) - 1
+    places = np.unique(np.linspace(0, last, _FILL_CANDIDATES, dtype=int)).tolist()
+    for fill in (None, *(_row(spares, place) for place in places)):
+        if (problem := _reject(replica, _masked(arrays, nobody, fill))) is None:
             return fill
     raise ModelError(
         "the model rejects these rows, and every other that was tried",
@@ -70,19 +114,27 @@ def _find_fill(replica: Replica, batch: Batch, error: Exception) -> int | None:
 def _reject(replica: Replica, arrays: Columns) -> Exception | None:
     try:
         replica.predict(arrays)
-    except PenstockError:
+    except (PenstockError, MemoryError):
         raise
     except Exception as error:
         return error
     return None
 
 
-def _masked(arrays: Columns, alive: Array, fill: int | None) -> Columns:
-    """The batch with every row that is not alive replaced by row `fill`, or by zeros."""
+def _real(batch: Batch) -> Columns:
+    return {name: array[: batch.rows] for name, array in batch.arrays.items()}
+
+
+def _row(arrays: Columns, place: int) -> Columns:
+    return {name: array[place] for name, array in arrays.items()}
+
+
+def _masked(arrays: Columns, alive: Array, fill: Columns | None) -> Columns:
+    """The batch with every row that is not alive replaced by the row `fill`, or by zeros."""
     masked = {name: array.copy() for name, array in arrays.items()}
     for name, array in masked.items():
         nothing = b"" if array.dtype == object else 0
-        array[~alive] = nothing if fill is None else arrays[name][fill]
+        array[~alive] = nothing if fill is None else fill[name]
     return masked
 
 

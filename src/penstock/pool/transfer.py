@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow, whole
 from penstock.core.events import Chunk, ColumnLayout, SpanDone
 from penstock.core.records import Column, Result, Span, Timings
+from penstock.core.tracing import HAND_OVER, SHORT_S, SLOTS_IN_USE, WAIT_FOR_SLOT, Level, Mark
 from penstock.pool.slots import FreeSlots, Slots
 
 _ALIGNMENT = 64
@@ -20,10 +23,20 @@ _ALIGNMENT = 64
 def send(
     result: Result, timings: Timings, slots: Slots, free: FreeSlots, say: Callable[[Chunk | SpanDone], None]
 ) -> None:
-    """Copy a result into slots, one after the other, and say where it is."""
+    """Copy a result into slots, one after the other, and say where it is, and how long all of it took."""
+    started = time.perf_counter()
     layout, buffers, total = lay_out(result.columns)
-    spill((result.span.index,), layout, buffers, total, Writable(slots, free, say))
-    say(SpanDone(result.span.index, layout, result.failures, timings))
+    waits = spill((result.span.index,), layout, buffers, total, Writable(slots, free, say))
+    ended = time.perf_counter()
+    waited = sum(wait.end - wait.start for wait in waits)
+    timings.wait_for_slot += waited
+    timings.hand_over += ended - started - waited
+    if timings.marks:  # a span that is traced has some by now
+        thread, span = threading.current_thread().name, result.span.index
+        timings.marks += [wait for wait in waits if wait.end - wait.start > SHORT_S]
+        timings.marks.append(Mark(HAND_OVER, thread, started, ended, span, rows=result.span.rows))
+        timings.marks.append(Level(SLOTS_IN_USE, ended, slots.count - free.count))
+    say(SpanDone(result.span.index, layout, result.failures, timings, result.reduced_to))
 
 
 @dataclass(frozen=True)
@@ -37,12 +50,13 @@ class Writable:
 
 def spill(
     key: tuple[int, ...], layout: Sequence[ColumnLayout], buffers: Sequence[memoryview], total: int, into: Writable
-) -> None:
-    """Send columns in as many slots as they need, one after the other."""
+) -> list[Mark]:
+    """Send columns in as many slots as they need, one after the other. Returns when it waited for one to be free."""
     writer = _SlotWriter(key, total, into)
     for column, buffer in zip(layout, buffers, strict=True):
         writer.write(column.offset, buffer)
     writer.flush()
+    return writer.waits
 
 
 def lay_out(columns: Mapping[str, Column]) -> tuple[tuple[ColumnLayout, ...], list[memoryview], int]:
@@ -83,6 +97,7 @@ class _SlotWriter:
         self._slot: int | None = None
         self._start = 0
         self._filled = 0
+        self.waits: list[Mark] = []
 
     def write(self, offset: int, buffer: memoryview) -> None:
         """Bytes that belong at `offset` of the result. Offsets only grow; gaps are padding."""
@@ -90,12 +105,19 @@ class _SlotWriter:
             if self._slot is not None and offset - self._start >= self._slots.slot_bytes:
                 self.flush()
             if self._slot is None:
-                self._slot, self._start = self._free.take(), offset
+                self._slot, self._start = self._take(), offset
             place = offset - self._start
             taken = min(buffer.nbytes, self._slots.slot_bytes - place)
             self._slots.view(self._slot, place + taken)[place:] = buffer[:taken]
             self._filled = place + taken
             buffer, offset = buffer[taken:], offset + taken
+
+    def _take(self) -> int:
+        started = time.perf_counter()
+        slot = self._free.take()
+        thread = threading.current_thread().name
+        self.waits.append(Mark(WAIT_FOR_SLOT, thread, started, time.perf_counter(), self._key[0], slot=slot))
+        return slot
 
     def flush(self) -> None:
         if self._slot is not None:
@@ -130,7 +152,7 @@ class Assembly:
             del self._buffers[key]
 
     def finish(self, span: Span, done: SpanDone) -> Result:
-        return Result(span, self.columns((span.index,), done.layout), done.failures)
+        return Result(span, self.columns((span.index,), done.layout), done.failures, done.reduced_to)
 
     def columns(self, key: tuple[int, ...], layout: Sequence[ColumnLayout]) -> dict[str, Column]:
         """The columns that were sent under `key`, all of whose chunks are here."""

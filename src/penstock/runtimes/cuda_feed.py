@@ -26,16 +26,31 @@ def feeder_to_tensorflow() -> Callable[[Array], Any]:
         import cupy
     except ImportError:
         return tf.constant  # type: ignore[no-any-return]
-    lanes = threading.local()
+    return CudaFeed(cupy, tf)
 
-    def feed(array: Array) -> Any:
+
+class CudaFeed:
+    """Copies batches to the GPU. Its memory there is not TensorFlow's: it comes on top of what TensorFlow counts."""
+
+    def __init__(self, cupy: Any, tf: Any) -> None:
+        self._cupy = cupy
+        self._tf = tf
+        self._lanes = threading.local()
+
+    def __call__(self, array: Array) -> Any:
         if array.dtype.name not in _BY_DLPACK or not array.size:
-            return tf.constant(array)
-        if not hasattr(lanes, "upload"):
-            lanes.upload = _Upload(cupy)
-        return tf.experimental.dlpack.from_dlpack(lanes.upload(array).__dlpack__())
+            return self._tf.constant(array)
+        if not hasattr(self._lanes, "upload"):
+            self._lanes.upload = _Upload(self._cupy)
+        return self._tf.experimental.dlpack.from_dlpack(self._lanes.upload(array).__dlpack__())
 
-    return feed
+    def held_bytes(self) -> int:
+        """What it has of the GPU's memory, for batches that are there and those to come."""
+        return int(self._cupy.get_default_memory_pool().total_bytes())
+
+    def let_go(self) -> None:
+        """Give back what no batch is in."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
 
 class _Upload:

@@ -18,7 +18,7 @@ from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Sign
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.graph_restoring import checkpoint_files, plan_restoring
-from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory
 from penstock.runtimes.tensor_answers import kept, to_host
 
 
@@ -65,6 +65,11 @@ def session_options(function: Any, device: Device, threads: int) -> Any:
     options.gpu_options.visible_device_list = ""
     if device.kind == "cpu":
         options.device_count["GPU"] = 0
+    fraction = memory_fraction(device)
+    if fraction is not None:
+        # The user's own share, where it is smaller; 0 is all of it.
+        own = options.gpu_options.per_process_gpu_memory_fraction or 1.0
+        options.gpu_options.per_process_gpu_memory_fraction = min(own, fraction)
     return options
 
 

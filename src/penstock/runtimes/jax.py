@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 
 from penstock.core.answering import Answers, keep
-from penstock.core.records import Columns, Device, ModelFile
+from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.errors import DeviceError, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, peak_of_process, ran_out
+from penstock.runtimes.precision import check_kind
 from penstock.runtimes.xla import xla_flags
 
 
@@ -26,6 +28,21 @@ def xla_environment(device: Device, threads: int) -> dict[str, str]:
         # The CPU client of JAX takes the size of its thread pool from this.
         "NPROC": str(threads),
         "OMP_NUM_THREADS": str(threads),
+    } | _memory_share(device)
+
+
+def _memory_share(device: Device) -> dict[str, str]:
+    """The fraction is that of a whole GPU, and a limit also where nothing is allocated beforehand.
+
+    jaxlib refuses to start where the older name of the variable is set, too; not all of its allocators have a limit.
+    """
+    fraction = memory_fraction(device)
+    if fraction is None:
+        return {}
+    return {
+        "XLA_CLIENT_MEM_FRACTION": f"{fraction:.5f}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "",
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "bfc",
     }
 
 
@@ -38,6 +55,7 @@ class JaxRuntime:
         return {"KERAS_BACKEND": "jax"} | xla_environment(device, threads)
 
     def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
+        check_kind(model, self.name)
         with lean_imports(model, "jax", "scipy"):
             import jax
             import keras  # noqa: F401 - imported here so that it, too, is imported leanly
@@ -54,7 +72,7 @@ class JaxRuntime:
 
 
 class JaxReplica:
-    """A model on one JAX device of this process."""
+    """A model on one JAX device of this process, compiled once for each shape of a batch."""
 
     def __init__(self, call: KerasCall, target: Any, answers: Answers | None = None) -> None:
         import jax
@@ -65,7 +83,8 @@ class JaxReplica:
         self._jax = jax
         self._target = target
         self._weights: Any = None
-        self._step = jax.jit(self._trace)
+        self._steps: dict[tuple[Any, ...], Any] = {}
+        self._compiling = threading.Lock()
         self.refresh()
 
     def refresh(self) -> None:
@@ -76,16 +95,53 @@ class JaxReplica:
 
     def predict(self, batch: Columns) -> Columns:
         try:
-            tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
-            outputs = self._step(self._weights, tensors)
-            return {name: to_numpy(array) for name, array in outputs.items()}
-        except self._jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            return self._predict(batch)
+        except Exception as error:
+            if not ran_out(error):
                 raise
-            raise out_of_memory(batch, one_line(error)) from None
+            reason = one_line(error)
+        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+        raise out_of_memory(batch, reason)
+
+    def peak_bytes(self) -> int:
+        return peak_on(self._target)
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out."""
+        try:
+            found = self._compiled(batch).memory_analysis()
+        except Exception:  # what does not even compile says why when it is run
+            return None
+        if found is None:
+            return None
+        sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
+        return int(sum(sizes) - found.alias_size_in_bytes)
 
     def close(self) -> None:
         self._weights = None
+        self._steps = {}
+
+    def _predict(self, batch: Columns) -> Columns:
+        step = self._compiled(batch)
+        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        return {name: to_numpy(array) for name, array in step(self._weights, tensors).items()}
+
+    def _compiled(self, batch: Columns) -> Any:
+        """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
+        key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
+        step = self._steps.get(key)
+        if step is not None:
+            return step
+        with self._compiling:
+            if key not in self._steps:
+                like = {name: self._like(array) for name, array in batch.items()}
+                self._steps[key] = self._jax.jit(self._trace).lower(self._weights, like).compile()
+            return self._steps[key]
+
+    def _like(self, array: Array) -> Any:
+        place = self._jax.sharding.SingleDeviceSharding(self._target)
+        kind = self._jax.dtypes.canonicalize_dtype(array.dtype)
+        return self._jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
@@ -109,6 +165,13 @@ class JaxRanking:
 
     def argmax(self, tensor: Any) -> Any:
         return self.top_k(tensor, 1)[1][..., 0]
+
+
+def peak_on(target: Any) -> int:
+    """The most that was held on a JAX device. The CPU keeps no count of its own: there it is all of this process."""
+    counted = target.memory_stats() or {}
+    peak = counted.get("peak_bytes_in_use")
+    return int(peak) if peak is not None else peak_of_process()
 
 
 def _to_float32(tensor: Any) -> Any:

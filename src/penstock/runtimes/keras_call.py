@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.core.records import ModelFile, Signature, TensorSpec
 from penstock.core.scaling import Scaling, scaled_inputs
+from penstock.runtimes import precision
 from penstock.runtimes.keras_loading import load_keras_model, writer_version
 
 __all__ = ["KerasCall", "call_keras_model", "digest_of_weights", "load_keras_model"]
@@ -27,6 +28,10 @@ def call_keras_model(file: ModelFile) -> KerasCall:
     elif file.kind == "h5" and writer_version(file).startswith("1"):
         notes = (f"Keras {writer_version(file)} wrote the model: its layers were translated for Keras 3",)
         call.signature = replace(call.signature, notes=notes)
+    if file.precision != precision.AS_MADE:
+        told = precision.lower(call.model, file.precision)
+        call.signature = replace(call.signature, notes=(*call.signature.notes, told))
+        call.is_lowered = True
     return call
 
 
@@ -50,6 +55,7 @@ class KerasCall:
 
     def __init__(self, model: Any, *, as_list: bool = False, scaling: Scaling | None = None) -> None:
         self.model = model
+        self.is_lowered = False
         self._scaling = scaling
         self._as_list = as_list
         self._input_structure = self._structure("input")
@@ -94,6 +100,8 @@ class KerasCall:
         flat = self._tree.flatten(outputs)
         self.output_structure = self._tree.pack_sequence_as(outputs, [0] * len(flat))
         names = self._names(self.output_structure, _output_names(self.model), "output")
+        if self.is_lowered:
+            flat = [precision.as_float32(tensor) for tensor in flat]
         return dict(zip(names, flat, strict=True))
 
     def unpack(self, columns: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from penstock.runtimes.keras_call import KerasCall, digest_of_weights
 from penstock.runtimes.keras_loading import call_builder, path_with_suffix, writer_version
 from penstock.runtimes.keras_weights import load_weights
 from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.precision import check_kind
 from penstock.runtimes.tensorflow import TensorFlowRuntime, prepare_tensorflow, wrap
 from penstock.runtimes.theano_kernels import turn_kernels
 
@@ -32,6 +33,7 @@ class TfKerasRuntime:
         return TensorFlowRuntime().environment(device, threads) | {"TF_USE_LEGACY_KERAS": "1"}
 
     def load(self, model: ModelFile, device: Device, threads: int) -> Replica:
+        check_kind(model, self.name)
         if importlib.util.find_spec("tf_keras") is None:
             raise DeviceError("tf_keras is not installed", received=model.location, hint="pip install tf_keras")
         with lean_imports(model, "tensorflow"):
@@ -39,11 +41,13 @@ class TfKerasRuntime:
             import tf_keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
         tf.get_logger().setLevel("ERROR")
-        prepare_tensorflow(device, threads)
         if model.kind == "estimator":
             from penstock.runtimes import graph_session
 
+            # A session of TensorFlow 1 has settings of its own, also for the memory.
+            prepare_tensorflow(replace(device, memory_limit=0), threads)
             return graph_session.load(model, device, threads)
+        prepare_tensorflow(device, threads)
         call = TfKerasCall(load_tf_keras_model(model), scaling=model.scaling)
         call.signature = replace(call.signature, notes=(f"{call.version} was used",))
         if model.kind == "builder":

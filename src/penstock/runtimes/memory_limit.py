@@ -1,9 +1,12 @@
-"""Running out of a device's memory: one message, whichever framework ran out."""
+"""A device's memory: the share of it that a replica may take, and running out of it, whichever framework ran out."""
 
 from __future__ import annotations
 
-from penstock.core.records import Columns
+from penstock.core.records import Columns, Device
 from penstock.errors import OutOfMemory
+
+_WORDS = ("resource_exhausted", "out of memory", "out_of_memory", "can't allocate memory", "bad_alloc")
+"""How frameworks say it where they have no class of errors for it."""
 
 
 def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
@@ -14,3 +17,28 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
         received=f"a batch of {rows} rows: {reason}",
         hint=f"try --batch-size {max(1, rows // 2)}",
     )
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error of no telling class says that there was no memory left."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(word in text for word in _WORDS)
+
+
+def memory_fraction(device: Device) -> float | None:
+    """The share of all its memory that this replica may take; None where nothing limits it.
+
+    What frameworks count as all of it is a little less than the driver does, so the share is never exceeded.
+    """
+    if device.kind != "gpu" or not device.memory_limit or not device.memory_bytes:
+        return None
+    return min(1.0, device.memory_limit / device.memory_bytes)
+
+
+def peak_of_process() -> int:
+    """The most resident memory that this process has held so far: its device's memory, where that is the machine's."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), 0)
+    except OSError:
+        return 0  # not Linux

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,9 @@ import numpy as np
 from penstock.core.answering import Answers, NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
 from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes.converting import ConvertedStep, read_step
 from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.onnx_session import is_out_of_memory, open_session, reason
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, HostInputs, Inputs, OneByOne, divide_inputs, rows_at_once
 
 _DTYPES = {
@@ -24,18 +25,20 @@ _DTYPES = {
 } | {f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _MAPS = "seq(map("
 """How the type of an output begins that is a dict for each row."""
-_SOURCE = re.compile(
-    r"/\S*onnxruntime/\S+\.(?:cc|h|cpp|hpp):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?(?: const)? ?"
-)
-"""Where in its sources onnxruntime met an error: a path, a line, and the signature of a function."""
 _BFLOAT16_IN_ONNX = 16
 """The number of bfloat16 among ONNX's element types."""
 
 
 class OnnxRuntime:
-    """One session with a thread pool of its own; threads call it at the same time."""
+    """One session with a thread pool of its own; threads call it at the same time.
 
-    name = "onnx"
+    Args:
+        provider: `tensorrt` where TensorRT runs what it can; else the processor, or CUDA on a GPU.
+    """
+
+    def __init__(self, provider: str | None = None) -> None:
+        self._has_tensorrt = provider == "tensorrt"
+        self.name = "onnx-tensorrt" if self._has_tensorrt else "onnx"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         is_gpu = device.kind == "gpu"
@@ -44,7 +47,7 @@ class OnnxRuntime:
             "OMP_NUM_THREADS": str(threads),
         }
 
-    def load(self, model: ModelFile, device: Device, threads: int) -> OnnxReplica:
+    def load(self, model: ModelFile, device: Device, threads: int) -> OnnxReplica | OnnxConverted:
         try:
             import onnxruntime  # noqa: F401
         except ImportError as error:
@@ -53,83 +56,32 @@ class OnnxRuntime:
                 received=f"{model.location}: {one_line(error)}",
                 hint="pip install 'penstock[onnx]', or onnxruntime-gpu for a GPU",
             ) from None
-        return OnnxReplica(_open_session(model, device, threads), model)
+        if model.kind == "converted":
+            step = read_step(model)
+            return OnnxConverted(open_session(step.path, model, device, threads, has_tensorrt=self._has_tensorrt), step)
+        return OnnxReplica(open_session(model.location, model, device, threads, has_tensorrt=self._has_tensorrt), model)
 
 
-def _open_session(model: ModelFile, device: Device, threads: int) -> Any:
-    import onnxruntime
+class OnnxConverted:
+    """A converted step on one device of this process: batches are fed as they come."""
 
-    onnxruntime.set_default_logger_severity(4)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.use_deterministic_compute = True
-    # A pool that spins while it waits burns time that loaders could use. Seen on two busy cores only: a small CNN took
-    # about a tenth less processor time without it, an MLP the same; rows/s did not differ beyond the noise.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session = onnxruntime.InferenceSession(model.location, options, providers=_providers(onnxruntime, device))
-    except DeviceError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            "the model does not load",
-            received=f"{model.location}: {_reason(error)}",
-            hint=_hint(error, onnxruntime.__version__),
-        ) from None
-    if device.kind == "gpu" and "CUDAExecutionProvider" not in session.get_providers():
-        raise _without_gpu(onnxruntime, device)
-    return session
+    def __init__(self, session: Any, step: ConvertedStep) -> None:
+        self.signature = step.signature
+        self._session: Any = session
+        self._step = step
 
+    def predict(self, batch: Columns) -> Columns:
+        feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
+        try:
+            found = self._session.run(list(self._step.outputs), feeds)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(batch, reason(error)) from None
+        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
 
-def _providers(onnxruntime: Any, device: Device) -> list[Any]:
-    if device.kind != "gpu":
-        return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise _without_gpu(onnxruntime, device)
-    if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()  # CUDA and cuDNN from the packages that pip brought
-    cuda = {
-        "device_id": 0,
-        "arena_extend_strategy": "kSameAsRequested",
-        # Timing the algorithms chooses differently in two processes: other bits from one replica to the next.
-        "cudnn_conv_algo_search": "HEURISTIC",
-    }
-    return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
-
-
-def _without_gpu(onnxruntime: Any, device: Device) -> DeviceError:
-    return DeviceError(
-        "this onnxruntime does not see the GPU",
-        received=f"{device} {device.name}, onnxruntime {onnxruntime.__version__}",
-        hint="pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'; or --devices cpu",
-    )
-
-
-def _reason(error: Exception) -> str:
-    """onnxruntime's reason without its code, its source file and its function."""
-    text = one_line(error, limit=2000)
-    for mark in (" : FAIL : ", " : INVALID_PROTOBUF : ", " : INVALID_GRAPH : ", " : NOT_IMPLEMENTED : ", " failed:"):
-        text = text.partition(mark)[2] or text
-    text = _SOURCE.sub("", text)
-    return text[text.find("ONNX Runtime only") :][:300] if "ONNX Runtime only" in text else text[:300]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return "allocate memory" in str(error) or "out of memory" in str(error).lower()
-
-
-def _hint(error: Exception, version: str) -> str | None:
-    text = str(error)
-    if "opset" in text.lower() and ("guarantees" in text or "Unsupported" in text):
-        return f"it was written for a newer ONNX than onnxruntime {version} knows: pip install --upgrade onnxruntime"
-    if "is not a registered function/op" in text or "No opset import for domain" in text:
-        return "it has operators of its own, which onnxruntime does not have; export it without them"
-    if "protobuf" in text.lower():
-        return "the file is damaged, or is not an ONNX file"
-    return None
+    def close(self) -> None:
+        self._session = None
 
 
 class OnnxReplica:
@@ -155,7 +107,7 @@ class OnnxReplica:
         try:
             outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory(batch, feeds, error) from None
         return keep(self._answers, outputs, NumpyRanking())
@@ -169,11 +121,11 @@ class OnnxReplica:
             if self.signature.fixed_batch is None:
                 self._run({name: array[:1] for name, array in feeds.items()})
         except Exception as again:
-            if _is_out_of_memory(again):
+            if is_out_of_memory(again):
                 return DeviceError(
-                    "the model needs more memory than the device has, even for one row", received=_reason(again)
+                    "the model needs more memory than the device has, even for one row", received=reason(again)
                 )
-        return out_of_memory(batch, _reason(error))
+        return out_of_memory(batch, reason(error))
 
     def _run(self, feeds: Columns) -> Columns:
         found = (
@@ -196,13 +148,7 @@ class OnnxReplica:
     def _as_columns(self, name: str, found: Any) -> Array:
         if name in self._maps:
             return self._from_maps(name, found)
-        array = np.asarray(found)
-        if array.dtype.kind in "OU":
-            flat = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
-            encoded = np.empty(array.size, dtype=object)
-            encoded[:] = flat
-            return encoded.reshape(array.shape)
-        return array
+        return _from_text(np.asarray(found))
 
     def _from_maps(self, name: str, found: list[dict[Any, Any]]) -> Array:
         """One dict for each row, as scikit-learn's converters give them: a vector, in the order of the first's keys."""
@@ -305,6 +251,15 @@ def _as_fed(array: Array) -> Array:
     decoded = np.empty(array.size, dtype=object)
     decoded[:] = [item.decode() if isinstance(item, bytes) else item for item in array.ravel().tolist()]
     return decoded.reshape(array.shape)
+
+
+def _from_text(array: Array) -> Array:
+    """Text as bytes, as everyone else gives it."""
+    if array.dtype.kind not in "OU":
+        return array
+    encoded = np.empty(array.size, dtype=object)
+    encoded[:] = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
+    return encoded.reshape(array.shape)
 
 
 def _to_bfloat16_bits(array: Array) -> Array:

@@ -10,9 +10,10 @@ from penstock.core.answering import NumpyRanking, keep
 from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
-from penstock.runtimes.jax import JaxRanking, to_numpy, xla_environment
+from penstock.runtimes.jax import JaxRanking, peak_on, to_numpy, xla_environment
 from penstock.runtimes.memory_limit import out_of_memory
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
+from penstock.runtimes.precision import check_kind
 
 _CALLBACKS = (b"xla_python_cpu_callback", b"xla_python_gpu_callback", b"xla_ffi_python_", b"xla_ffi_partitioned_python")
 
@@ -26,6 +27,7 @@ class StableHloRuntime:
         return xla_environment(device, threads)
 
     def load(self, model: ModelFile, device: Device, threads: int) -> StableHloReplica:
+        check_kind(model, self.name)
         try:
             import jax
         except ImportError as error:
@@ -137,6 +139,12 @@ class StableHloReplica:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise out_of_memory(batch, one_line(error)) from None
+
+    def peak_bytes(self) -> int:
+        return peak_on(self._target)
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        return None
 
     def close(self) -> None:
         self._constants = {}

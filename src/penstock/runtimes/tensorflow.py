@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.answering import Answers
-from penstock.core.records import STRING, Columns, Device, ModelFile, Signature
-from penstock.errors import DeviceError, one_line
+from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
+from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes import frozen_graph, saved_model
+from penstock.runtimes.converting import export_step
+from penstock.runtimes.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.graph_arguments import Step
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.memory_limit import out_of_memory, ran_out
+from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.tensor_answers import kept, to_host
 from penstock.runtimes.xla import xla_flags
 
 
+@dataclass(frozen=True)
 class TensorFlowRuntime:
     """A compiled `tf.function`: with XLA on a GPU (3.3 times faster there), without it on a CPU (where XLA can be
-    7 times slower on depthwise convolutions)."""
+    7 times slower on depthwise convolutions).
 
-    name = "tensorflow"
+    With `is_xla`, it is compiled by XLA everywhere, and a model that XLA rejects is refused.
+    """
+
+    is_xla: bool = False
+
+    @property
+    def name(self) -> str:
+        return "tensorflow-xla" if self.is_xla else "tensorflow"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         visible = (device.uuid or str(device.index)) if device.kind == "gpu" else "-1"
-        return {
+        return STRICT_FLOAT32 | {
             "KERAS_BACKEND": "tensorflow",
             "CUDA_VISIBLE_DEVICES": visible,
             "XLA_FLAGS": xla_flags(device, threads),
@@ -37,6 +48,7 @@ class TensorFlowRuntime:
         }
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
+        check_kind(model, self.name)
         with lean_imports(model, "tensorflow"):
             import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
             import tensorflow  # noqa: F401
@@ -45,17 +57,18 @@ class TensorFlowRuntime:
         place = f"/{device.kind.upper()}:0"
         if model.kind == "saved_model":
             signature, step = saved_model.load(model)
-            return TensorFlowReplica(signature, step, place, answers=model.answers)
+            return replica_at(place, signature, step, answers=model.answers, needs_xla=self.is_xla)
         if model.kind == "frozen_graph":
             signature, step = frozen_graph.load(model)
             # The graph was cut at the outputs already, under whatever names they were given.
             answers = replace(model.answers, outputs=()) if model.answers is not None else None
-            return TensorFlowReplica(signature, step, place, answers=answers)
-        return wrap(call_keras_model(model), place, model.answers)
+            return replica_at(place, signature, step, answers=answers, needs_xla=self.is_xla)
+        return wrap(call_keras_model(model), place, model.answers, needs_xla=self.is_xla)
 
 
 def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
-    """Set how many threads TensorFlow takes, and look whether it can use the device. Before anything runs.
+    """Set how many threads and how much of the device TensorFlow takes, and look whether it can use it. Before
+    anything runs.
 
     Args:
         device: Where the model will run.
@@ -69,16 +82,23 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
+    if device.kind != "gpu":
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
         ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
         raise DeviceError(
             "this TensorFlow does not see the GPU",
             received=f"{device} {device.name}, tensorflow {tf.__version__}",
             hint=", or ".join(ways),
         )
+    if device.memory_limit:
+        # It grows up to this, as TF_FORCE_GPU_ALLOW_GROWTH says.
+        share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))
+        tf.config.set_logical_device_configuration(gpus[0], [share])
 
 
-def wrap(call: KerasCall, place: str, answers: Answers | None = None) -> TensorFlowReplica:
+def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_xla: bool = False) -> TensorFlowReplica:
     """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
     model = call.model
 
@@ -88,7 +108,21 @@ def wrap(call: KerasCall, place: str, answers: Answers | None = None) -> TensorF
         outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
-    return TensorFlowReplica(call.signature, step, place, call, answers)
+    return replica_at(place, call.signature, step, call, answers, needs_xla=needs_xla)
+
+
+def replica_at(
+    place: str,
+    signature: Signature,
+    step: Step,
+    call: KerasCall | None = None,
+    answers: Answers | None = None,
+    *,
+    needs_xla: bool = False,
+) -> TensorFlowReplica:
+    """A replica at `place`; on a GPU it is one that knows what it holds there."""
+    kind = TensorFlowOnGpu if place.startswith("/GPU") else TensorFlowReplica
+    return kind(signature, step, place, call, answers, needs_xla=needs_xla)
 
 
 def _to_float32(tensor: Any) -> Any:
@@ -117,6 +151,7 @@ class TensorFlowReplica:
         place: A device such as `/GPU:0`.
         call: The Keras model behind it, if there is one.
         answers: What is kept of the outputs.
+        needs_xla: Whether it is XLA or nothing, on a CPU too.
     """
 
     def __init__(
@@ -126,6 +161,8 @@ class TensorFlowReplica:
         place: str,
         call: KerasCall | None = None,
         answers: Answers | None = None,
+        *,
+        needs_xla: bool = False,
     ) -> None:
         import tensorflow as tf
 
@@ -137,24 +174,40 @@ class TensorFlowReplica:
         self._tf = tf
         self._place = place
         self._plain = tf.function(answering, autograph=False)
-        is_gpu = place.startswith("/GPU")
-        self._step = _compiled_for_gpu(answering) if is_gpu else None
+        self._needs_xla = needs_xla
+        if place.startswith("/GPU"):
+            self._step = _compiled_for_gpu(answering)
+        else:
+            self._step = tf.function(answering, jit_compile=True, autograph=False) if needs_xla else None
         self._to_device = _feeder(place)
 
     def predict(self, batch: Columns) -> Columns:
-        tf = self._tf
         try:
-            with tf.device(self._place):
-                # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as
-                # soon as its tensor is dropped, while the kernels that read it may still be queued.
-                tensors = {name: self._to_device(array) for name, array in batch.items()}
-                outputs = self._run(tensors)
-                return {name: to_host(name, tensor) for name, tensor in outputs.items()}
-        except tf.errors.ResourceExhaustedError as error:
-            raise out_of_memory(batch, one_line(error)) from None
+            return self._predict(batch)
+        except Exception as error:
+            if not isinstance(error, self._tf.errors.ResourceExhaustedError) and not ran_out(error):
+                raise
+            reason = one_line(error)
+        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+        self._let_go()
+        raise out_of_memory(batch, reason)
+
+    def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
+        return export_step(self._plain, self.signature, bindings, folder)
 
     def close(self) -> None:
         self._step = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        with self._tf.device(self._place):
+            # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
+            # its tensor is dropped, while the kernels that read it may still be queued.
+            tensors = {name: self._to_device(array) for name, array in batch.items()}
+            outputs = self._run(tensors)
+            return {name: to_host(name, tensor) for name, tensor in outputs.items()}
+
+    def _let_go(self) -> None:
+        """Give back what is kept for the next batch."""
 
     def _run(self, tensors: dict[str, Any]) -> dict[str, Any]:
         step = self._step
@@ -164,10 +217,29 @@ class TensorFlowReplica:
             except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
                 outputs = dict(self._plain(tensors))
+                if self._needs_xla:
+                    raise RefusedByRuntime(
+                        "XLA does not compile this model", received=one_line(error), hint="--runtime tensorflow"
+                    ) from None
                 print(f"penstock: without XLA, because it rejects this model: {one_line(error)}", flush=True)
                 self._step = None
                 return outputs
         return dict(self._plain(tensors))
+
+
+class TensorFlowOnGpu(TensorFlowReplica):
+    """A model on a GPU, where the process's own memory says nothing."""
+
+    def peak_bytes(self) -> int:
+        peak = int(self._tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
+        return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        return None
+
+    def _let_go(self) -> None:
+        if isinstance(self._to_device, CudaFeed):
+            self._to_device.let_go()
 
 
 def _compiled_for_gpu(step: Step) -> Any:
@@ -192,7 +264,5 @@ def _feeder(place: str) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     if place == "/GPU:0":
-        from penstock.runtimes.cuda_feed import feeder_to_tensorflow
-
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]

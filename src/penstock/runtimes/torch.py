@@ -2,83 +2,175 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.core.answering import Answers, keep
-from penstock.core.records import Columns, Device, ModelFile
-from penstock.errors import DeviceError, one_line
+from penstock.core.records import STRING, Columns, Device, ModelFile
+from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
-from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out
+from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
+@dataclass(frozen=True)
 class TorchRuntime:
-    """The model called without gradients."""
+    """The model called without gradients; with `is_compiled`, by `torch.compile`, or refused where that fails."""
 
-    name = "torch"
+    is_compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        return "torch-compiled" if self.is_compiled else "torch"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         is_gpu = device.kind == "gpu"
-        return {
+        return STRICT_FLOAT32 | {
             "KERAS_BACKEND": "torch",
             "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
+            # On a GPU a model is many small kernels; on a CPU it is one file for the C++ compiler.
+            "TORCHINDUCTOR_COMPILE_THREADS": str(threads) if is_gpu else "1",
         }
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TorchReplica:
-        import torch
+        check_kind(model, self.name)
+        with lean_imports(model, "torch", "scipy"):
+            import keras  # noqa: F401 - imported here so that it is imported leanly
+            import torch
 
         torch.set_num_threads(threads)
-        if device.kind == "gpu" and not torch.cuda.is_available():
+        if device.kind != "gpu":
+            return TorchReplica(call_keras_model(model), "cpu", model.answers, is_compiled=self.is_compiled)
+        if not torch.cuda.is_available():
             raise DeviceError(
                 "this torch does not see the GPU",
                 received=f"{device} {device.name}, torch {torch.__version__}",
                 hint="install a CUDA build of torch, or --devices cpu",
             )
-        return TorchReplica(call_keras_model(model), "cuda" if device.kind == "gpu" else "cpu", model.answers)
+        fraction = memory_fraction(device)
+        if fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        return TorchOnGpu(call_keras_model(model), "cuda", model.answers, is_compiled=self.is_compiled)
 
 
 class TorchReplica:
     """A model on one torch device of this process."""
 
-    def __init__(self, call: KerasCall, target: str, answers: Answers | None = None) -> None:
+    def __init__(
+        self, call: KerasCall, target: str, answers: Answers | None = None, *, is_compiled: bool = False
+    ) -> None:
         import torch
 
-        self._answers = answers
         self.signature = call.signature
         self.call = call
         self._torch = torch
         self._target = target
+        self._step = _make_step(call, answers)
+        self._is_compiled = is_compiled
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiling = threading.Lock()
 
     def predict(self, batch: Columns) -> Columns:
-        torch = self._torch
         try:
-            with torch.no_grad():
-                tensors = {name: self._to_device(name, array) for name, array in batch.items()}
-                outputs = self.call.name_outputs(self.call.model(self.call.pack(tensors), **self.call.options))
-                kept = keep(self._answers, outputs, TorchRanking())
-                return {name: _to_numpy(tensor) for name, tensor in kept.items()}
-        except torch.OutOfMemoryError as error:
+            return self._predict(batch)
+        except Exception as error:
+            if not isinstance(error, self._torch.OutOfMemoryError) and not ran_out(error):
+                raise
             reason = one_line(error)
-        # Outside the except block: its traceback holds the tensors, and with them the memory.
+        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+        self._let_go()
         raise out_of_memory(batch, reason)
 
     def close(self) -> None:
-        self._target = "cpu"
+        self._compiled = {}
 
-    def _to_device(self, name: str, array: Any) -> Any:
+    def _predict(self, batch: Columns) -> Columns:
+        with self._torch.no_grad():
+            tensors = {name: self._to_device(array) for name, array in batch.items()}
+            outputs = self._run_compiled(tensors) if self._is_compiled else self._step(tensors)
+            return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+
+    def _let_go(self) -> None:
+        """Give back what is kept for the next batch."""
+
+    def _run_compiled(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        step = self._compiled.get(key)
+        if step is not None:
+            return dict(step(tensors))
+        with self._compiling:
+            if key not in self._compiled:
+                return self._compile(key, tensors)
+        return dict(self._compiled[key](tensors))
+
+    def _compile(self, key: tuple[Any, ...], tensors: dict[str, Any]) -> dict[str, Any]:
+        """Compile the step for tensors of these shapes, and run it.
+
+        The step is exported first: what is compiled then are the operations alone. The Python of Keras around them
+        takes the compiler ten times as long, and most of it runs uncompiled in the end.
+        """
+        torch = self._torch
+        try:
+            exported = torch.export.export(self._step, (tensors,), strict=False).module()
+            step = torch.compile(exported, fullgraph=True, dynamic=False)
+            outputs = dict(step(tensors))
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) or ran_out(error):
+                raise
+            refusal = one_line(error)
+        else:
+            self._compiled[key] = step
+            return outputs
+        self._step(tensors)  # what is the fault of these rows fails here, with its own message
+        raise RefusedByRuntime("torch does not compile this model", received=refusal, hint="--runtime torch")
+
+    def _to_device(self, array: Any) -> Any:
         if array.dtype.name in _WIDER:
             array = array.astype(_WIDER[array.dtype.name])
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
-        tensor = self._torch.from_numpy(array).to(self._target)
-        tensor = self.call.scale(name, tensor, lambda each: each.float())
-        wanted = {spec.name: spec.dtype for spec in self.signature.inputs}.get(name)
-        return tensor if wanted is None else tensor.to(getattr(self._torch, wanted))
+        return self._torch.from_numpy(array).to(self._target)
+
+
+class TorchOnGpu(TorchReplica):
+    """A model on a GPU, where the process's own memory says nothing."""
+
+    def peak_bytes(self) -> int:
+        return int(self._torch.cuda.max_memory_allocated())
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        return None
+
+    def _let_go(self) -> None:
+        self._torch.cuda.empty_cache()
+
+
+def _make_step(call: KerasCall, answers: Answers | None) -> Any:
+    """From tensors by input name to tensors by output name, as a module: only those can be exported."""
+    import torch
+
+    wanted = {spec.name: getattr(torch, spec.dtype) for spec in call.signature.inputs if spec.dtype != STRING}
+
+    class Step(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = call.model
+
+        def forward(self, tensors: dict[str, Any]) -> dict[str, Any]:
+            scaled = {name: call.scale(name, tensor, lambda each: each.float()) for name, tensor in tensors.items()}
+            cast = {name: tensor.to(wanted[name]) if name in wanted else tensor for name, tensor in scaled.items()}
+            outputs = call.name_outputs(self.model(call.pack(cast), **call.options))
+            return keep(answers, outputs, TorchRanking())
+
+    return Step()
 
 
 class TorchRanking:

@@ -41,6 +41,7 @@ class Committer:
         self._writer: PartWriter | None = None
         self._spans: list[Span] = []
         self._failures: list[str] = []
+        self._reduced: dict[str, int] = {}
         self._rows = 0
         self._recover()
         self._staging = place.staging()
@@ -63,6 +64,8 @@ class Committer:
         self._spans.append(result.span)
         self._rows += result.rows
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
+        if result.reduced_to is not None:
+            self._reduced[str(result.span.index)] = result.reduced_to
         if self._ends_a_part(result.span.index + 1):
             self.commit()
 
@@ -90,9 +93,10 @@ class Committer:
             failed=len(self._failures),
             files=files,
             failures_bytes=self._append_failures(),
+            reduced=self._reduced,
         )
         self._journal.append(record)
-        self._writer, self._spans, self._failures, self._rows = None, [], [], 0
+        self._writer, self._spans, self._failures, self._reduced, self._rows = None, [], [], {}, 0
         self._on_commit(record)
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from penstock.storage.disk import fsync_folder
 
@@ -17,7 +17,8 @@ class PartRecord:
 
     `first_span` to `stop_span` are the spans it holds; `cut` counts how often its planned part was cut short by an
     interrupt; `files` maps names in the output folder to sizes; `failures_bytes` is the length of all recorded failures
-    once this part was in.
+    once this part was in. `reduced` maps spans to the batch size that they took, where that of the recipe did not fit
+    into the memory: the bits are those of the recipe for all others.
     """
 
     part: int
@@ -28,6 +29,7 @@ class PartRecord:
     failed: int
     files: Mapping[str, int]
     failures_bytes: int
+    reduced: Mapping[str, int] = field(default_factory=dict)
 
 
 class Journal:
@@ -80,8 +82,11 @@ def read_records(path: str) -> list[PartRecord]:
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """A record as a line that begins with the checksum of the rest."""
-    body = json.dumps(asdict(record), sort_keys=True).encode()
+    """A record as a line that begins with the checksum of the rest. One without reduced spans is what it always was."""
+    told = asdict(record)
+    if not record.reduced:
+        del told["reduced"]
+    body = json.dumps(told, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.core.bounds import Bound, measured
 from penstock.core.records import Device, Timings
+from penstock.core.tracing import NONE, SHORT_S, SPAN, WAIT_FOR_WRITER
+from penstock.telemetry.trace import TraceWriter
 
-_WAITING = 0.25
+_LATELY_S = 10.0
+_KEPT_EVERY_S = 0.25
 
 
 @dataclass
@@ -19,21 +27,57 @@ class DeviceMeter:
     recent: Timings = field(default_factory=Timings)
 
     @property
+    def shares(self) -> dict[str, float]:
+        """What its lanes did lately, as shares of their time."""
+        recent = self.recent
+        spent = {
+            "computing": recent.compute,
+            "waiting for data": recent.wait_for_data,
+            "handing over": recent.hand_over + recent.wait_for_slot,
+        }
+        whole = sum(spent.values())
+        return {name: value / whole if whole > 0 else 0.0 for name, value in spent.items()}
+
+    @property
     def busy_share(self) -> float:
         """The share of its lanes' time in which the device had a batch, lately."""
-        return _share(self.recent.compute, self.recent.wait_for_data)
+        return self.shares["computing"]
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """All that had been spent by one time."""
+
+    at: float
+    spent: Timings
+    writer_full_s: float
 
 
 class Meter:
-    """Collects the timings of finished spans. Written by the coordinator, read by the display's thread."""
+    """Collects the timings of finished spans. Written by the coordinator, read by the display's thread.
 
-    def __init__(self) -> None:
+    Args:
+        trace: Where what happened is written to as well, with the time at which it did.
+        clock: Seconds.
+    """
+
+    def __init__(self, trace: TraceWriter | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.trace = trace
+        self._clock = clock
         self._lock = threading.Lock()
         self.devices: dict[int, DeviceMeter] = {}
         self.rows = 0
         self.failed = 0
         self.committed_rows = 0
         self.writing_s = 0.0
+        self._writer_full_s = 0.0
+        self._writer_full_since: float | None = None
+        self._moments = deque([self._moment(clock())])
+
+    def begin(self) -> None:
+        """The run begins now: the first spans are handed out."""
+        with self._lock:
+            self._moments = deque([self._moment(self._clock())])
 
     def observe(self, number: int, device: Device, timings: Timings) -> None:
         with self._lock:
@@ -41,6 +85,40 @@ class Meter:
             meter.total.add(timings)
             meter.recent = timings
             self.rows += timings.rows
+            now = self._clock()
+            if now - self._moments[-1].at >= _KEPT_EVERY_S:
+                self._moments.append(self._moment(now))
+                while len(self._moments) > 3 and now - self._moments[2].at > _LATELY_S:
+                    del self._moments[1]  # the first one is the beginning of the run
+        if self.trace is not None:
+            self.trace.observe(number, device, timings.rows, timings.marks)
+
+    @contextlib.contextmanager
+    def waiting_for_writer(self, span: int = NONE) -> Iterator[None]:
+        """The block hands a result to the writer, and waits until it has room."""
+        if self.trace is not None and span != NONE:
+            self.trace.leaves(span)
+        started = self._writer_full_since = self._clock()
+        try:
+            yield
+        finally:
+            waited = self._clock() - started
+            with self._lock:
+                self._writer_full_s += waited
+                self._writer_full_since = None
+            if self.trace is not None and waited > SHORT_S:
+                self.trace.note(WAIT_FOR_WRITER, started, span)
+
+    @contextlib.contextmanager
+    def writing(self, span: int, rows: int) -> Iterator[None]:
+        """The block writes a result, and commits the part that ends with it."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.writing_s += self._clock() - started
+            if self.trace is not None:
+                self.trace.note(SPAN, started, span, rows)
 
     def snapshot(self) -> list[DeviceMeter]:
         with self._lock:
@@ -53,15 +131,23 @@ class Meter:
         return total
 
     def where(self) -> dict[str, float]:
-        """Seconds by activity, summed over all threads of all replicas, and the writing of the coordinator."""
+        """Seconds by activity, summed over all threads of all processes."""
         total = self.total()
-        return {
-            "reading": round(total.read, 3),
-            "computing": round(total.compute, 3),
-            "waiting_for_data": round(total.wait_for_data, 3),
-            "waiting_for_the_model": round(total.wait_for_room, 3),
-            "writing": round(self.writing_s, 3),
+        copied = min(total.copy, total.compute)
+        spent = {
+            "reading": total.read,
+            "copying": copied,
+            "computing": total.compute - copied,
+            "waiting_for_data": total.wait_for_data,
+            "waiting_for_the_model": total.wait_for_room,
+            "handing_over": total.hand_over,
+            "waiting_to_hand_over": total.wait_for_slot,
+            "writing": self.writing_s,
+            "waiting_for_the_writer": self._writer_full_s,
         }
+        if not copied:
+            del spent["copying"]  # no runtime could tell
+        return {name: round(value, 3) for name, value in spent.items()}
 
     def padding(self) -> float | None:
         """The share of what the model computed that was padding of rows to a common size; None where none was."""
@@ -69,12 +155,25 @@ class Meter:
         return round(total.padded / total.values, 4) if total.values else None
 
     def bottleneck(self) -> str:
-        """What the others waited for."""
-        total = self.total()
-        if _share(total.wait_for_data, total.compute) > _WAITING:
-            return "loading: the model waited for data"
-        return "computing: the model was busy"
+        """What bounded the run so far, in words; empty where nothing was done yet."""
+        return str(self._bound_since(0) or "")
 
+    def bottleneck_lately(self) -> str:
+        """What bounds it now, in words."""
+        return str(self._bound_since(1) or self._bound_since(0) or "")
 
-def _share(part: float, other: float) -> float:
-    return part / (part + other) if part + other > 0 else 0.0
+    def _bound_since(self, position: int) -> Bound | None:
+        with self._lock:
+            if len(self._moments) <= position:
+                return None
+            before, now = self._moments[position], self._moment(self._clock())
+        waited = now.writer_full_s - before.writer_full_s
+        return measured(now.spent.since(before.spent), now.at - before.at, waited)
+
+    def _moment(self, now: float) -> _Moment:
+        """The caller holds the lock."""
+        spent = Timings()
+        for meter in self.devices.values():
+            spent.add(meter.total)
+        waiting = now - self._writer_full_since if self._writer_full_since is not None else 0.0
+        return _Moment(now, spent, self._writer_full_s + waiting)

@@ -105,7 +105,8 @@ def line(meter: Meter, total: int, before: int, rate: float) -> str:
     if meter.failed:
         parts.append(f"{meter.failed:,} failed")
     parts += [f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()]
-    return ", ".join(parts)
+    bound = meter.bottleneck_lately()
+    return "; ".join(filter(None, (", ".join(parts), bound)))
 
 
 class Bars:
@@ -159,7 +160,8 @@ class Bars:
             devices.add_row(
                 ProgressBar(total=1.0, completed=each.busy_share, width=16, complete_style="cyan"),
                 str(each.device),
-                f"computing {each.busy_share:.0%}, waiting for data {1 - each.busy_share:.0%}",
+                ", ".join(f"{name} {share:.0%}" for name, share in each.shares.items() if share >= 0.005),
             )
         devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
+        devices.add_row("", "pace", meter.bottleneck_lately() or "not known yet")
         return Group(job, devices)

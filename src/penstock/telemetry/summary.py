@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_LEAST_SHARE = 0.005
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -13,7 +15,9 @@ class Summary:
     `rows` and `failed` count the whole job; `rows_before` of them were there before this run began. `seconds` is the
     whole call, `start_seconds` the part of it until the first replica was ready, `run_seconds` the rest until the last
     commit; `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how many loader processes there were,
-    `padding` which share of the values was padding, where rows differ in size.
+    `padding` which share of the values was padding, where rows differ in size. `bottleneck` is what the threads waited
+    for, `plan` why it was run like this, `memory_events` where memory ran out and what was done about it, and `trace`
+    the file that says what happened when.
     """
 
     output: str
@@ -31,6 +35,9 @@ class Summary:
     bottleneck: str = ""
     loaders: str | None = None
     padding: float | None = None
+    plan: str = ""
+    memory_events: tuple[str, ...] = ()
+    trace: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,13 +58,25 @@ class Summary:
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start, then {speed} rows/s")
         recipe = {name: value for name, value in self.recipe.items() if name != "buckets"}
         lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
+        if self.plan:
+            lines.append(f"plan: {self.plan}")
         if self.padding is not None:
             buckets = {name: " by ".join(map(str, sizes)) for name, sizes in self.recipe["buckets"].items()}
             lines.append(f"padding: {self.padding:.0%} of the values; sizes {buckets}")
         if self.loaders is not None:
             lines.append(f"loader processes: {self.loaders}")
+        if self.memory_events:
+            times = "once" if len(self.memory_events) == 1 else f"{len(self.memory_events)} times"
+            lines.append(f"out of memory {times}, no row lost: {'; '.join(self.memory_events)}")
         spent = sum(self.where.values()) or 1.0
-        shares = [f"{name.replace('_', ' ')} {value / spent:.0%}" for name, value in self.where.items()]
+        shares = [
+            f"{name.replace('_', ' ')} {value / spent:.0%}"
+            for name, value in self.where.items()
+            if value >= _LEAST_SHARE * spent
+        ]
         lines.append("thread time: " + ", ".join(shares))
-        lines.append(f"bound by {self.bottleneck}")
+        if self.bottleneck:
+            lines.append(self.bottleneck)
+        if self.trace is not None:
+            lines.append(f"trace: {self.trace}; https://ui.perfetto.dev opens it")
         return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""What bounds a job, loading, copying, computing or writing, and what would help. Pure.
+
+Before a run it follows from how fast each stage is by itself (`predict`), after it and meanwhile from what the threads
+waited for (`measured`); the words are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from penstock.core.records import Timings
+
+LOADING, COPYING, COMPUTING, WRITING = "loading", "copying", "computing", "writing"
+STAGES = (LOADING, COPYING, COMPUTING, WRITING)
+
+WAITING = 0.25
+"""Who waits for more than this share of the time is bound by whoever is waited for."""
+_LITTLE = 1.1
+_ENOUGH = 0.97
+_FILLED = 0.75
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How fast the whole is, which stage makes it so, and what is known or would help, in plain words."""
+
+    rows_per_s: float
+    by: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.by}-bound: {self.advice}" if self.advice else f"{self.by}-bound"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast each stage is by itself.
+
+    Args:
+        compute_rows_per_s: The model at the chosen batch size, all devices together.
+        cores: Cores of the machine; loading and writing share them, and on a CPU the model does.
+        compute_cores: How many of them the model keeps busy at that speed; on a GPU none, or what feeding it takes.
+        load_s: Seconds of one core to read and decode a row.
+        write_s: Seconds of the one thread that writes to write a row.
+        copy_rows_per_s: How fast rows get to all devices and back; None where that is not known by itself.
+        on_gpu: Whether the devices are GPUs.
+        devices: How many there are.
+        loaders: How many rows can be loaded at the same time; None where nothing but the cores limits it.
+    """
+
+    compute_rows_per_s: float
+    cores: int
+    compute_cores: float = 0.0
+    load_s: float = 0.0
+    write_s: float = 0.0
+    copy_rows_per_s: float | None = None
+    on_gpu: bool = False
+    devices: int = 1
+    loaders: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.compute_rows_per_s <= 0 or self.cores < 1 or self.devices < 1:
+            raise ValueError(f"a job has a model that computes, on a device, and a core: {self}")
+
+    def alone(self) -> dict[str, float]:
+        """Rows a second of each stage, were the others free."""
+        loading_at_once = min(self.cores, self.loaders or self.cores)
+        return {
+            LOADING: loading_at_once / self.load_s if self.load_s > 0 else math.inf,
+            COPYING: self.copy_rows_per_s or math.inf,
+            COMPUTING: self.compute_rows_per_s,
+            WRITING: 1.0 / self.write_s if self.write_s > 0 else math.inf,
+        }
+
+    def core_seconds(self) -> dict[str, float]:
+        """What a row takes of the cores, by stage."""
+        return {
+            LOADING: self.load_s,
+            COPYING: 0.0,
+            COMPUTING: self.compute_cores / self.compute_rows_per_s,
+            WRITING: self.write_s,
+        }
+
+    @property
+    def fills_the_cores(self) -> bool:
+        """Whether the model takes all cores that there are, and so would take more."""
+        return not self.on_gpu and self.compute_cores >= _FILLED * self.cores
+
+    def with_cores(self, cores: int) -> Rates:
+        """The same on another number of cores: a model that fills those it has computes as well on the others."""
+        if not self.fills_the_cores:
+            return replace(self, cores=cores)
+        times = cores / self.cores
+        return replace(
+            self,
+            cores=cores,
+            compute_rows_per_s=self.compute_rows_per_s * times,
+            compute_cores=self.compute_cores * times,
+        )
+
+    def with_another_device(self) -> Rates:
+        times = (self.devices + 1) / self.devices
+        return replace(
+            self,
+            devices=self.devices + 1,
+            compute_rows_per_s=self.compute_rows_per_s * times,
+            compute_cores=self.compute_cores * times,
+            copy_rows_per_s=self.copy_rows_per_s and self.copy_rows_per_s * times,
+        )
+
+
+def predict(rates: Rates) -> Bound:
+    """How fast the whole job will be, what bounds it, and what would help.
+
+    All stages run at the same time, so the slowest sets the pace; those that share the cores also wait for each other.
+
+    >>> print(predict(Rates(10_000, cores=2, load_s=0.001, on_gpu=True)))
+    loading-bound: 2 more cores would give 2×
+    >>> print(predict(Rates(3_600, cores=2, load_s=0.001, on_gpu=True)))
+    loading-bound: 2 more cores would give 1.8×, then computing bounds it
+    >>> print(predict(Rates(1_000, cores=8, load_s=0.001, on_gpu=True)))
+    computing-bound: a second device would give 2×
+    >>> predict(Rates(100, cores=2, compute_cores=2, load_s=0.005))
+    Bound(rows_per_s=80.0, by='computing', advice='2 more cores would give 2×')
+    """
+    rate, by = _pace(rates)
+    return Bound(rate, by, _advice(rates, rate, by))
+
+
+def _pace(rates: Rates) -> tuple[float, str]:
+    alone, core_seconds = rates.alone(), rates.core_seconds()
+    slowest = min(STAGES, key=lambda stage: alone[stage])
+    shared = sum(core_seconds.values())
+    if shared and rates.cores / shared < alone[slowest]:
+        return rates.cores / shared, max(STAGES, key=lambda stage: core_seconds[stage])
+    return alone[slowest], slowest
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What could be changed, in words, and what the stages do then; `is_limit` where that is the most it can give."""
+
+    words: str
+    rates: Rates
+    is_limit: bool = False
+
+
+def _advice(rates: Rates, rate: float, by: str) -> str:
+    """The change that helps, by how much, and what comes next; two changes where one alone brings little."""
+    change = _change(rates, rate, by)
+    if change is None:
+        return f"the model keeps {rates.compute_cores:.2g} of {rates.cores} cores busy"
+    words, is_limit = change.words, change.is_limit
+    better, next_by = _pace(change.rates)
+    if better < _LITTLE * rate and next_by != by:
+        second = _change(change.rates, better, next_by)
+        if second is not None:
+            words, is_limit = f"{words} and {second.words}", is_limit or second.is_limit
+            better, next_by = _pace(second.rates)
+    then = f", then {next_by} bounds it" if next_by != by else ""
+    return f"{words} would give {'up to ' if is_limit else ''}{better / rate:.2g}×{then}"
+
+
+def _change(rates: Rates, rate: float, by: str) -> _Change | None:
+    """What to change where `by` bounds; None where more of what there is would not be used."""
+    if by == WRITING:
+        words = "fewer outputs (--outputs, --top-k) or another --format"
+        return _Change(words, replace(rates, write_s=0.0), is_limit=True)
+    if rates.on_gpu and by != LOADING:
+        return _Change("a second device" if rates.devices == 1 else "one more device", rates.with_another_device())
+    if by == COMPUTING and not rates.fills_the_cores and rate == rates.compute_rows_per_s:
+        return None
+    if by == LOADING and rates.loaders is not None and rates.loaders < rates.cores:
+        unbound = replace(rates, loaders=None)
+        if _pace(unbound)[0] >= _LITTLE * rate:
+            return _Change(f"--loaders {rates.cores}", unbound)
+    rates = replace(rates, loaders=None)
+    # Twice the cores at most; fewer where something else bounds it before.
+    best = _pace(rates.with_cores(2 * rates.cores))[0]
+    tries = range(1, rates.cores)
+    more = next((n for n in tries if _pace(rates.with_cores(rates.cores + n))[0] >= _ENOUGH * best), rates.cores)
+    return _Change(f"{more} more core{'s' if more > 1 else ''}", rates.with_cores(rates.cores + more))
+
+
+def measured(spent: Timings, elapsed_s: float, writer_full_s: float) -> Bound | None:
+    """What bounded a run, or the last of it, by what was waited for; None where nothing has happened yet.
+
+    Args:
+        spent: What the replicas' threads did.
+        elapsed_s: How long that was by the clock.
+        writer_full_s: How long of it predictions were there and the writer had no room for them.
+
+    >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 0.0))
+    loading-bound: waiting for data took 75% of the model's time
+    >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 1.0))
+    writing-bound: waiting for the writer took 50% of the time
+    """
+    handing = spent.hand_over + spent.wait_for_slot
+    lanes = spent.compute + spent.wait_for_data + handing
+    if lanes <= 0 or elapsed_s <= 0:
+        return None
+    rate = spent.rows / elapsed_s
+    # First: when the writer has no room, nothing is fetched from the replicas, and then they wait as well.
+    if writer_full_s > WAITING * elapsed_s:
+        share = min(1.0, writer_full_s / elapsed_s)
+        return Bound(rate, WRITING, f"waiting for the writer took {share:.0%} of the time")
+    if spent.wait_for_data > WAITING * lanes:
+        return Bound(rate, LOADING, f"waiting for data took {spent.wait_for_data / lanes:.0%} of the model's time")
+    copying = min(spent.copy, spent.compute) + handing
+    if copying > lanes / 2:
+        return Bound(rate, COPYING, f"copying took {copying / lanes:.0%} of the model's time")
+    computing = lanes - copying - spent.wait_for_data
+    return Bound(rate, COMPUTING, f"computing took {computing / lanes:.0%} of the model's time")

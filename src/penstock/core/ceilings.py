@@ -1,0 +1,35 @@
+"""How many rows of a batch are known to fit into the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Ceilings:
+    """The most rows of a batch, by the bytes of a row.
+
+    What a batch takes grows with the number of rows and with their length, so a ceiling that was found for rows of one
+    size holds for larger rows, too, and says nothing about smaller ones.
+    """
+
+    def __init__(self, known: Mapping[int, int] | None = None) -> None:
+        self.known = dict(known or {})
+
+    def most(self, row_bytes: int, rows: int) -> int:
+        """At most so many rows of this size at once, where `rows` are wanted.
+
+        >>> Ceilings({100: 8, 400: 2}).most(200, 64)
+        8
+        """
+        return min([rows, *(most for known_bytes, most in self.known.items() if known_bytes <= row_bytes)])
+
+    def lower(self, row_bytes: int, most: int) -> None:
+        """More than `most` rows did not fit."""
+        self.known[row_bytes] = min(most, self.known.get(row_bytes, most))
+
+    def put_back(self, row_bytes: int, most: int | None) -> None:
+        """What was found for rows of this size since it was `most` (None: open) says nothing about other rows."""
+        if most is None:
+            self.known.pop(row_bytes, None)
+        else:
+            self.known[row_bytes] = most

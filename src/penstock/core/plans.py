@@ -1,0 +1,120 @@
+"""A plan: the recipe and the placement that were found by measuring, and what else was tried. Plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.errors import UsageError
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to run.
+
+    Args:
+        runtime: What executes the model.
+        batch_size: Rows a device sees in one step.
+        threads: CPU threads of each replica.
+        replicas: Replicas on each device.
+        lanes: Batches in flight in each replica.
+        precision: What it computes in.
+        converted: The folder of the converted step; None where the runtime reads the model itself.
+    """
+
+    runtime: str
+    batch_size: int
+    threads: int
+    replicas: int = 1
+    lanes: int = 1
+    precision: str = "model"
+    converted: str | None = None
+
+    def __str__(self) -> str:
+        replicas = f"{self.replicas} replicas × " if self.replicas > 1 else ""
+        precision = f", {self.precision}" if self.precision != "model" else ""
+        threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        return f"{self.runtime}, batches of {self.batch_size:,}, {replicas}{threads}{precision}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing that was tried, or why it was not."""
+
+    runtime: str
+    batch_size: int = 0
+    threads: int = 0
+    replicas: int = 1
+    lanes: int = 1
+    rows_per_s: float = 0.0
+    memory_bytes: int = 0
+    start_s: float = 0.0
+    difference: float | None = None
+    """The largest difference to the model's own framework, as a share of an output's spread."""
+    rejected: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choice, what was tried, and what it promises for one input.
+
+    Args:
+        choice: What to run.
+        trials: Everything that was looked at, in that order.
+        devices: What it was measured on.
+        rows: The rows of the input it was made for.
+        rows_per_s: What the whole job is expected to do.
+        seconds: What it is expected to take, start included.
+        bound_by: `loading`, `copying`, `computing` or `writing`.
+        advice: The same in plain words, with what would make it faster.
+        reason: Why it was chosen, in a sentence.
+        search_s: How long the search took.
+        key: What it was found for: model, devices, shapes, versions.
+    """
+
+    choice: Choice
+    trials: tuple[Trial, ...] = ()
+    devices: tuple[str, ...] = ()
+    rows: int = 0
+    rows_per_s: float = 0.0
+    seconds: float = 0.0
+    bound_by: str = ""
+    advice: str = ""
+    reason: str = ""
+    search_s: float = 0.0
+    key: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"penstock_plan": PLAN_VERSION} | asdict(self)
+
+
+def plan_from_json(document: Any, where: str) -> Plan:
+    """The plan in a document.
+
+    Raises:
+        UsageError: It is none, or of another version.
+    """
+    version = document.get("penstock_plan") if isinstance(document, Mapping) else None
+    if version != PLAN_VERSION:
+        raise UsageError(
+            "this is not a plan that this penstock reads",
+            received=f"{where}: version {version}" if version is not None else where,
+            allowed=f"what `penstock plan --json` prints, version {PLAN_VERSION}",
+        )
+    try:
+        fields = {name: value for name, value in document.items() if name != "penstock_plan"}
+        return Plan(
+            **fields
+            | {
+                "choice": Choice(**fields["choice"]),
+                "trials": tuple(Trial(**trial) for trial in fields["trials"]),
+                "devices": tuple(fields["devices"]),
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            "the plan is damaged", received=f"{where}: {error}", hint="make it again: penstock plan … --json"
+        ) from None

@@ -1,0 +1,96 @@
+"""What a run tells of itself: who did what for how long, and, where it is traced, from when to when. Pure.
+
+Times are seconds of the machine's monotonic clock, which all processes share (`time.perf_counter` on Linux). Marks are
+collected for each span where the work is done, and travel with the message that ends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+SPAN = "span"
+"""All that a loader did for a span; the marks of its batches lie inside."""
+LOAD = "load"
+"""A batch was made: read, decoded, preprocessed, cut. What of it was reading lies inside."""
+READ = "read"
+WAIT_FOR_ROOM = "wait for room"
+WAIT_FOR_SLOT = "wait for a slot"
+WAIT_FOR_DATA = "wait for data"
+PREDICT = "predict"
+HAND_OVER = "hand over"
+WAIT_FOR_WRITER = "wait for the writer"
+WRITE = "write"
+FSYNC = "close and fsync"
+PUBLISH = "publish"
+"""Files get their names, and the journal its record: the part exists."""
+ORDERING = "wait for its turn"
+
+BATCHES_WAITING = "batches waiting"
+SLOTS_IN_USE = "slots in use"
+ROWS_DONE = "rows done"
+
+COORDINATOR = "coordinator"
+NONE = -1
+
+SHORT_S = 20e-6
+"""Waits below this are no waits, and are not noted: nobody could see them, and there would be many."""
+
+
+class Mark(NamedTuple):
+    """Something a thread did. What does not apply is NONE.
+
+    `process` is empty for the replica itself, and names a loader process otherwise.
+    """
+
+    what: str
+    thread: str
+    start: float
+    end: float
+    span: int = NONE
+    batch: int = NONE
+    rows: int = NONE
+    slot: int = NONE
+    process: str = ""
+
+
+class Level(NamedTuple):
+    """How many of something there were at one time."""
+
+    what: str
+    at: float
+    value: int
+    process: str = ""
+
+
+@dataclass
+class Timings:
+    """Seconds that threads spent on a span, or a run, by what they did; sums over threads.
+
+    Loaders `read`, or `wait_for_room`. Lanes `wait_for_data`, `compute`, and `hand_over` what came out, for which they
+    may have to `wait_for_slot`. `copy` is the part of `compute` in which rows went to the device and back, as far as
+    the runtime can tell. `marks` say when it was, where the job is traced; they are not added up.
+    """
+
+    read: float = 0.0
+    compute: float = 0.0
+    wait_for_data: float = 0.0
+    wait_for_room: float = 0.0
+    rows: int = 0
+    values: int = 0
+    padded: int = 0
+    copy: float = 0.0
+    hand_over: float = 0.0
+    wait_for_slot: float = 0.0
+    marks: list[Mark | Level] = field(default_factory=list)
+
+    def add(self, other: Timings) -> None:
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def since(self, before: Timings) -> Timings:
+        """What was added after `before`."""
+        return Timings(**{name: getattr(self, name) - getattr(before, name) for name in _SUMMED})
+
+
+_SUMMED = tuple(entry.name for entry in fields(Timings) if entry.name != "marks")

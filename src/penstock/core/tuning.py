@@ -1,0 +1,130 @@
+"""How large a batch should be: a ladder of sizes, climbed until it no longer pays. Pure: points go in, sizes come out.
+
+sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not do
+then:   once more between the best size and its better neighbour
+answer: the knee, the smallest size that is within 2 % of the best
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LEAST_GAIN = 0.03
+KNEE = 0.02
+_STEPS_WITHOUT_GAIN = 2
+SEARCH_SHARE = 0.1
+MOST_SEARCH_S = 120.0
+LEAST_SEARCH_S = 3.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one batch size gave. Without rows a second it did not run, and `problem` says why."""
+
+    batch_size: int
+    rows_per_s: float = 0.0
+    memory_bytes: int = 0
+    problem: str | None = None
+
+
+@dataclass
+class Ladder:
+    """The sizes to try next, from what the others gave.
+
+    Args:
+        start: The first size.
+        most: The largest that makes sense: what the input has, or what the host can hold.
+        room_bytes: The memory that may be taken; None where nobody knows.
+    """
+
+    start: int
+    most: int
+    room_bytes: int | None = None
+    points: list[Point] = field(default_factory=list)
+    stopped: str | None = None
+    """Why it ended, in words."""
+    _is_refined: bool = False
+
+    def next(self) -> int | None:
+        """The size to measure next; None when it is known enough."""
+        if not self.points:
+            return min(self.start, self.most)
+        last = self.points[-1]
+        if self.stopped is None:
+            self.stopped = self._why_stop(last)
+        if self.stopped is None:
+            return min(2 * last.batch_size, self.most)
+        return self._refinement()
+
+    def add(self, point: Point) -> None:
+        self.points.append(point)
+
+    @property
+    def best(self) -> Point | None:
+        """The knee: the smallest size that is nearly as fast as the fastest."""
+        ran = [point for point in self.points if point.problem is None]
+        if not ran:
+            return None
+        fastest = max(point.rows_per_s for point in ran)
+        return min((p for p in ran if p.rows_per_s >= (1 - KNEE) * fastest), key=lambda point: point.batch_size)
+
+    def _why_stop(self, last: Point) -> str | None:
+        if last.problem is not None:
+            return f"a batch of {last.batch_size:,} rows: {last.problem}"
+        if last.batch_size >= self.most:
+            return f"{self.most:,} rows are the most that this input can use"
+        if self._predicted(2 * last.batch_size) > (self.room_bytes or float("inf")):
+            return f"{2 * last.batch_size:,} rows would take more memory than is allowed"
+        rates = [point.rows_per_s for point in self.points]
+        if len(rates) > _STEPS_WITHOUT_GAIN:
+            before = max(rates[:-_STEPS_WITHOUT_GAIN])
+            if max(rates[-_STEPS_WITHOUT_GAIN:]) < (1 + LEAST_GAIN) * before:
+                return "larger batches are no faster"
+        return None
+
+    def _predicted(self, batch_size: int) -> float:
+        """The memory of a size that was not tried: what the last step took, carried on in a straight line."""
+        if len(self.points) < 2:
+            return 0.0
+        before, last = self.points[-2:]
+        step = last.batch_size - before.batch_size
+        slope = max(0, last.memory_bytes - before.memory_bytes) / step if step else 0.0
+        return last.memory_bytes + slope * (batch_size - last.batch_size)
+
+    def _refinement(self) -> int | None:
+        """Half-way, as steps of the ladder go, between the knee and the better of its neighbours."""
+        knee = self.best
+        if self._is_refined or knee is None:
+            return None
+        self._is_refined = True
+        ran = {point.batch_size: point.rows_per_s for point in self.points if point.problem is None}
+        beside = [size for size in (knee.batch_size // 2, 2 * knee.batch_size) if size in ran]
+        if not beside:
+            return None
+        middle = (knee.batch_size + max(beside, key=lambda size: ran[size])) // 2
+        return middle if middle not in ran else None
+
+
+def first_size(default: int) -> int:
+    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image.
+
+    >>> first_size(8192), first_size(16)
+    (512, 1)
+    """
+    return max(1, default // 16)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search may take: a tenth of the job, at most two minutes; not at all for a job that is short.
+
+    >>> Budget.of(600.0).seconds, Budget.of(36_000.0).seconds, Budget.of(12.0).seconds
+    (60.0, 120.0, 0.0)
+    """
+
+    seconds: float
+
+    @classmethod
+    def of(cls, predicted_s: float) -> Budget:
+        seconds = min(MOST_SEARCH_S, SEARCH_SHARE * predicted_s)
+        return cls(seconds if seconds >= LEAST_SEARCH_S else 0.0)

@@ -1,0 +1,62 @@
+"""What could run a model on a device here, and in which order it is worth trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.records import ModelFile
+from penstock.packages import CONVERTER, PACKAGES
+
+_VARIANTS = {"tensorflow": ("tensorflow-xla",), "torch": ("torch-compiled",), "onnx": ("onnx-tensorrt", "openvino")}
+"""Runtimes that read whatever another one reads."""
+_READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")
+"""Runtimes that read a converted step."""
+_ORDER = {
+    "cpu": ("openvino", "onnx", "jax", "tensorflow-xla", "torch-compiled", "torch"),
+    "gpu": ("jax", "onnx-tensorrt", "onnx", "torch-compiled", "torch"),
+}
+"""The most promising first: time may run out."""
+_KINDS_THAT_CONVERT = ("keras", "h5", "saved_model", "frozen_graph")
+"""Of a model that a function builds nobody knows the weights before it runs: what was converted may be of others."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A runtime that may be faster than the model's own. `why_not` says why it cannot be tried."""
+
+    runtime: str
+    is_converted: bool = False
+    why_not: str | None = None
+
+
+def candidates(model: ModelFile, own: str, device_kind: str) -> list[Candidate]:
+    """Every other runtime that could execute the model on this kind of device; those that are not installed last."""
+    natural = [name for name in model.runtimes if name != "tf_keras" or own == "tf_keras"]
+    natural += [other for name in natural for other in _VARIANTS.get(name, ())]
+    found: list[Candidate] = []
+    for name in _ORDER[device_kind]:
+        if name == own or device_kind not in PACKAGES[name].device_kinds:
+            continue
+        if name in natural:
+            found.append(Candidate(name, why_not=_missing(name)))
+        elif name in _READ_STEPS and can_convert(model, own):
+            found.append(Candidate(name, is_converted=True, why_not=_missing(name) or _missing_converter()))
+    return sorted(found, key=lambda candidate: candidate.why_not is not None)
+
+
+def can_convert(model: ModelFile, own: str) -> bool:
+    return own in ("tensorflow", "tf_keras") and model.kind in _KINDS_THAT_CONVERT
+
+
+def needs_conversion(model: ModelFile, runtime: str) -> bool:
+    """Whether a runtime reads only what was converted from this model."""
+    return runtime in _READ_STEPS and model.kind in _KINDS_THAT_CONVERT
+
+
+def _missing(runtime: str) -> str | None:
+    package = PACKAGES[runtime]
+    return None if package.is_installed else f"not installed: {package.install}"
+
+
+def _missing_converter() -> str | None:
+    return None if CONVERTER.is_installed else f"conversion is not installed: {CONVERTER.install}"

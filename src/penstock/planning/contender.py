@@ -1,0 +1,157 @@
+"""One way to run the model, in processes of its own: started, held against the model's own answers, measured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from penstock import registry
+from penstock.core.agreement import Proof, prove
+from penstock.core.events import Measure, Prepared
+from penstock.core.plans import Choice, Trial
+from penstock.core.records import Device, Job, ModelFile, Placement, Span
+from penstock.core.tuning import Ladder, Point
+from penstock.engines.local import LocalEngine
+from penstock.errors import ModelError
+from penstock.planning.surroundings import Clock, Surroundings
+from penstock.pool.supervisor import Launch
+from penstock.telemetry.meter import Meter
+
+WINDOW_S = 0.4
+_GLANCES = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a contender runs: the runtime, the file that it loads, and what it gets of the machine."""
+
+    runtime: str
+    model: ModelFile
+    threads: int
+    devices: tuple[Device, ...]
+    lanes: int
+
+    @property
+    def replicas(self) -> int:
+        return len(self.devices)
+
+
+@dataclass
+class Contender:
+    """A setting whose processes are up."""
+
+    setting: Setting
+    engine: LocalEngine
+    start_s: float
+    proof: Proof
+    is_own: bool = False
+    room_bytes: int | None = None
+    points: list[tuple[Point, int]] = field(default_factory=list)
+    """Every size that was measured, with the lanes it was measured with."""
+
+    def measure(self, batch_size: int, *, seconds: float = WINDOW_S, lanes: int | None = None) -> Point:
+        """Rows a second of all its replicas together, each running batches of this size."""
+        lanes = self.setting.lanes if lanes is None else lanes
+        order = Measure(batch_size, seconds / _GLANCES, lanes, self.room_bytes)
+        # The faster of two glances: whatever else the machine does meanwhile only ever makes it slower.
+        point = max((self._glance(order) for _ in range(_GLANCES)), key=lambda each: each.rows_per_s)
+        self.points.append((point, lanes))
+        return point
+
+    def _glance(self, order: Measure) -> Point:
+        found = self.engine.measure(order, self.setting.replicas)
+        problem = next((each.problem for each in found if each.problem is not None), None)
+        rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
+        return Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
+
+    def climb(self, ladder: Ladder, clock: Clock) -> Point | None:
+        """The knee of the ladder, as far as time allows; None where not even the first size ran."""
+        while (size := ladder.next()) is not None:
+            if ladder.points and clock.left < 4 * WINDOW_S:
+                break
+            ladder.add(self.measure(size))
+        return ladder.best
+
+    def trial(self, point: Point, lanes: int) -> Trial:
+        return Trial(
+            self.setting.runtime,
+            point.batch_size,
+            self.setting.threads,
+            self.setting.replicas,
+            lanes,
+            round(point.rows_per_s, 3),
+            point.memory_bytes,
+            round(self.start_s, 2),
+            self.proof.difference,
+            point.problem,
+        )
+
+    def choice(self, batch_size: int, lanes: int) -> Choice:
+        file = self.setting.model
+        converted = file.location if file.kind == "converted" else None
+        return Choice(
+            self.setting.runtime,
+            batch_size,
+            self.setting.threads,
+            self.setting.replicas,
+            lanes,
+            file.precision,
+            converted,
+        )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The job as the model's own framework runs it: what a contender is started beside, and held against."""
+
+    job: Job
+    sample: Span
+    prepared: Prepared
+    placement: Placement
+    row_timeout: float
+    descriptors: tuple[int, ...]
+
+
+def open_engine(setting: Setting, beside: Beside, around: Surroundings, clock: Clock) -> tuple[LocalEngine, Prepared]:
+    """The processes of a setting, with its answers to the same first rows."""
+    launch = Launch(
+        registry.RUNTIMES[setting.runtime],
+        setting.model,
+        setting.threads,
+        around.log,
+        descriptors=beside.descriptors,
+        is_verbose=around.is_verbose,
+    )
+    placement = replace(beside.placement, devices=setting.devices, lanes=setting.lanes)
+    engine = LocalEngine(launch, placement, Meter().observe, clock, beside.row_timeout)
+    try:
+        engine.load()
+        return engine, engine.prepare(beside.job, placement, beside.sample, len(beside.prepared.answered))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def start(setting: Setting, beside: Beside, tolerance: float, around: Surroundings, clock: Clock) -> Contender:
+    """Start the processes of a setting, and hold its answers against those of the model's own framework.
+
+    Raises:
+        ModelError: The answers are others, or the runtime refuses the model.
+    """
+    began = time.perf_counter()
+    engine, prepared = open_engine(setting, beside, around, clock)
+    proof = proof_of(prepared, beside.prepared, tolerance)
+    if proof.problem is not None:
+        engine.close()
+        raise ModelError("the answers are not those of the model's own framework", received=proof.problem)
+    return Contender(setting, engine, time.perf_counter() - began, proof)
+
+
+def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
+    """Whether the answers to the first rows are those of the model's own framework."""
+    assert ours.answers is not None
+    assert own.answers is not None
+    if ours.answered != own.answered:
+        failed = sorted(set(ours.answered) ^ set(own.answered))
+        return Proof(0.0, f"row {failed[0]} fails on one side only")
+    return prove(ours.answers, own.answers, tolerance)

@@ -1,0 +1,97 @@
+"""What a plan promises for the whole input: how fast, what bounds it, and what would help."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from penstock import registry, written
+from penstock.core.bounds import Rates, predict
+from penstock.core.columns import take_positions
+from penstock.core.plans import Plan
+from penstock.core.records import Placement, Result, Span
+from penstock.errors import PenstockError
+from penstock.jobs import Started
+from penstock.planning.search import Found
+from penstock.pool.devices import usable_cores
+from penstock.pool.loading import load_batches
+
+_LOOK_S = 0.5
+_WRITTEN_BYTES = 8 << 20
+_MOST_WRITTEN_ROWS = 1 << 16
+
+
+def plan_of(found: Found, started: Started, rows: int, search_s: float) -> Plan:
+    """The plan behind what a search found."""
+    promised = predict(rates_of(found, started))
+    return Plan(
+        found.choice,
+        tuple(found.trials),
+        tuple(f"{device} {device.name}".strip() for device in started.placement.devices),
+        rows,
+        round(promised.rows_per_s, 3),
+        round(found.start_s + rows / promised.rows_per_s, 2),
+        promised.by,
+        str(promised),
+        found.reason,
+        round(search_s, 2),
+    )
+
+
+def rates_of(found: Found, started: Started) -> Rates:
+    """How fast each stage is by itself, as far as a look at the first rows tells."""
+    placement, choice = started.placement, found.choice
+    on_gpu = placement.devices[0].kind == "gpu"
+    devices = len({device.index for device in placement.devices}) if on_gpu else 1
+    return Rates(
+        found.rows_per_s * devices,
+        usable_cores(),
+        0.0 if on_gpu else min(usable_cores(), choice.replicas * choice.threads),
+        load_s=_seconds_to_load(started),
+        write_s=_seconds_to_write(started),
+        on_gpu=on_gpu,
+        devices=devices,
+        loaders=_loaders(placement),
+    )
+
+
+def _loaders(placement: Placement) -> int:
+    return placement.most_loaders if placement.has_loader_processes else placement.loaders * placement.replicas
+
+
+def _seconds_to_load(started: Started) -> float:
+    """What one core takes to read and decode a row."""
+    if started.prepared.rows_loaded_per_s is not None:
+        return 1 / started.prepared.rows_loaded_per_s
+    began = time.perf_counter()
+    rows = 0
+    for span in started.divide():
+        for batch in load_batches(started.job, span):
+            rows += batch.rows
+            if time.perf_counter() - began > _LOOK_S:
+                return (time.perf_counter() - began) / rows
+    return (time.perf_counter() - began) / max(1, rows)
+
+
+def _seconds_to_write(started: Started) -> float:
+    """What the committer takes to write a row, tried on answers that are there, over and over; 0 where none are."""
+    answers = started.prepared.answers
+    if not answers or not started.prepared.answered:
+        return 0.0
+    options = replace(started.options, keep=())
+    schema = written.output_schema(started, options)
+    rows = max(1, min(_MOST_WRITTEN_ROWS, _WRITTEN_BYTES // schema.row_bytes))
+    places = np.arange(rows) % len(started.prepared.answered)
+    columns = {name: take_positions(column, places) for name, column in answers.items()}
+    result = written.renamed(Result(Span(0, 0, rows, ()), columns), options)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(PenstockError):
+        began = time.perf_counter()
+        writer = registry.SINKS[options.format].open_part("part-00000000", folder, schema)
+        writer.write(result)
+        writer.finish()
+        return (time.perf_counter() - began) / rows
+    return 0.0

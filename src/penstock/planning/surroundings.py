@@ -1,0 +1,53 @@
+"""What every process of a search is started with, and how much time is left for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock.core.stopping import StopFlag
+from penstock.errors import PenstockError
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where processes write, what ends them early, and who is told."""
+
+    log: IO[Any]
+    stop: StopFlag
+    note: Callable[[str], None]
+    is_verbose: bool = False
+
+
+class OutOfTime(PenstockError):
+    """The search has used up its time."""
+
+
+class Clock(StopFlag):
+    """A stop flag that also ends what waits for it when the time of the search is over.
+
+    Args:
+        stop: The flag of the whole run.
+        seconds: What the search may take.
+    """
+
+    def __init__(self, stop: StopFlag, seconds: float) -> None:
+        super().__init__()
+        self._stop = stop
+        self.began = time.perf_counter()
+        self._until = self.began + seconds
+
+    @property
+    def left(self) -> float:
+        return self._until - time.perf_counter()
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.began
+
+    def check(self) -> None:
+        self._stop.check()
+        if self.left <= 0:
+            raise OutOfTime("the time of the search is over")

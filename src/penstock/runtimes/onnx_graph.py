@@ -1,0 +1,86 @@
+"""What is done to the ONNX graph of a converted step, so that everyone who reads ONNX can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+_DOMAINS = ("", "ai.onnx.ml")
+"""Where the operations of plain ONNX files come from; everything else needs a library of its own."""
+
+
+def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
+    """1 - erf(x): what ONNX has of the function in which TensorFlow writes `gelu`."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    dtype = tensor_dtype_to_np_dtype(context.get_dtype(node.input[0]))
+    one = context.make_const(f"{name}_one", np.ones((), dtype))
+    context.remove_node(node.name)
+    erf = context.make_node("Erf", [node.input[0]])
+    return context.make_node("Sub", [one.output[0], erf.output[0]], name=name, outputs=node.output)
+
+
+def embed(graph: Any, values: Mapping[str, Any]) -> None:
+    """Make constants of inputs that have one value: tensors which the step found around it when it was traced."""
+    from onnx.numpy_helper import from_array
+
+    for node in [node for node in graph.input if node.name in values]:
+        graph.initializer.append(from_array(np.asarray(values[node.name]), node.name))
+        graph.input.remove(node)
+
+
+def release_constants(graph: Any) -> None:
+    """Let the bodies of loops read what they carry round unchanged, weights mostly, from the graph around them.
+
+    OpenVINO does not read a loop whose body gives back one of its inputs as it is.
+    """
+    renamed: dict[str, str] = {}
+    for node in graph.node:
+        for body in _bodies(node):
+            release_constants(body)
+            if node.op_type == "Loop":
+                renamed |= _release_from_loop(node, body)
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = renamed.get(name, name)
+
+
+def _release_from_loop(loop: Any, body: Any) -> dict[str, str]:
+    """Take the constants out of a loop; returns its outputs that are gone, to what they were equal to."""
+    gone: dict[str, str] = {}
+    for place in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
+        inner, outer = body.input[place + 2].name, loop.input[place + 2]
+        if body.output[place + 1].name != inner or _is_used_deeper(body, inner):
+            continue
+        for node in body.node:
+            for position, name in enumerate(node.input):
+                node.input[position] = outer if name == inner else name
+        gone[loop.output[place]] = outer
+        del body.input[place + 2], body.output[place + 1], loop.input[place + 2], loop.output[place]
+    return gone
+
+
+def _is_used_deeper(graph: Any, name: str) -> bool:
+    inner = [body for node in graph.node for body in _bodies(node)]
+    return any(name in node.input for body in inner for node in body.node) or any(
+        _is_used_deeper(body, name) for body in inner
+    )
+
+
+def _bodies(node: Any) -> list[Any]:
+    """The graphs inside a node: of loops and conditions."""
+    found = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return found + [graph for attribute in node.attribute for graph in attribute.graphs]
+
+
+def unknown_operations(graph: Any) -> Iterator[str]:
+    """The operations that ONNX does not have, at any depth. tf2onnx leaves what it cannot convert as it was."""
+    from onnx import defs
+
+    for node in graph.node:
+        if node.domain not in _DOMAINS or not defs.has(node.op_type, domain=node.domain):
+            yield node.op_type
+        for body in _bodies(node):
+            yield from unknown_operations(body)

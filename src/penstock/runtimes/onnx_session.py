@@ -1,0 +1,140 @@
+"""Opening a session of onnxruntime: threads, providers and precision, all told explicitly; and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from penstock.core.records import Device, ModelFile
+from penstock.errors import DeviceError, ModelError, one_line
+
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+_SOURCE = re.compile(
+    r"/\S*onnxruntime/\S+\.(?:cc|h|cpp|hpp):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?(?: const)? ?"
+)
+"""Where in its sources onnxruntime met an error: a path, a line, and the signature of a function."""
+_IN_TENSORRT = {"float16": "trt_fp16_enable", "bfloat16": "trt_bf16_enable"}
+"""A precision to TensorRT's option for it."""
+
+
+def open_session(path: str, model: ModelFile, device: Device, threads: int, *, has_tensorrt: bool = False) -> Any:
+    """A session that computes in the precision of the file, unless TensorRT was told another.
+
+    Args:
+        path: The ONNX file.
+        model: What the file belongs to.
+        device: Where it runs.
+        threads: For one operation.
+        has_tensorrt: Whether TensorRT runs what it can, and CUDA the rest.
+
+    Raises:
+        ModelError: The file does not load.
+        DeviceError: This onnxruntime cannot use the device, or does not compute in that precision.
+    """
+    import onnxruntime
+
+    _check_precision(model, has_tensorrt)
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.use_deterministic_compute = True
+    # A pool that spins while it waits burns time that loaders could use. Seen on two busy cores only: a small CNN took
+    # about a tenth less processor time without it, an MLP the same; rows/s did not differ beyond the noise.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers = _providers(onnxruntime, model, device, has_tensorrt)
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=providers)
+    except Exception as error:
+        raise ModelError(
+            "the model does not load",
+            received=f"{path}: {reason(error)}",
+            hint=_hint(error, onnxruntime.__version__),
+        ) from None
+    missing = [name for name, *_ in providers[:-1] if name not in session.get_providers()]
+    if missing:
+        raise _without_gpu(onnxruntime, device, has_tensorrt=missing == [TENSORRT])
+    return session
+
+
+def _check_precision(model: ModelFile, has_tensorrt: bool) -> None:
+    known = ["model", *(_IN_TENSORRT if has_tensorrt else ())]
+    if model.precision not in known:
+        raise DeviceError(
+            f"onnxruntime does not compute in {model.precision}{' by TensorRT' if has_tensorrt else ''}",
+            received=f"--precision {model.precision}",
+            allowed=", ".join(known) + ": the precision in which the file was written",
+        )
+
+
+def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt: bool) -> list[Any]:
+    if device.kind != "gpu":
+        if has_tensorrt:
+            raise DeviceError("TensorRT runs on GPUs only", received=f"{device} {device.name}")
+        return ["CPUExecutionProvider"]
+    available = onnxruntime.get_available_providers()
+    if CUDA not in available or (has_tensorrt and TENSORRT not in available):
+        raise _without_gpu(onnxruntime, device, has_tensorrt=CUDA in available)
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # CUDA and cuDNN from the packages that pip brought
+    cuda: dict[str, Any] = {
+        "device_id": 0,
+        "arena_extend_strategy": "kSameAsRequested",
+        # Timing the algorithms chooses differently in two processes: other bits from one replica to the next.
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": 1,  # as TensorFlow and JAX multiply float32 on a GPU
+    }
+    if device.memory_limit:
+        cuda["gpu_mem_limit"] = device.memory_limit
+    tensorrt = [(TENSORRT, _tensorrt(model))] if has_tensorrt else []
+    return [*tensorrt, (CUDA, cuda), "CPUExecutionProvider"]
+
+
+def _tensorrt(model: ModelFile) -> dict[str, Any]:
+    told: dict[str, Any] = {"device_id": 0, "trt_fp16_enable": model.precision == "float16", "trt_int8_enable": False}
+    if model.precision in _IN_TENSORRT:
+        told[_IN_TENSORRT[model.precision]] = True
+    if model.kind == "converted":
+        # TensorRT times its kernels: built anew, another replica would choose others, and give other bits.
+        told |= {
+            "trt_engine_cache_enable": True,
+            "trt_engine_cache_path": os.path.join(model.location, f"tensorrt-{model.precision}"),
+        }
+    return told
+
+
+def _without_gpu(onnxruntime: Any, device: Device, *, has_tensorrt: bool = False) -> DeviceError:
+    return DeviceError(
+        "this onnxruntime does not find TensorRT" if has_tensorrt else "this onnxruntime does not see the GPU",
+        received=f"{device} {device.name}, onnxruntime {onnxruntime.__version__}",
+        hint="pip install tensorrt, of the version that this onnxruntime was built for; or --runtime onnx"
+        if has_tensorrt
+        else "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'; or --devices cpu",
+    )
+
+
+def reason(error: Exception) -> str:
+    """onnxruntime's reason without its code, its source file and its function."""
+    text = one_line(error, limit=2000)
+    for mark in (" : FAIL : ", " : INVALID_PROTOBUF : ", " : INVALID_GRAPH : ", " : NOT_IMPLEMENTED : ", " failed:"):
+        text = text.partition(mark)[2] or text
+    text = _SOURCE.sub("", text)
+    return text[text.find("ONNX Runtime only") :][:300] if "ONNX Runtime only" in text else text[:300]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return "allocate memory" in str(error) or "out of memory" in str(error).lower()
+
+
+def _hint(error: Exception, version: str) -> str | None:
+    text = str(error)
+    if "opset" in text.lower() and ("guarantees" in text or "Unsupported" in text):
+        return f"it was written for a newer ONNX than onnxruntime {version} knows: pip install --upgrade onnxruntime"
+    if "is not a registered function/op" in text or "No opset import for domain" in text:
+        return "it has operators of its own, which onnxruntime does not have; export it without them"
+    if "protobuf" in text.lower():
+        return "the file is damaged, or is not an ONNX file"
+    return None

@@ -1,0 +1,114 @@
+"""What a Keras model computes in: as it was made, or in fewer bits where that was asked for.
+
+`bfloat16` and `float16` are Keras's mixed precision: the weights stay in 32 bits, layers compute in 16, and what comes
+out is float32 again. `int8` quantizes the layers that Keras can quantize, from their weights alone. With `model`,
+nothing is changed: on a CPU float32 is float32, also where the environment tells a library to use fewer bits. On a GPU,
+float32 is what the framework makes of it: TensorFlow, JAX and torch (in convolutions) multiply in TF32 there, as they do
+when the model is run without penstock.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any
+
+from penstock.core.records import ModelFile
+from penstock.errors import ModelError
+
+STRICT_FLOAT32 = {
+    "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
+    "DNNL_DEFAULT_FPMATH_MODE": "STRICT",
+    "TF_SET_ONEDNN_FPMATH_MODE": "",
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "0",
+}
+"""Variables for every process that computes on a CPU: nothing in the user's environment lowers the precision."""
+
+AS_MADE = "model"
+_KERAS_KINDS = ("keras", "h5", "builder")
+_SIXTEEN_BITS = ("bfloat16", "float16")
+_FLOATS = ("float64", "float32", *_SIXTEEN_BITS)
+
+
+def check_kind(file: ModelFile, runtime: str) -> None:
+    """Refuse a precision where a model computes in what its graph says.
+
+    Raises:
+        ModelError: This runtime cannot change it.
+    """
+    if file.precision == AS_MADE or (file.kind in _KERAS_KINDS and runtime != "tf_keras"):
+        return
+    able = "openvino computes in bfloat16 and float16 by itself"
+    keras = "; tensorflow, jax and torch do for models of Keras 3" if file.kind in _KERAS_KINDS else ""
+    raise ModelError(
+        f"the {runtime} runtime computes in the precision that the model was made in",
+        received=f"--precision {file.precision} for a model of kind {file.kind}",
+        allowed=f"--precision {AS_MADE}",
+        hint=f"{able}{keras}: --runtime openvino",
+    )
+
+
+def lower(model: Any, precision: str) -> str:
+    """Let a loaded model of Keras 3 compute in fewer bits. Returns what was done, for people.
+
+    Raises:
+        ModelError: It has no layer that can.
+    """
+    if precision in _SIXTEEN_BITS:
+        return _mix(model, precision)
+    return _quantize(model, precision)
+
+
+def as_float32(tensor: Any) -> Any:
+    """An output of a model whose layers compute in 16 bits. Called while the step is traced."""
+    import keras
+
+    is_short = keras.backend.standardize_dtype(tensor.dtype) in _SIXTEEN_BITS
+    return keras.ops.cast(tensor, "float32") if is_short else tensor
+
+
+def _mix(model: Any, precision: str) -> str:
+    """Layers that compute with floats take the policy. Those for strings and whole numbers stay as they are."""
+    layers = [layer for layer in model._flatten_layers() if _computes_floats(layer)]
+    for layer in layers:
+        layer.dtype_policy = f"mixed_{precision}"
+    if not any(layer.weights for layer in layers):
+        raise ModelError(
+            f"the model has no layer that could compute in {precision}",
+            received=_described(model),
+            allowed="a model with layers of floats",
+        )
+    return f"computes in {precision}: {len(layers)} layers, float32 weights and answers"
+
+
+def _computes_floats(layer: Any) -> bool:
+    policy = layer.dtype_policy
+    return getattr(policy, "quantization_mode", None) is None and policy.compute_dtype in _FLOATS
+
+
+def _quantize(model: Any, precision: str) -> str:
+    with warnings.catch_warnings(action="ignore"):  # one for each layer that has no such thing
+        model.quantize(precision)
+    able = [layer for layer in model._flatten_layers() if _is_quantized(layer, precision)]
+    if not able:
+        raise ModelError(
+            f"the model has no layer that Keras can quantize to {precision}",
+            received=_described(model),
+            allowed="Dense, EinsumDense and Embedding layers",
+        )
+    having_weights = [layer for layer in model._flatten_layers(include_self=False) if _own_weights(layer)]
+    return f"computes in {precision}: {len(able)} of {len(having_weights)} layers with weights"
+
+
+def _is_quantized(layer: Any, precision: str) -> bool:
+    return getattr(layer.dtype_policy, "quantization_mode", None) == precision
+
+
+def _own_weights(layer: Any) -> bool:
+    return bool(layer.weights) and len(list(layer._flatten_layers())) == 1
+
+
+def _described(model: Any) -> str:
+    """What layers it has: `Conv2D ×53, BatchNormalization ×52`."""
+    counts = Counter(type(layer).__name__ for layer in model._flatten_layers(include_self=False))
+    return ", ".join(f"{name} ×{count}" for name, count in counts.most_common(8)) or type(model).__name__

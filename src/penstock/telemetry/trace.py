@@ -1,0 +1,257 @@
+"""A trace of a run in the Chrome trace event format, which Perfetto opens: https://ui.perfetto.dev.
+
+The file is a JSON array that grows event by event. Its closing bracket is optional by the format, so a run that is
+killed leaves a trace that opens; a run that ends closes it, and it is plain JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock.core.protocols import PartWriter, Sink
+from penstock.core.records import Device, OutputSchema, Result
+from penstock.core.tracing import (
+    COORDINATOR,
+    FSYNC,
+    NONE,
+    ORDERING,
+    PREDICT,
+    PUBLISH,
+    ROWS_DONE,
+    SPAN,
+    WRITE,
+    Level,
+    Mark,
+)
+from penstock.errors import OutputError
+
+_BUFFERED_BYTES = 1 << 16
+_FLUSH_EVERY_S = 1.0
+_FIRST_OF = {"replica": 100, "loader": 10_000}
+_COORDINATOR_ID = 1
+
+
+class TraceWriter:
+    """Writes what happens as it becomes known. Any thread may call it; it never stops a run.
+
+    Args:
+        path: The file; one that is there is replaced.
+        began: When the run began, by `time.perf_counter`: the zero of all times.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+
+    def __init__(self, path: str, began: float) -> None:
+        self.path = path
+        self.problem: str | None = None
+        """Why the trace ends before the run did, where it does."""
+        try:
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OutputError(
+                "the trace cannot be written",
+                received=f"{path}: {error.strerror or error}",
+                hint="--trace takes the path of a file, in a folder that is there and may be written to",
+            ) from None
+        self._began = began
+        self._lock = threading.Lock()
+        self._buffer: list[str] = []
+        self._buffered = 0
+        self._flushed_at = began
+        self._is_first = True
+        self._named: dict[tuple[str, str | None], tuple[int, int]] = {}
+        self._arrived: dict[int, float] = {}
+        self._rows = 0
+        self._track(COORDINATOR, "MainThread")
+        self._write()
+
+    def observe(self, number: int, device: Device, rows: int, marks: Iterable[Mark | Level]) -> None:
+        """A replica has delivered a span of `rows` rows: what it and its loaders noted on the way."""
+        now = time.perf_counter()
+        replica = f"replica {number} on {device}"
+        with self._lock:
+            for mark in marks:
+                if isinstance(mark, Level):
+                    self._count(mark, mark.process or replica)
+                    continue
+                if mark.what == PREDICT and not mark.process:
+                    self._arrived[mark.span] = now
+                self._slice(mark, mark.process or replica, str(device) if mark.what == PREDICT else None)
+            self._rows += rows
+            self._count(Level(ROWS_DONE, now, self._rows), COORDINATOR)
+            self._flush_now_and_then(now)
+
+    def leaves(self, span: int) -> None:
+        """It is this span's turn: all before it have left the engine."""
+        now = time.perf_counter()
+        with self._lock:
+            arrived = self._arrived.pop(span, None)
+            if arrived is None:
+                return
+            # Many results wait at the same time: these are not what one thread does, but async events.
+            track, thread = self._track(COORDINATOR, "MainThread")
+            same = f'"cat":"{ORDERING}","name":"{ORDERING}","id":{span},"pid":{track},"tid":{thread}'
+            self._add(f'{{"ph":"b",{same},"ts":{self._time(arrived)},"args":{{"span":{span}}}}}')
+            self._add(f'{{"ph":"e",{same},"ts":{self._time(now)}}}')
+
+    @contextlib.contextmanager
+    def doing(self, what: str, span: int = NONE, rows: int = NONE) -> Iterator[None]:
+        """Note what this thread of the coordinator does inside the block."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note(what, started, span, rows)
+
+    def note(self, what: str, started: float, span: int = NONE, rows: int = NONE) -> None:
+        """This thread of the coordinator has done something since `started`."""
+        now = time.perf_counter()
+        mark = Mark(what, threading.current_thread().name, started, now, span, rows=rows)
+        with self._lock:
+            self._slice(mark, COORDINATOR)
+            self._flush_now_and_then(now)
+
+    def close(self) -> None:
+        """Complete the file."""
+        with self._lock:
+            self._buffer.append("\n]\n")
+            self._write()
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _slice(self, mark: Mark, process: str, device: str | None = None) -> None:
+        what, thread_name, started, ended, span, batch, rows, slot, _ = mark
+        track, thread = self._track(process, thread_name)
+        name = _quoted(what) if what != SPAN else '"sample"' if span == NONE else f'"span {span}"'
+        args = f',"span":{span}' if span != NONE else ""
+        args += f',"batch":{batch}' if batch != NONE else ""
+        args += f',"rows":{rows}' if rows != NONE else ""
+        args += f',"slot":{slot}' if slot != NONE else ""
+        args += f',"device":"{device}"' if device is not None else ""
+        # Both ends are rounded, not the duration: what ended when the next began still does.
+        start = round((started - self._began) * 1e9)
+        duration = round((ended - self._began) * 1e9) - start
+        self._add(
+            f'{{"ph":"X","name":{name},"cat":{_quoted(what)},"pid":{track},"tid":{thread},'
+            f'"ts":{start / 1000:.3f},"dur":{duration / 1000:.3f},"args":{{{args[1:]}}}}}'
+        )
+
+    def _count(self, level: Level, process: str) -> None:
+        track, _ = self._track(process, None)
+        name, _, series = level.what.partition(" ")  # "slots in use": viewers put the two together again
+        self._add(
+            f'{{"ph":"C","name":"{name}","pid":{track},"ts":{self._time(level.at)},"args":{{"{series}":{level.value}}}}}'
+        )
+
+    def _track(self, process: str, thread: str | None) -> tuple[int, int]:
+        """The numbers of a process and one of its threads; they are named when they first appear."""
+        found = self._named.get((process, thread))
+        if found is not None:
+            return found
+        if thread is None:
+            kind, _, rest = process.partition(" ")
+            number = _COORDINATOR_ID if process == COORDINATOR else _FIRST_OF[kind] + int(rest.split()[0])
+            self._describe("process_name", number, 0, {"name": process})
+            self._describe("process_sort_index", number, 0, {"sort_index": number})
+            found = (number, 0)
+        else:
+            number, _ = self._track(process, None)
+            found = (number, sum(other == process for other, _ in self._named))
+            self._describe("thread_name", number, found[1], {"name": _plain(thread)})
+        self._named[process, thread] = found
+        return found
+
+    def _describe(self, what: str, process: int, thread: int, args: dict[str, Any]) -> None:
+        self._add(json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}))
+
+    def _time(self, moment: float) -> str:
+        """Microseconds since the run began."""
+        return f"{(moment - self._began) * 1e6:.3f}"
+
+    def _add(self, event: str) -> None:
+        self._buffer.append(("[\n" if self._is_first else ",\n") + event)
+        self._is_first = False
+        self._buffered += len(event)
+
+    def _flush_now_and_then(self, now: float) -> None:
+        if self._buffered > _BUFFERED_BYTES or now - self._flushed_at > _FLUSH_EVERY_S:
+            self._flushed_at = now
+            self._write()
+
+    def _write(self) -> None:
+        """Whole events at once, so that a run that is killed leaves no half of one."""
+        raw = "".join(self._buffer).encode()
+        self._buffer.clear()
+        self._buffered = 0
+        try:
+            while raw and self._file is not None:
+                raw = raw[os.write(self._file, raw) :]
+        except OSError as error:  # a full disk must not take the run down with the trace
+            self.problem = error.strerror or str(error)
+            assert self._file is not None
+            os.close(self._file)
+            self._file = None
+
+
+@functools.lru_cache(maxsize=256)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _plain(thread: str) -> str:
+    return "main" if thread == "MainThread" else thread.replace("-", " ")
+
+
+class TracedSink:
+    """A sink, and when it wrote, synced and published what."""
+
+    def __init__(self, sink: Sink, trace: TraceWriter) -> None:
+        self._sink = sink
+        self._trace = trace
+        self._finished_at: float | None = None
+
+    def check(self, schema: OutputSchema) -> None:
+        self._sink.check(schema)
+
+    def open_part(self, name: str, folder: str, schema: OutputSchema) -> PartWriter:
+        return _TracedPart(self._sink.open_part(name, folder, schema), self)
+
+    def write(self, part: PartWriter, result: Result) -> None:
+        with self._trace.doing(WRITE, result.span.index, result.rows):
+            part.write(result)
+
+    def finish(self, part: PartWriter) -> dict[str, str]:
+        with self._trace.doing(FSYNC):
+            files = part.finish()
+        self._finished_at = time.perf_counter()
+        return files
+
+    def published(self, rows: int) -> None:
+        """The part that was finished last is committed: it is in its place, and in the journal."""
+        if self._finished_at is not None:
+            self._trace.note(PUBLISH, self._finished_at, rows=rows)
+            self._finished_at = None
+
+
+class _TracedPart:
+    def __init__(self, part: PartWriter, sink: TracedSink) -> None:
+        self._part = part
+        self._sink = sink
+
+    def write(self, result: Result) -> None:
+        self._sink.write(self._part, result)
+
+    def finish(self) -> dict[str, str]:
+        return self._sink.finish(self._part)
+
+    def abandon(self) -> None:
+        self._part.abandon()
