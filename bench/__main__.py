@@ -24,7 +24,10 @@ from bench import (
     in_memory,
     many_files,
     memory,
+    planned,
+    start_to_finish,
     to_slots,
+    tracing,
 )
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
@@ -44,9 +47,12 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "J": many_files.listed,
     "K": best_classes.kept,
     "L": estimator.predicted,
+    "M": planned.chosen,
+    "N": start_to_finish.predicted,
+    "O": tracing.cost,
 }
-MODELS = ("a1", "a2", "mobilenet", "thousand")
-PACKAGES = ("penstock", "keras", "tensorflow", "jax", "numpy", "pyarrow")
+MODELS = ("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep")
+PACKAGES = ("penstock", "keras", "tensorflow", "jax", "onnxruntime", "openvino", "tf2onnx", "numpy", "pyarrow")
 
 LEGEND = """\
 Medians of {repeats} runs, the sides in turn. The ratio says how many times faster penstock is; where the bar
@@ -59,11 +65,15 @@ A  peer: Ray Data, at the best settings of a sweep on this machine ({ray}).
 B, C  peer: model.predict of the same model in the same process, without its progress bar.
 D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms.
 F  images a second in the steady state, penstock and peer; the ratio is of these.
-G  peer: Ray Data, as in A. H  peers as named. Start to finish as in A; without start, on every side, from its model
+G  peer: Ray Data, as in A; penstock goes by a plan that was made before. H  peers as named. Start to finish as in A; without start, on every side, from its model
    loaded: what Ray has read until then is not on this clock.
 I  from a batch decoded in its slot to an array in another process. J  peak resident memory of a fresh process.
 K  the same network and files; what is written differs: the five best of 1,000, one number, or all of them.
 L  Estimator.predict: on cpu:2 beside cpu:1, a thread each; and a tiny model beside a plain session loop.
+M  penstock: what `penstock plan` chose; peer: the best point of a sweep over every runtime with the same answers and
+   every power of two as batch size. Both measured once more, medians of {rounds} rounds in turn.
+N  peer: a script that calls model.predict at its best batch size; both from the shell, on two cores.
+O  the same job with and without --trace, without start.
    A bar with a unit is held against penstock's own figure."""
 
 
@@ -78,6 +88,8 @@ def main(arguments: list[str]) -> int:
         options.photos.resolve() if options.photos else None,
     )
     settings.scratch.mkdir(parents=True, exist_ok=True)
+    # Plans and converted models of the benchmark are its own: it neither finds the user's nor leaves any there.
+    os.environ["PENSTOCK_CACHE"] = str(settings.root / "cache" / "all")
     _make_models(settings)
     lines, errors = _run_all(options.only, settings)
     print(render(lines), _legend(lines, settings), sep="\n\n")
@@ -133,7 +145,7 @@ def _run_all(names: Iterable[str], settings: BenchSettings) -> tuple[list[Line],
 def _legend(lines: Iterable[Line], settings: BenchSettings) -> str:
     swept = {line.workload: line.details["ray"] for line in lines if "ray" in line.details}
     chosen = (f"{workload}: {_words(ray['settings'])}" for workload, ray in swept.items())
-    return LEGEND.format(repeats=settings.repeats, ray="; ".join(chosen) or "not run")
+    return LEGEND.format(repeats=settings.repeats, rounds=planned.ROUNDS, ray="; ".join(chosen) or "not run")
 
 
 def _words(settings: dict[str, Any]) -> str:

@@ -30,6 +30,11 @@ def features_folder(root: Path, sizes: Sizes) -> Path:
     return make_once(root / f"a2-{A2_FILES}x{rows}", A2_FILES, rows, _feature_table)
 
 
+def pixel_folder(root: Path, rows: int) -> Path:
+    """Return M's folder: one file such as A1 has many of."""
+    return make_once(root / f"pixels-{rows}", 1, rows, _image_table)
+
+
 def linked_folder(folder: Path, num_files: int) -> Path:
     """Return a folder of that many hard links to the files of `folder`, in turn: more rows, the same disk."""
     linked = folder.with_name(f"{folder.name}-as-{num_files}")
@@ -53,7 +58,7 @@ def warm(folder: Path) -> None:
 
 
 def make_once(folder: Path, num_files: int, rows_per_file: int, make_table: TableMaker) -> Path:
-    """Write under a temporary name and rename: a folder under its final name is whole."""
+    """Return a folder of Parquet files; one under its final name is whole, as it is renamed at the end."""
     if folder.exists():
         return folder
     staging = fresh_staging(folder)

@@ -37,7 +37,9 @@ def _peak_of_job(settings: BenchSettings, folder: Path, num_files: int) -> int:
     linked = data.linked_folder(folder, num_files)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as scratch:
         output = Path(scratch, "penstock")
-        command = penstock_command(settings.models / "a1.keras", linked, output, settings.penstock_options)
+        # Only the long job would search for a plan, and a search has processes of its own for a while.
+        options = ("--plan", "off", *settings.penstock_options)
+        command = penstock_command(settings.models / "a1.keras", linked, output, options)
         return _peak_of_command(command, num_rows)
 
 

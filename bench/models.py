@@ -75,9 +75,7 @@ def residual_network() -> Any:
 
 
 def _for_photos(application: Any) -> Any:
-    network = application(
-        weights=None, include_top=False, pooling="avg", input_shape=(PHOTO_SIDE, PHOTO_SIDE, 3)
-    )
+    network = application(weights=None, include_top=False, pooling="avg", input_shape=(PHOTO_SIDE, PHOTO_SIDE, 3))
     _normalise(network)
     photo = keras.Input((PHOTO_SIDE, PHOTO_SIDE, 3), name="image")
     features = network(keras.layers.Rescaling(1 / 127.5, offset=-1)(photo))

@@ -55,6 +55,32 @@ def check_close(ours: Predictions, theirs: Predictions) -> None:
         raise BenchError(f"predictions differ by up to {difference.max():.3g}, spread {spread.max():.3g}")
 
 
+def check_same(ours: Predictions, theirs: Predictions, tolerance: float) -> float:
+    """Compare two arrays row by row, within a share of the spread of all values.
+
+    Returns:
+        The largest difference, as a share of the spread.
+    """
+    if ours.shape != theirs.shape:
+        raise BenchError(f"shapes differ: {ours.shape} of penstock, {theirs.shape} of the peer")
+    if not (theirs.std(axis=0) > 0).any():
+        raise BenchError("every row has the same answer: that proves nothing")
+    difference = float(np.abs(ours - theirs).max() / np.ptp(theirs))
+    if not difference <= tolerance:
+        raise BenchError(f"predictions differ by up to {difference:.3g} of the spread, allowed {tolerance:g}")
+    return difference
+
+
+def read_arrays(folder: Path) -> Predictions:
+    """Read the predictions of a folder of .npy files, in the order of their names."""
+    return np.concatenate([read_array(path) for path in sorted(folder.glob("*.npy"))])
+
+
+def read_array(path: Path) -> Predictions:
+    array: Predictions = np.load(path)
+    return array.reshape(len(array), -1)
+
+
 def check_by_path(ours: Path, theirs: Path, num_rows: int) -> dict[str, float]:
     """Compare predictions of photos loosely: the two sides decode and resize in different ways.
 

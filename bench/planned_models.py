@@ -43,9 +43,7 @@ def wide_and_deep() -> Any:
     city_index = keras.layers.StringLookup(vocabulary=list(CITIES))(city)
     device_index = keras.layers.StringLookup(vocabulary=list(DEVICES))(device)
     hour_index = keras.layers.IntegerLookup(vocabulary=list(HOURS))(hour)
-    wide = keras.layers.Concatenate()(
-        [_one_hot(device_index, len(DEVICES) + 1), _one_hot(hour_index, len(HOURS) + 1)]
-    )
+    wide = keras.layers.Concatenate()([_one_hot(device_index, len(DEVICES) + 1), _one_hot(hour_index, len(HOURS) + 1)])
     deep = keras.layers.Concatenate()(
         [_embedded(city_index, len(CITIES) + 1), _embedded(device_index, len(DEVICES) + 1), numbers]
     )

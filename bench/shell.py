@@ -25,6 +25,8 @@ class Finished:
     seconds: float
     """From starting the process to its end, as a user at the shell sees it."""
     document: dict[str, Any]
+    errors: str = ""
+    """What it wrote to standard error."""
 
 
 def run(command: Sequence[str], extra_env: Mapping[str, str] | None = None) -> Finished:
@@ -46,7 +48,7 @@ def run(command: Sequence[str], extra_env: Mapping[str, str] | None = None) -> F
     seconds = time.perf_counter() - began
     if process.returncode != 0:
         raise failure(command, process.returncode, errors)
-    return Finished(seconds, parse_document(output, command))
+    return Finished(seconds, parse_document(output, command), errors)
 
 
 def parse_document(output: str, command: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ def run_penstock(job: TableJob) -> Finished:
     finished = run(penstock_command(job.model, job.folder, job.penstock_output, job.penstock_options))
     check_counts(finished.document, job.num_rows)
     return finished
+
+
+def run_plan(
+    model: Path,
+    rows: Path,
+    options: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    is_fresh: bool = True,
+) -> Finished:
+    """Have `penstock plan` search, whatever is known already, or only where nothing is; the plan stays in the cache."""
+    command = [sys.executable, "-m", "penstock", "plan", str(model), str(rows), "--json", "--quiet"]
+    return run([*command, *(["--fresh"] if is_fresh else []), *options], env)
 
 
 def check_counts(document: dict[str, Any], num_rows: int) -> None:

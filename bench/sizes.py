@@ -47,6 +47,15 @@ class Sizes:
         return max(200, self._scaled(4000))
 
     @property
+    def mobilenet_photos(self) -> int:
+        """M and N read as many, as an array."""
+        return max(64, self._scaled(6000))
+
+    @property
+    def resnet_photos(self) -> int:
+        return max(32, self._scaled(1000))
+
+    @property
     def records_per_file(self) -> int:
         return self._scaled(40_000)
 

@@ -67,8 +67,8 @@ class Batch:
 
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
     `kept` and `failures` are those of the real rows. Where rows differ in length, `lengths` are
-    theirs for each such input, and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once it has run
-    in pieces of so many rows, because it did not fit into the memory.
+    theirs for each such input, and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once it has
+    run in pieces of so many rows, because it did not fit into the memory.
     """
 
     index: int

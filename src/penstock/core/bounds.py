@@ -128,9 +128,10 @@ def predict(rates: Rates) -> Bound:
     return Bound(rate, by, _advice(rates, rate, by))
 
 
-def _pace(rates: Rates) -> tuple[float, str]:
+def _pace(rates: Rates, not_first: str = "") -> tuple[float, str]:
+    """Rows a second, and what bounds them; of two that are as slow, the one that is not named."""
     alone, core_seconds = rates.alone(), rates.core_seconds()
-    slowest = min(STAGES, key=lambda stage: alone[stage])
+    slowest = min(STAGES, key=lambda stage: (alone[stage], stage == not_first))
     shared = sum(core_seconds.values())
     if shared and rates.cores / shared < alone[slowest]:
         return rates.cores / shared, max(STAGES, key=lambda stage: core_seconds[stage])
@@ -152,12 +153,12 @@ def _advice(rates: Rates, rate: float, by: str) -> str:
     if change is None:
         return f"the model keeps {rates.compute_cores:.2g} of {rates.cores} cores busy"
     words, is_limit = change.words, change.is_limit
-    better, next_by = _pace(change.rates)
+    better, next_by = _pace(change.rates, not_first=by)
     if better < _LITTLE * rate and next_by != by:
         second = _change(change.rates, better, next_by)
         if second is not None:
             words, is_limit = f"{words} and {second.words}", is_limit or second.is_limit
-            better, next_by = _pace(second.rates)
+            better, next_by = _pace(second.rates, not_first=by)
     then = f", then {next_by} bounds it" if next_by != by else ""
     return f"{words} would give {'up to ' if is_limit else ''}{better / rate:.2g}×{then}"
 

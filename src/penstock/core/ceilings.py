@@ -31,5 +31,5 @@ class Ceilings:
         """What was found for rows of this size since it was `most` (None: open) says nothing about other rows."""
         if most is None:
             self.known.pop(row_bytes, None)
-        else:
-            self.known[row_bytes] = most
+        elif row_bytes in self.known:
+            self.known[row_bytes] = max(most, self.known[row_bytes])

@@ -299,6 +299,11 @@ class Failed:
     kind: str
     details: str
 
+    @property
+    def last_line(self) -> str:
+        """What it says in one line."""
+        return self.details.strip().splitlines()[-1][:300]
+
 
 ToReplica = Load | Prepare | Measure | Convert | Work | Limit | Release | Drain | Chunk | Filled | SpanLoaded
 ToLoader = Begin | Learn | LoadSpan | Grant

@@ -306,7 +306,7 @@ class Shortage:
     """A device ran out of memory at a batch of `rows`, and what is done about it.
 
     The run goes on with batches of `reduced_to` rows; where that is as many as before, with only `at_once` of them in
-    flight; where it is none, the one row has failed.
+    flight, or as before, because there is memory again; where it is none, the one row has failed.
     """
 
     device: str
@@ -320,6 +320,8 @@ class Shortage:
         if self.at_once is not None:
             rows = f"{self.at_once + 1} batches of {self.rows:,} rows at once"
             return f"{self.device} ran out of memory at {rows}: going on with {self.at_once}"
+        if self.reduced_to == self.rows:
+            return f"{self.device} had no memory left for a while, which is over"
         return f"{self.device} ran out of memory at a batch of {self.rows:,} rows: going on with {self.reduced_to:,}"
 
 

@@ -326,12 +326,12 @@ class LocalEngine:
             case Returned(spans=spans):
                 assert self._scheduler is not None
                 self._scheduler.give_back(handle.number, spans)
-            case Failed(error=None, kind=kind) if speaks_of_memory(kind):
-                self._lose(handle, gave_up=kind)
+            case Failed(error=None) if speaks_of_memory(message.last_line):
+                self._lose(handle, gave_up=message.last_line)
             case Failed():
                 raise message.error or PenstockError(
                     f"a replica on {handle.device} failed with {message.kind}",
-                    received=message.details.strip().splitlines()[-1][:300],
+                    received=message.last_line,
                     hint="this is a bug of penstock: please report it with the stack trace from --verbose",
                 )
 
@@ -384,6 +384,7 @@ class LocalEngine:
             gave_up or "\n".join(self._launch.last_lines()),
             handle.board.read(),
             [self._spans[index] for index in held],
+            self._settings.job.batch_size if self._settings is not None else 1,
             is_prepared=handle.number in self._ready,
         )
 

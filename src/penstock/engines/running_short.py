@@ -29,6 +29,8 @@ Tell = Callable[[str], None]
 _DEATHS_OF_A_ROW = 2
 _MOST_POISONED_AT_FIRST = 2
 _WARM_UP = -1
+_ALL_ROWS = 1 << 62
+"""Larger than the bytes of any row: what holds for all of them."""
 
 
 def quietly(text: str) -> None:
@@ -56,6 +58,7 @@ class Death:
     words: str
     notice: Notice | None
     spans: Sequence[Span]
+    batch_size: int
     is_prepared: bool
 
     @property
@@ -128,13 +131,12 @@ class MemoryWatch:
 
     def judge(self, death: Death) -> Verdict:
         """What the death of a replica means, and what the next one on its device is given."""
-        notice = death.notice
-        if notice is None:
-            return Verdict.ORDINARY  # no batch was under way: less of one would not help
         verdict = self._suspect(death)
+        memory, notice = self._of(death.device), death.notice
+        if notice is None:
+            return self._judge_without_notice(death, memory, verdict)
         if verdict is not Verdict.LESS_WAS_TRIED:
             return verdict
-        memory = self._of(death.device)
         was_alone, memory.is_alone = memory.is_alone, True
         if notice.rows > 1:
             memory.before.setdefault(notice.row_bytes, memory.ceilings.known.get(notice.row_bytes))
@@ -146,6 +148,16 @@ class MemoryWatch:
             return self._judge_row(death, notice, memory)
         return Verdict.LESS_WAS_TRIED
 
+    def _judge_without_notice(self, death: Death, memory: _Memory, verdict: Verdict) -> Verdict:
+        """No batch was under way: what was left of the last one, or what is read, took the rest. Less may help."""
+        before = memory.ceilings.most(_ALL_ROWS, death.batch_size)
+        if verdict is not Verdict.LESS_WAS_TRIED or before <= 1:
+            return Verdict.ORDINARY
+        memory.is_alone = True
+        memory.ceilings.lower(0, before // 2)
+        self._record(Shortage(str(death.device), before, before // 2))
+        return verdict
+
     def _suspect(self, death: Death) -> Verdict:
         """Whether it was the memory."""
         kills, before = oom_kills(), self._kills
@@ -154,13 +166,13 @@ class MemoryWatch:
             is_sure, is_likely = kills > before, True
         else:
             is_sure, is_likely = speaks_of_memory(death.words), has_address_limit() and (death.code or 0) < 0
-        if is_sure or (is_likely and death.place in self._suspected):
-            self._suspected.add(death.place)
+        if is_sure:
             return Verdict.LESS_WAS_TRIED
-        if is_likely:
-            self._suspected.add(death.place)
-            return Verdict.SUSPICIOUS
-        return Verdict.ORDINARY
+        if not is_likely or death.notice is None:
+            return Verdict.ORDINARY
+        is_second = death.place in self._suspected
+        self._suspected.add(death.place)
+        return Verdict.LESS_WAS_TRIED if is_second else Verdict.SUSPICIOUS
 
     def _judge_row(self, death: Death, notice: Notice, memory: _Memory) -> Verdict:
         """A replica died at one row, with nothing else under way."""

@@ -19,6 +19,7 @@ from penstock.telemetry.meter import Meter
 
 WINDOW_S = 0.4
 _GLANCES = 2
+_HOPELESS, _HOPELESS_AFTER = 0.4, 3
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,15 @@ class Contender:
         rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
         return Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
 
-    def climb(self, ladder: Ladder, clock: Clock) -> Point | None:
-        """The knee of the ladder, as far as time allows; None where not even the first size ran."""
+    def climb(self, ladder: Ladder, clock: Clock, to_beat: float = 0.0) -> Point | None:
+        """The knee of the ladder, as far as time allows; None where not even the first size ran.
+
+        One that stays far behind what another reached (`to_beat`, rows a second) is not climbed to its end.
+        """
         while (size := ladder.next()) is not None:
-            if ladder.points and clock.left < 4 * WINDOW_S:
+            rates = [point.rows_per_s for point in ladder.points]
+            is_hopeless = len(rates) >= _HOPELESS_AFTER and max(rates) < _HOPELESS * to_beat
+            if rates and (is_hopeless or clock.left < 4 * WINDOW_S):
                 break
             ladder.add(self.measure(size))
         return ladder.best

@@ -201,7 +201,8 @@ class Search:
 
     def _climb(self, contender_: Contender) -> None:
         try:
-            knee = contender_.climb(self._ladder(contender_), self.clock)
+            to_beat = self._best[0].point.rows_per_s if self._best else 0.0
+            knee = contender_.climb(self._ladder(contender_), self.clock, to_beat)
         except Interrupted:
             raise
         except PenstockError as error:  # it died, or the time is over: what it gave until then counts

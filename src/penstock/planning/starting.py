@@ -44,7 +44,13 @@ def start(
         return _begin(file, source, options, meter, around, fixed=fixed)
     plan = _plan_at_hand(model, source, options, around)
     if plan is not None:
-        return _by_plan(plan, model, source, options, meter, around)
+        try:
+            return _by_plan(plan, model, source, options, meter, around)
+        except (ModelError, DeviceError) as error:
+            if options.plan is not None:
+                raise
+            store.forget(plan)
+            around.note(f"plan: the one found before does not run any more ({error.problem})")
     if options.runtime is not None and needs_conversion(model, options.runtime):
         file = _as_read_by(model, options.runtime, source, options, around, None)
         return _begin(file, source, options, meter, around)

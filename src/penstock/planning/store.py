@@ -89,6 +89,14 @@ def save_plan(plan: Plan) -> None:
         os.replace(file.name, path)
 
 
+def forget(plan: Plan) -> None:
+    """Drop a plan that does not run any more, with what was converted for it."""
+    with contextlib.suppress(OSError):
+        os.remove(_plan_path(plan.key))
+    if plan.choice.converted is not None:
+        shutil.rmtree(plan.choice.converted, ignore_errors=True)
+
+
 def read_plan(path: str) -> Plan:
     """The plan in a file that the user named.
 

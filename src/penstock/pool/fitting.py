@@ -147,13 +147,16 @@ class Fitting:
             OutOfMemory: No row fits, or the model takes batches of one size only.
         """
         rows = len(next(iter(batch.values())))
-        pieced = self.in_pieces(batch, rows, lambda piece, _: (self.replica.predict(piece), {}))
+        pieced = self.in_pieces(batch, rows, self._step)
         for _, reason in pieced.rejected.values():
             raise RowTooLarge(reason)
         return pieced.outputs
 
     def close(self) -> None:
         self.replica.close()
+
+    def _step(self, piece: Columns, rows: int) -> tuple[Columns, Rejected]:
+        return self.replica.predict(piece), {}
 
     def limit(self, ceilings: Mapping[int, int]) -> None:
         """Others on the same memory found out that more does not fit."""
@@ -175,21 +178,27 @@ class Fitting:
         size, row_bytes = len(next(iter(arrays.values()))), bytes_of_a_row(arrays)
         before = self._ceilings.known.get(row_bytes)
         gathered = _Gathered()
+        put_back: Shortage | None = None
         place = 0
         while place < rows:
             call = self._enter(row_bytes, size, row_at(place))
-            piece = arrays if call.rows == size and place == 0 else _piece(arrays, place, call.rows)
-            answered = self._run(call, piece, min(call.rows, rows - place), step)
+            real = min(call.rows, rows - place)
+            answered = self._run(call, arrays, place, real, step)
             if not isinstance(answered, str):
-                if piece is arrays:
+                if call.rows == size and place == 0:
                     return Pieced(*answered)
-                gathered.add(place, min(call.rows, rows - place), call.rows, *answered)
+                gathered.add(place, real, call.rows, *answered)
                 place += call.rows
             elif not self._make_room(call, size):
-                self._blame(call, answered)
-                gathered.reject(place, ("OutOfMemory", f"does not fit into the memory by itself: {answered}"))
-                self._put_back(row_bytes, before)
-                place += 1
+                is_to_blame = self._is_to_blame(call, answered)
+                if is_to_blame:
+                    gathered.reject(place, ("OutOfMemory", f"does not fit into the memory by itself: {answered}"))
+                    place += 1
+                put_back = Shortage(self._device, 1, 0 if is_to_blame else 1)
+            if put_back is not None and self._proven:
+                # It was that row, or that moment: neither says anything about the rows to come.
+                self._put_back(row_bytes, before, put_back)
+                put_back = None
         outputs = gathered.to_size(size, self._example)
         if outputs is None:
             raise self._nothing_fits(next(iter(gathered.rejected.values()))[1])
@@ -223,9 +232,10 @@ class Fitting:
         else:
             self._board.clear()
 
-    def _run(self, call: _Call, piece: Columns, rows: int, step: Step) -> tuple[Columns, Rejected] | str:
+    def _run(self, call: _Call, arrays: Columns, place: int, rows: int, step: Step) -> tuple[Columns, Rejected] | str:
         """The answers, or, where there was too little memory, the reason."""
         try:
+            piece = _piece(arrays, place, call.rows)
             answered = step(piece, rows)
         except (OutOfMemory, MemoryError) as error:
             reason = _reason(error)
@@ -272,8 +282,8 @@ class Fitting:
     def _is_divisible(self) -> bool:
         return self.signature.fixed_batch is None
 
-    def _blame(self, call: _Call, reason: str) -> None:
-        """Return where the row is at fault.
+    def _is_to_blame(self, call: _Call, reason: str) -> bool:
+        """Whether a row that does not fit is too large, or the device had no memory for any, and has now.
 
         Raises:
             OutOfMemory: The batch cannot be cut, or the device has no memory for any row.
@@ -289,24 +299,24 @@ class Fitting:
             self._unproven += 1
             if self._unproven >= _HOPELESS:
                 raise self._nothing_fits(reason)
-            return
+            return True
         for seconds in _PAUSES_S:
             if seconds:
                 self._pause(seconds)
             trial = self._enter(bytes_of_a_row(proven), 1, call.first_row)
-            if not isinstance(self._run(trial, proven, 1, lambda row, _: (self.replica.predict(row), {})), str):
-                return
+            if not isinstance(self._run(trial, proven, 0, 1, self._step), str):
+                return seconds == 0.0
         raise OutOfMemory(
             "the device has no memory left, not even for a row that it has held before",
             received=f"{self._device}: {reason}",
             hint="does another program use it? what is committed stays: run it again when there is room",
         )
 
-    def _put_back(self, row_bytes: int, before: int | None) -> None:
+    def _put_back(self, row_bytes: int, before: int | None, shortage: Shortage) -> None:
         with self._changed:
             self._ceilings.put_back(row_bytes, before)
             known = dict(self._ceilings.known)
-        self._tell(Shortage(self._device, 1, 0), known)
+        self._tell(shortage, known)
 
     def _nothing_fits(self, reason: str) -> OutOfMemory:
         return OutOfMemory(
@@ -323,6 +333,8 @@ def bytes_of_a_row(arrays: Columns) -> int:
 
 def _piece(arrays: Columns, place: int, size: int) -> Columns:
     """`size` rows from `place` on; where there are fewer, the last one again and again."""
+    if size == len(next(iter(arrays.values()))) and place == 0:
+        return arrays
     if place + size <= len(next(iter(arrays.values()))):
         return {name: array[place : place + size] for name, array in arrays.items()}
     places = np.minimum(np.arange(place, place + size), len(next(iter(arrays.values()))) - 1)

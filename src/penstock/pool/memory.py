@@ -21,6 +21,7 @@ _WORDS = (
     "out of memory",
     "resource_exhausted",
     "failed to allocate",
+    "can't start new thread",
 )
 
 

@@ -16,12 +16,16 @@ _TIMEOUT_S = 120
 
 _TENSORFLOW = "import tensorflow as f; print(len(f.config.list_physical_devices('GPU')))"
 _JAX = "import jax; print(sum(d.platform in ('gpu', 'cuda') for d in jax.devices()))"
+_TORCH = "import torch; print(torch.cuda.device_count())"
+_ONNX = "import onnxruntime as f; print(int('{}ExecutionProvider' in f.get_available_providers()))"
 _QUESTIONS = {
     "tensorflow": _TENSORFLOW,
     "jax": _JAX,
-    "torch": "import torch; print(torch.cuda.device_count())",
+    "torch": _TORCH,
+    "torch-compiled": _TORCH,
     "tf_keras": _TENSORFLOW,
-    "onnx": "import onnxruntime as f; print(int('CUDAExecutionProvider' in f.get_available_providers()))",
+    "onnx": _ONNX.format("CUDA"),
+    "onnx-tensorrt": _ONNX.format("Tensorrt"),
     "stablehlo": _JAX,
 }
 
@@ -29,8 +33,10 @@ _QUESTIONS = {
 def devices_with_runtimes(runtimes: Sequence[str]) -> list[dict[str, Any]]:
     """Every device with `runtimes`: name to `yes, VERSION` or the reason why not."""
     gpus = gpu_devices()
-    asked = {name: _ask(name) for name in runtimes if gpus and name in _QUESTIONS and PACKAGES[name].is_installed}
-    counts = {name: _answer(process) for name, process in asked.items()}
+    named = {name: _QUESTIONS[name] for name in runtimes if name in _QUESTIONS and PACKAGES[name].is_installed}
+    asked = {question: _ask(question) for question in (set(named.values()) if gpus else ())}
+    answers = {question: _answer(process) for question, process in asked.items()}
+    counts = {name: answers.get(question) for name, question in named.items()}
     return [
         {
             "device": str(device) if device.kind == "gpu" else "cpu",
@@ -57,10 +63,10 @@ def _verdict(runtime: str, kind: str, gpus_seen: int | str | None) -> str:
     return f"no: {runtime} {version} does not see the GPU (a build without CUDA, or a driver that is too old)"
 
 
-def _ask(runtime: str) -> subprocess.Popen[str]:
+def _ask(question: str) -> subprocess.Popen[str]:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _QUESTIONS[runtime]],
+        [sys.executable, "-P", "-c", question],
         env=os.environ | quiet,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

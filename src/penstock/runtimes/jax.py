@@ -9,11 +9,11 @@ import numpy as np
 
 from penstock.core.answering import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
-from penstock.errors import DeviceError, one_line
+from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, peak_of_process, ran_out
-from penstock.runtimes.precision import check_kind
+from penstock.runtimes.precision import AS_MADE, check_kind
 from penstock.runtimes.xla import xla_flags
 
 
@@ -134,9 +134,20 @@ class JaxReplica:
             return step
         with self._compiling:
             if key not in self._steps:
-                like = {name: self._like(array) for name, array in batch.items()}
-                self._steps[key] = self._jax.jit(self._trace).lower(self._weights, like).compile()
+                self._steps[key] = self._lowered(batch).compile()
             return self._steps[key]
+
+    def _lowered(self, batch: Columns) -> Any:
+        like = {name: self._like(array) for name, array in batch.items()}
+        try:
+            return self._jax.jit(self._trace).lower(self._weights, like)
+        except (ValueError, NotImplementedError) as error:
+            if self.call.precision == AS_MADE:
+                raise
+            # Not every operation is there in every precision: attention in float16 is not, on a CPU.
+            raise RefusedByRuntime(
+                f"JAX does not run this model in {self.call.precision}", received=one_line(error)
+            ) from None
 
     def _like(self, array: Array) -> Any:
         place = self._jax.sharding.SingleDeviceSharding(self._target)

@@ -31,7 +31,7 @@ def call_keras_model(file: ModelFile) -> KerasCall:
     if file.precision != precision.AS_MADE:
         told = precision.lower(call.model, file.precision)
         call.signature = replace(call.signature, notes=(*call.signature.notes, told))
-        call.is_lowered = True
+        call.precision = file.precision
     return call
 
 
@@ -55,7 +55,7 @@ class KerasCall:
 
     def __init__(self, model: Any, *, as_list: bool = False, scaling: Scaling | None = None) -> None:
         self.model = model
-        self.is_lowered = False
+        self.precision = precision.AS_MADE
         self._scaling = scaling
         self._as_list = as_list
         self._input_structure = self._structure("input")
@@ -100,7 +100,7 @@ class KerasCall:
         flat = self._tree.flatten(outputs)
         self.output_structure = self._tree.pack_sequence_as(outputs, [0] * len(flat))
         names = self._names(self.output_structure, _output_names(self.model), "output")
-        if self.is_lowered:
+        if self.precision != precision.AS_MADE:
             flat = [precision.as_float32(tensor) for tensor in flat]
         return dict(zip(names, flat, strict=True))
 

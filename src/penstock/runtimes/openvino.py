@@ -157,12 +157,25 @@ class OpenVinoReplica:
 
 
 def _run(network: Network, feeds: Columns, batch: Columns) -> Columns:
+    """Run a batch. What is compiled for other shapes holds memory, too: before a batch is too large, it is let go."""
     try:
         return network.run(feeds)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
-            raise out_of_memory(batch, told(error)) from None
-        raise RuntimeError(told(error)) from None
+        if not _is_out_of_memory(error):
+            raise RuntimeError(told(error)) from None
+    network.let_go()
+    try:
+        return network.run(feeds)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise RuntimeError(told(error)) from None
+        raise out_of_memory(batch, told(error)) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """OpenVINO has one class for all its errors. A thread that cannot be started has no room for its stack."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "alloc" in text or "resource temporarily unavailable" in text
 
 
 def _declared(port: Any, side: str) -> Declared:

@@ -91,13 +91,18 @@ class Network:
             ValueError: A shape is not what the network takes; or a whole number has more than 32 bits. OpenVINO would
                 change the network for the one, and cut off the other.
         """
-        arrays = [np.ascontiguousarray(feeds[name]) for name in self._names]
+        arrays = [np.asarray(feeds[name], order="C") for name in self._names]
         for name, array in zip(self._names, arrays, strict=True):
             _refuse_long_numbers(name, array)
         request = self._for(tuple(array.shape for array in arrays)).request()
         # The arrays are read where they are; the outputs are copied.
         found = request.infer(arrays, share_inputs=True, share_outputs=False)
         return {name: array for port, array in found.items() for name in port.get_names()}
+
+    def let_go(self) -> None:
+        """Give back the memory of everything that is compiled; what comes next is compiled again."""
+        with self._lock:
+            self._compiled.clear()
 
     def _for(self, shapes: Shapes) -> _Compiled:
         with self._lock:

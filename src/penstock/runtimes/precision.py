@@ -3,8 +3,8 @@
 `bfloat16` and `float16` are Keras's mixed precision: the weights stay in 32 bits, layers compute in 16, and what comes
 out is float32 again. `int8` quantizes the layers that Keras can quantize, from their weights alone. With `model`,
 nothing is changed: on a CPU float32 is float32, also where the environment tells a library to use fewer bits. On a GPU,
-float32 is what the framework makes of it: TensorFlow, JAX and torch (in convolutions) multiply in TF32 there, as they do
-when the model is run without penstock.
+float32 is what the framework makes of it: TensorFlow, JAX and torch (in convolutions) multiply in TF32, as they do
+when the model is run there without penstock.
 """
 
 from __future__ import annotations
@@ -72,13 +72,15 @@ def _mix(model: Any, precision: str) -> str:
     layers = [layer for layer in model._flatten_layers() if _computes_floats(layer)]
     for layer in layers:
         layer.dtype_policy = f"mixed_{precision}"
-    if not any(layer.weights for layer in layers):
+    if not model.built:
+        return f"computes in {precision}"  # a subclass gets its weights when it is called
+    if not any(_has_own_weights(layer) for layer in layers):
         raise ModelError(
             f"the model has no layer that could compute in {precision}",
             received=_described(model),
-            allowed="a model with layers of floats",
+            allowed="a model with layers that have weights",
         )
-    return f"computes in {precision}: {len(layers)} layers, float32 weights and answers"
+    return _told(model, precision, [layer for layer in layers if _has_own_weights(layer)])
 
 
 def _computes_floats(layer: Any) -> bool:
@@ -87,6 +89,12 @@ def _computes_floats(layer: Any) -> bool:
 
 
 def _quantize(model: Any, precision: str) -> str:
+    if not model.built:
+        raise ModelError(
+            f"the model has no weights yet that could be quantized to {precision}",
+            received=f"{type(model).__name__}, which builds itself when it is called",
+            hint="call it once, or build it, in the function that returns it",
+        )
     with warnings.catch_warnings(action="ignore"):  # one for each layer that has no such thing
         model.quantize(precision)
     able = [layer for layer in model._flatten_layers() if _is_quantized(layer, precision)]
@@ -96,7 +104,11 @@ def _quantize(model: Any, precision: str) -> str:
             received=_described(model),
             allowed="Dense, EinsumDense and Embedding layers",
         )
-    having_weights = [layer for layer in model._flatten_layers(include_self=False) if _own_weights(layer)]
+    return _told(model, precision, able)
+
+
+def _told(model: Any, precision: str, able: list[Any]) -> str:
+    having_weights = [layer for layer in model._flatten_layers() if _has_own_weights(layer)]
     return f"computes in {precision}: {len(able)} of {len(having_weights)} layers with weights"
 
 
@@ -104,7 +116,7 @@ def _is_quantized(layer: Any, precision: str) -> bool:
     return getattr(layer.dtype_policy, "quantization_mode", None) == precision
 
 
-def _own_weights(layer: Any) -> bool:
+def _has_own_weights(layer: Any) -> bool:
     return bool(layer.weights) and len(list(layer._flatten_layers())) == 1
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.core.bounds import Bound, measured
+from penstock.core.protocols import Sink
 from penstock.core.records import Device, Timings
 from penstock.core.tracing import NONE, SHORT_S, SPAN, WAIT_FOR_WRITER
-from penstock.telemetry.trace import TraceWriter
+from penstock.telemetry.trace import TracedSink, TraceWriter
 
 _LATELY_S = 10.0
 _KEPT_EVERY_S = 0.25
@@ -70,6 +71,7 @@ class Meter:
         self.failed = 0
         self.committed_rows = 0
         self.writing_s = 0.0
+        self._sink: TracedSink | None = None
         self._writer_full_s = 0.0
         self._writer_full_since: float | None = None
         self._moments = deque([self._moment(clock())])
@@ -119,6 +121,25 @@ class Meter:
             self.writing_s += self._clock() - started
             if self.trace is not None:
                 self.trace.note(SPAN, started, span, rows)
+
+    def watched(self, sink: Sink) -> Sink:
+        """The sink, and where the run is traced, when it writes what."""
+        if self.trace is None:
+            return sink
+        self._sink = TracedSink(sink, self.trace)
+        return self._sink
+
+    def commit(self, rows: int, failed: int) -> None:
+        """A part was committed."""
+        self.committed_rows += rows + failed
+        if self._sink is not None:
+            self._sink.published(rows)
+
+    def traced_to(self) -> str | None:
+        """The file of the trace, and why it ends before the run did, where it does."""
+        if self.trace is None:
+            return None
+        return self.trace.path if self.trace.problem is None else f"{self.trace.path} (cut short: {self.trace.problem})"
 
     def snapshot(self) -> list[DeviceMeter]:
         with self._lock:

@@ -163,5 +163,4 @@ class Bars:
                 ", ".join(f"{name} {share:.0%}" for name, share in each.shares.items() if share >= 0.005),
             )
         devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
-        devices.add_row("", "pace", meter.bottleneck_lately() or "not known yet")
-        return Group(job, devices)
+        return Group(job, devices, meter.bottleneck_lately())

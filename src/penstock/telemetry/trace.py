@@ -202,6 +202,23 @@ class TraceWriter:
             self._file = None
 
 
+@contextlib.contextmanager
+def trace_to(path: str | None, began: float) -> Iterator[TraceWriter | None]:
+    """A trace for what happens inside the block; None where no path is given.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    trace = TraceWriter(path, began)
+    try:
+        yield trace
+    finally:
+        trace.close()
+
+
 @functools.lru_cache(maxsize=256)
 def _quoted(text: str) -> str:
     return json.dumps(text)

@@ -12,20 +12,40 @@ from penstock.telemetry.meter import DeviceMeter, Meter
 CPU0, CPU1 = Device("cpu", 0), Device("cpu", 1)
 
 
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_where_sums_over_replicas_and_names_every_activity() -> None:
     meter = Meter()
     meter.observe(0, CPU0, Timings(read=1.0, compute=2.0, wait_for_data=0.5, wait_for_room=0.25, rows=10))
-    meter.observe(1, CPU1, Timings(read=0.5, compute=1.0, wait_for_data=0.125, rows=5))
-    meter.observe(0, CPU0, Timings(read=1.0, rows=10))
+    meter.observe(1, CPU1, Timings(read=0.5, compute=1.0, wait_for_data=0.125, hand_over=0.5, rows=5))
+    meter.observe(0, CPU0, Timings(read=1.0, wait_for_slot=0.25, rows=10))
     meter.writing_s = 0.75
     assert meter.where() == {
         "reading": 2.5,
         "computing": 3.0,
         "waiting_for_data": 0.625,
         "waiting_for_the_model": 0.25,
+        "handing_over": 0.5,
+        "waiting_to_hand_over": 0.25,
         "writing": 0.75,
+        "waiting_for_the_writer": 0.0,
     }
     assert meter.rows == 25
+
+
+def test_copying_is_named_where_a_runtime_could_tell() -> None:
+    meter = Meter()
+    meter.observe(0, CPU0, Timings(compute=3.0, copy=1.0))
+    assert meter.where()["copying"] == 1.0
+    assert meter.where()["computing"] == 2.0
 
 
 def test_figures_are_rounded_to_milliseconds() -> None:
@@ -37,21 +57,74 @@ def test_figures_are_rounded_to_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("compute", "waited", "expected"),
     [
-        (1.0, 0.0, "computing: the model was busy"),
-        (1.0, 0.3, "computing: the model was busy"),
-        (1.0, 0.4, "loading: the model waited for data"),
-        (0.0, 1.0, "loading: the model waited for data"),
-        (0.0, 0.0, "computing: the model was busy"),
+        (1.0, 0.0, "computing-bound: computing took 100% of the model's time"),
+        (3.0, 1.0, "computing-bound: computing took 75% of the model's time"),
+        (1.0, 0.4, "loading-bound: waiting for data took 29% of the model's time"),
+        (0.0, 1.0, "loading-bound: waiting for data took 100% of the model's time"),
+        (0.0, 0.0, ""),
     ],
 )
 def test_bottleneck_is_what_the_others_waited_for(compute: float, waited: float, expected: str) -> None:
-    meter = Meter()
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.begin()
+    clock.now += 10.0
     meter.observe(0, CPU0, Timings(compute=compute, wait_for_data=waited))
     assert meter.bottleneck() == expected
 
 
+def test_time_in_which_the_writer_had_no_room_counts_from_the_start_of_the_run() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    clock.now += 1000.0  # the model is loaded
+    meter.begin()
+    meter.observe(0, CPU0, Timings(compute=1.0, wait_for_data=9.0, rows=5))
+    with meter.waiting_for_writer(span=0):
+        clock.now += 6.0
+        assert meter.bottleneck().startswith("writing-bound: ")  # while it waits already
+    clock.now += 4.0
+    assert meter.bottleneck() == "writing-bound: waiting for the writer took 60% of the time"
+    assert meter.where()["waiting_for_the_writer"] == 6.0
+
+
+def test_time_of_writing_is_counted_also_where_it_fails() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+
+    def write() -> None:
+        with meter.writing(0, 10):
+            clock.now += 2.0
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write()
+    assert meter.where()["writing"] == 2.0
+
+
+def test_bottleneck_lately_forgets_what_is_long_ago() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.begin()
+    for second in range(100):
+        clock.now += 1.0
+        is_late = second >= 80
+        meter.observe(0, CPU0, Timings(compute=float(is_late), wait_for_data=float(not is_late), rows=1))
+    assert meter.bottleneck() == "loading-bound: waiting for data took 80% of the model's time"
+    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the model's time"
+
+
+def test_bottleneck_lately_is_that_of_the_run_at_its_beginning() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    assert meter.bottleneck_lately() == ""
+    clock.now += 1.0
+    meter.observe(0, CPU0, Timings(compute=1.0, rows=1))
+    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the model's time"
+
+
 def test_bottleneck_judges_all_replicas_together() -> None:
     meter = Meter()
+    meter.begin()
     meter.observe(0, CPU0, Timings(compute=1.0))
     meter.observe(1, CPU1, Timings(wait_for_data=1.0))
     assert meter.bottleneck().startswith("loading")
@@ -65,6 +138,11 @@ def test_busy_share_is_that_of_the_last_span() -> None:
     assert device.busy_share == 0.75
     assert device.total.wait_for_data == 10.0
     assert DeviceMeter(CPU0).busy_share == 0.0
+
+
+def test_shares_say_what_the_lanes_of_a_replica_did() -> None:
+    meter = DeviceMeter(CPU0, recent=Timings(compute=5.0, wait_for_data=2.0, hand_over=1.0, wait_for_slot=2.0))
+    assert meter.shares == {"computing": 0.5, "waiting for data": 0.2, "handing over": 0.3}
 
 
 def test_snapshot_has_a_meter_for_each_replica_with_its_device() -> None:

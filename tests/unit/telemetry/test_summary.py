@@ -18,7 +18,7 @@ DONE = Summary(
     devices=("cpu:0", "cpu:1"),
     recipe={"runtime": "jax", "batch_size": 32},
     where={"reading": 1.0, "computing": 3.0},
-    bottleneck="computing: the model was busy",
+    bottleneck="computing-bound: computing took 100% of the model's time",
 )
 
 
@@ -28,8 +28,23 @@ def test_summary_says_what_was_done_how_fast_and_where_the_time_went() -> None:
         "12.3 s: 2.5 s to start, then 1,220 rows/s",
         "cpu:0, cpu:1; runtime jax, batch_size 32",
         "thread time: reading 25%, computing 75%",
-        "bound by computing: the model was busy",
+        "computing-bound: computing took 100% of the model's time",
     ]
+
+
+def test_summary_leaves_out_what_took_no_time() -> None:
+    where = {"reading": 1.0, "handing_over": 0.0, "computing": 3.0}
+    assert "thread time: reading 25%, computing 75%" in str(Summary(**{**vars(DONE), "where": where}))
+
+
+def test_summary_says_how_it_was_planned_where_memory_ran_out_and_where_the_trace_is() -> None:
+    told = ("gpu:0 ran out of memory at a batch of 64 rows: going on with 32",)
+    more = {"plan": "onnx, batches of 4", "memory_events": told, "trace": "run.json"}
+    lines = str(Summary(**{**vars(DONE), **more})).splitlines()
+    assert "plan: onnx, batches of 4" in lines
+    assert f"out of memory once, no row lost: {told[0]}" in lines
+    assert lines[-1] == "trace: run.json; https://ui.perfetto.dev opens it"
+    assert "out of memory 2 times" in str(Summary(**{**vars(DONE), "memory_events": told * 2}))
 
 
 def test_summary_points_to_the_failures() -> None:

@@ -1,0 +1,256 @@
+"""The process of a sweep: every runtime that gives the model's own answers, at every batch size, beside a plan's choice.
+
+Run as `python -m bench.sweep_child --model … --input … --plan FILE`; prints one JSON document. Search and sweep read
+the same ruler: a replica process measures batches of the job's first rows, as `penstock plan` has it do.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from penstock import jobs
+from penstock.core.agreement import Proof
+from penstock.core.events import Measure
+from penstock.core.plans import Choice, plan_from_json
+from penstock.core.records import ModelFile
+from penstock.engines.local import LocalEngine
+from penstock.errors import Interrupted, PenstockError
+from penstock.interrupts import graceful
+from penstock.jobs import CHECKED_ROWS, Started
+from penstock.opening import log_without_folder, open_data, open_model
+from penstock.options import DeviceRequest, PredictOptions
+from penstock.planning import contender, store
+from penstock.planning.candidates import candidates
+from penstock.planning.contender import Contender, Setting
+from penstock.planning.search import beside
+from penstock.planning.surroundings import Clock, Surroundings
+from penstock.pool.devices import shared
+from penstock.pool.memory import available_bytes
+from penstock.telemetry.meter import Meter
+
+from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
+
+LIMIT_S = 1800.0
+WINDOW_S = 0.3
+FINAL_WINDOW_S = 0.5
+FINALISTS = 3
+LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
+SWEPT_LANES = {"cpu": 1, "gpu": 3}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One point of the final: who runs, and what it is told."""
+
+    contender: Contender
+    batch_size: int
+    lanes: int
+
+    def rate(self, seconds: float) -> float:
+        """Rows a second of all its replicas in one window."""
+        return _measured(self.contender, self.batch_size, self.lanes, seconds).rows_per_s
+
+    def as_json(self) -> dict[str, Any]:
+        setting = self.contender.setting
+        return {
+            "runtime": setting.runtime,
+            "batch_size": self.batch_size,
+            "replicas": setting.replicas,
+            "threads": setting.threads,
+            "lanes": self.lanes,
+        }
+
+
+@dataclass
+class Sweep:
+    """One model: its runtimes, all of them up at once, and what their points gave."""
+
+    model: ModelFile
+    started: Started
+    around: Surroundings
+    call_limit_s: float
+    cleanup: contextlib.ExitStack
+    points: list[dict[str, Any]] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    _ran: list[tuple[float, Side]] = field(default_factory=list)
+
+    def run(self, first: str) -> None:
+        """Sweep the runtime that the plan chose first: those that are far slower then end early."""
+        contenders = sorted(self._contenders(), key=lambda each: each.setting.runtime != first)
+        for each in contenders:
+            self._climb(each)
+
+    def finalists(self) -> list[Side]:
+        """The best points, each with the number of lanes that suits it."""
+        best = sorted(self._ran, key=lambda ran: -ran[0])[:FINALISTS]
+        return [self._with_best_lanes(rate, side) for rate, side in best]
+
+    def chosen(self, choice: Choice) -> Side:
+        """The plan's choice, on processes that are up where one replica with these threads is what it says."""
+        for _, side in self._ran:
+            setting = side.contender.setting
+            if (setting.runtime, setting.replicas, setting.threads) == (
+                choice.runtime,
+                choice.replicas,
+                choice.threads,
+            ):
+                return Side(side.contender, choice.batch_size, choice.lanes)
+        device = self.started.placement.devices[0]
+        devices = tuple(shared(device, device.memory_limit, choice.replicas))
+        if self.kind == "cpu":
+            devices = tuple(replace(device, index=index) for index in range(choice.replicas))
+        model = store.converted_model(self.model, choice.converted) if choice.converted else self.model
+        started = self._start(Setting(choice.runtime, model, choice.threads, devices, choice.lanes))
+        return Side(started, choice.batch_size, choice.lanes)
+
+    @property
+    def kind(self) -> str:
+        return self.started.placement.devices[0].kind
+
+    def _contenders(self) -> Iterator[Contender]:
+        recipe, devices = self.started.recipe, self.started.placement.devices[:1]
+        assert isinstance(self.started.engine, LocalEngine)
+        own = Setting(recipe.runtime, self.model, recipe.threads, devices, self.started.placement.lanes)
+        yield Contender(own, self.started.engine, self.started.start_s, Proof(0.0), is_own=True)
+        if self.started.options.runtime is not None:
+            return
+        for candidate in candidates(self.model, recipe.runtime, recipe.device_kind):
+            if candidate.why_not is not None:
+                self.left_out[candidate.runtime] = candidate.why_not
+                continue
+            folder = self._converted() if candidate.is_converted else None
+            if candidate.is_converted and folder is None:
+                self.left_out[candidate.runtime] = f"the model does not convert: {self._conversion_problem}"
+                continue
+            model = store.converted_model(self.model, folder) if folder is not None else self.model
+            try:
+                yield self._start(replace(own, runtime=candidate.runtime, model=model))
+            except Interrupted:
+                raise
+            except PenstockError as error:
+                self.left_out[candidate.runtime] = f"{error.problem}: {error.received}"[:200]
+
+    def _start(self, setting: Setting) -> Contender:
+        clock = Clock(self.around.stop, LIMIT_S)
+        tolerance = self.started.options.tolerance
+        found = contender.start(setting, beside(self.started), tolerance, self.around, clock)
+        self.cleanup.callback(found.engine.close)
+        return found
+
+    _conversion_problem: str | None = None
+
+    def _converted(self) -> str | None:
+        """The converted step, which the search left in the cache; made here where its time did not do."""
+        folder = store.conversion_folder(self.model, self.started.job.bindings)
+        if store.is_whole(folder) or self._conversion_problem is not None:
+            return folder if self._conversion_problem is None else None
+        assert isinstance(self.started.engine, LocalEngine)
+        with store.staged(folder) as staging:
+            self._conversion_problem = self.started.engine.convert(staging)
+        return folder if self._conversion_problem is None else None
+
+    def _climb(self, each: Contender) -> None:
+        climb = Climb(self._most_rows(), self.call_limit_s, int(0.85 * self._room_of(each)))
+        best_rate = max((rate for rate, _ in self._ran), default=0.0)
+        lanes = SWEPT_LANES[self.kind]
+        began = time.perf_counter()
+        while (why := climb.why_end(best_rate)) is None:
+            point = _measured(each, climb.next_size, lanes, WINDOW_S)
+            climb.points.append(point)
+            if point.problem is None:
+                side = Side(each, point.batch_size, lanes)
+                best_rate = max(best_rate, point.rows_per_s)
+                self._ran.append((point.rows_per_s, side))
+            self.points.append({"runtime": each.setting.runtime, "lanes": lanes, **asdict(point)})
+        self.ended[each.setting.runtime] = why
+        fastest = max(climb.points, key=lambda point: point.rows_per_s)
+        told = f"{fastest.rows_per_s:,.1f} rows/s at {fastest.batch_size:,}; ended: {why}"
+        _note(f"  {each.setting.runtime}, {time.perf_counter() - began:.0f} s: {told}")
+
+    def _most_rows(self) -> int:
+        rows = sum(span.rows for span in self.started.divide())
+        row_bytes = max(1, sum(binding.row_bytes for binding in self.started.job.bindings))
+        whole = 1 << max(0, rows - 1).bit_length()
+        most = min(MOST_ROWS, whole, MOST_BATCH_BYTES // row_bytes)
+        return 1 << (most.bit_length() - 1)
+
+    def _room_of(self, each: Contender) -> int:
+        device = each.setting.devices[0]
+        return (device.memory_limit or device.free_bytes) if device.kind == "gpu" else available_bytes()
+
+    def _with_best_lanes(self, rate: float, side: Side) -> Side:
+        tried = [(rate, side)]
+        for lanes in LANES[self.kind]:
+            if lanes != side.lanes:
+                other = replace(side, lanes=lanes)
+                tried.append((other.rate(WINDOW_S), other))
+        return max(tried, key=lambda each: each[0])[1]
+
+
+def _measured(each: Contender, batch_size: int, lanes: int, seconds: float) -> SweepPoint:
+    """One window. A process that dies of it takes this point down, and no other."""
+    try:
+        found = each.engine.measure(Measure(batch_size, seconds, lanes), each.setting.replicas)
+    except Interrupted:
+        raise
+    except PenstockError as error:
+        return SweepPoint(batch_size, problem=error.problem)
+    problem = next((one.problem for one in found if one.problem is not None), None)
+    rate = sum(one.rows_per_s for one in found)
+    return SweepPoint(batch_size, rate, max(one.peak_bytes for one in found), problem)
+
+
+def final(sides: Sequence[Side], rounds: int) -> list[dict[str, Any]]:
+    """Measure the sides again, in turn; the choice is the first. A side that comes twice is measured once."""
+    unlike = list({json.dumps(side.as_json()): side for side in sides}.values())
+    rates: list[list[float]] = [[] for _ in unlike]
+    for _ in range(rounds):
+        for side, found in zip(unlike, rates, strict=True):
+            found.append(side.rate(FINAL_WINDOW_S))
+    return [{**side.as_json(), "rates": found} for side, found in zip(unlike, rates, strict=True)]
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    options = _parse(arguments)
+    with open(options.plan, encoding="utf-8") as file:
+        choice = plan_from_json(json.load(file), options.plan).choice
+    asked = PredictOptions(runtime=options.runtime, devices=DeviceRequest.parse(options.devices))
+    model, _, _ = open_model(options.model, asked)
+    assert isinstance(model, ModelFile)
+    source, _ = open_data([options.input], asked.reading)
+    began = time.perf_counter()
+    with log_without_folder(False) as log, graceful(_note) as stop, contextlib.ExitStack() as cleanup:
+        around = Surroundings(log, stop, _note)
+        started = jobs.start(model, source, asked, Meter(), log=log, stop=stop, answers_rows=CHECKED_ROWS)
+        cleanup.callback(started.close)
+        sweep = Sweep(model, started, around, options.call_limit, cleanup)
+        sweep.run(choice.runtime)
+        sides = final([sweep.chosen(choice), *sweep.finalists()], options.rounds)
+        document = {"final": sides, "points": sweep.points, "ended": sweep.ended, "left_out": sweep.left_out}
+    print(json.dumps({"seconds": time.perf_counter() - began, **document}))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--plan", required=True, help="what `penstock plan --json` printed")
+    parser.add_argument("--runtime", help="sweep this one only")
+    parser.add_argument("--devices", default="all")
+    parser.add_argument("--call-limit", type=float, default=3.0, help="seconds that one call may take")
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

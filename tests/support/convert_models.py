@@ -1,0 +1,179 @@
+"""Converts steps of many models in one process, because TensorFlow takes seconds to import: `convert_models.py FOLDER`.
+
+Every model is written to a file, loaded as a replica loads it, and exported to `FOLDER/NAME`. What it was fed, what it
+answered, and why it was not converted if it was not, is pickled to `FOLDER/told.pickle`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from penstock.core.answering import Answers
+from penstock.core.records import STRING, Binding, Columns, Device, ModelFile
+from penstock.core.scaling import Scaling
+from penstock.runtimes.tensorflow import TensorFlowRuntime, prepare_tensorflow
+from tests.support.told import ROWS, Told
+
+RANDOM = np.random.default_rng(7)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and what it is fed. `lengths` are those that vary from batch to batch."""
+
+    name: str
+    model: Any
+    batch: Columns
+    options: dict[str, Any]
+    lengths: tuple[int, ...] = ()
+
+
+def cases() -> Iterator[Case]:
+    pixels = RANDOM.integers(0, 256, (ROWS, 12, 12, 3), dtype=np.uint8)
+    yield Case("image", image(), {"image": pixels}, {"scaling": Scaling((1 / 255,))})
+    yield Case("ranked", several(), fed_to_several(), {"answers": Answers(top_k=3)})
+    yield Case("several", several(), fed_to_several(), {})
+    sequence = RANDOM.normal(size=(ROWS, 9, 5)).astype("f4")
+    yield Case("lstm", recurrent(layers.LSTM(8)), {"x": sequence}, {})
+    padded = sequence.copy()
+    padded[:3, 6:] = 0
+    yield Case("masked gru", recurrent(layers.GRU(8), layers.Masking()), {"x": padded}, {}, lengths=(0,))
+    yield Case("encoder", encoder(), {"tokens": RANDOM.integers(0, 50, (ROWS, 10)).astype("i4")}, {})
+    yield Case("quantized", quantized(), {"x": sequence[:, 0]}, {})
+    yield Case("words", lookup(), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {})
+    yield Case("bins", bins(), {"x": sequence[:, 0, :1]}, {})
+    yield Case("bfloat16", half("mixed_bfloat16"), {"x": sequence[:, 0]}, {})
+
+
+def with_random_weights(model: Any) -> Any:
+    """Biases of zero would hide what is done to them."""
+    for weight in model.weights:
+        values = weight.numpy()
+        if values.dtype.kind == "f":
+            weight.assign(np.abs(values + RANDOM.uniform(0.1, 0.5, values.shape).astype(values.dtype)))
+    return model
+
+
+def image() -> Any:
+    given = layers.Input((12, 12, 3), name="image")
+    hidden = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(given)
+    hidden = layers.BatchNormalization()(layers.DepthwiseConv2D(3)(layers.Dropout(0.5)(hidden)))
+    return with_random_weights(keras.Model(given, layers.GlobalAveragePooling2D()(hidden)))
+
+
+def several() -> Any:
+    """Names that mean something to TensorFlow or to ONNX; an output that is an input; one given out twice."""
+    left, right = layers.Input((8,), name="left hand"), layers.Input((4,), name="right:0")
+    hidden = layers.Dense(16, activation="relu")(layers.Concatenate()([left, right]))
+    share = layers.Dense(12)(hidden)
+    outputs = {"p/q": share, "again": share, "one": layers.Dense(1)(hidden), "same": left}
+    return keras.Model({"left hand": left, "right:0": right}, outputs)
+
+
+def fed_to_several() -> Columns:
+    return {
+        "left hand": RANDOM.integers(0, 9, (ROWS, 8)).astype("u1"),
+        "right:0": RANDOM.normal(size=(ROWS, 4)).astype("f4"),
+    }
+
+
+def recurrent(layer: Any, before: Any = None) -> Any:
+    given = layers.Input((None, 5), name="x")
+    return with_random_weights(keras.Model(given, layer(before(given) if before is not None else given)))
+
+
+def encoder() -> Any:
+    tokens = layers.Input((10,), dtype="int32", name="tokens")
+    hidden = layers.Embedding(50, 16)(tokens) + layers.Embedding(10, 16)(keras.ops.arange(10))
+    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 8)(hidden, hidden))
+    hidden = layers.Dense(16)(layers.Dense(32, activation="gelu")(hidden))
+    return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+def quantized() -> Any:
+    model = keras.Sequential([layers.Input((5,), name="x"), layers.Dense(16), layers.Dense(3)])
+    model.quantize("int8")
+    return model
+
+
+def lookup() -> Any:
+    word = layers.Input((), dtype="string", name="word")
+    return keras.Model(word, layers.Embedding(5, 3)(layers.StringLookup(vocabulary=["a", "b"])(word)))
+
+
+def bins() -> Any:
+    value = layers.Input((1,), name="x")
+    return keras.Model(value, layers.Embedding(4, 3)(layers.Discretization(bin_boundaries=[0.0, 1.0])(value)))
+
+
+def half(policy: str) -> Any:
+    return keras.Sequential([layers.Input((5,), name="x"), layers.Dense(4, dtype=policy)])
+
+
+def convert(folder: Path, file: ModelFile, case: Case) -> Told:
+    replica = TensorFlowRuntime().load(file, Device("cpu", 0), 1)
+    answers = replica.predict(dict(case.batch))
+    bindings = [
+        Binding(
+            name,
+            (name,),
+            STRING if array.dtype == object else array.dtype.name,
+            tuple(None if place in case.lengths else length for place, length in enumerate(array.shape[1:])),
+        )
+        for name, array in case.batch.items()
+    ]
+    (folder / case.name).mkdir()
+    reason = replica.export(str(folder / case.name), bindings)
+    return Told(reason, dict(case.batch), answers, replica.signature)
+
+
+def saved_model(folder: Path) -> Case:
+    """One signature that takes a constant and whole numbers, and gives two outputs."""
+    module = tf.Module()
+    module.table = tf.Variable(RANDOM.normal(size=(20, 4)).astype("f4"))
+
+    def pick(place: Any, factor: Any) -> Any:
+        rows = tf.gather(module.table, place)
+        return {"rows": rows * factor, "sums": tf.reduce_sum(rows, axis=-1)}
+
+    specs = [tf.TensorSpec([None], tf.int64, "place"), tf.TensorSpec([], tf.float32, "factor")]
+    module.pick = tf.function(pick, input_signature=specs)
+    tf.saved_model.save(module, str(folder), signatures=module.pick)
+    return Case("saved model", None, {"place": np.arange(ROWS)}, {"constants": {"factor": "2.5"}})
+
+
+def frozen_graph(path: Path) -> Case:
+    with tf.Graph().as_default() as graph:
+        given = tf.compat.v1.placeholder(tf.float32, [None, 5], name="x")
+        tf.nn.softmax(tf.matmul(given, RANDOM.normal(size=(5, 3)).astype("f4")), name="share")
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    return Case("frozen graph", None, {"x": RANDOM.normal(size=(ROWS, 5)).astype("f4")}, {})
+
+
+def main(folder: Path) -> None:
+    prepare_tensorflow(Device("cpu", 0), 1)  # before the models are made
+    told: dict[str, Told] = {}
+    for case in cases():
+        path = folder / f"{case.name}.keras"
+        case.model.save(path)
+        told[case.name] = convert(folder, ModelFile("keras", str(path), "", ("tensorflow",), **case.options), case)
+    for kind, case, path in (
+        ("saved_model", saved_model(folder / "saved"), folder / "saved"),
+        ("frozen_graph", frozen_graph(folder / "frozen.pb"), folder / "frozen.pb"),
+    ):
+        told[case.name] = convert(folder, ModelFile(kind, str(path), "", ("tensorflow",), **case.options), case)
+    (folder / "told.pickle").write_bytes(pickle.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

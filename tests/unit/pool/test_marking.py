@@ -1,0 +1,123 @@
+"""What a traced job notes on its way through the pipe, and that others note nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.core.events import Chunk, SpanDone
+from penstock.core.records import Job, Result, Span, Timings
+from penstock.core.tracing import (
+    HAND_OVER,
+    LOAD,
+    NONE,
+    PREDICT,
+    READ,
+    SLOTS_IN_USE,
+    SPAN,
+    WAIT_FOR_DATA,
+    WAIT_FOR_SLOT,
+    Level,
+    Mark,
+)
+from penstock.pool.marking import MarkedSlots
+from penstock.pool.slots import FreeSlots, Slots
+from penstock.pool.transfer import send
+from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, piping, spans_of
+
+TRACED = Job(Blocks([3, 5]), (X,), (), 4, is_traced=True)
+
+
+def timings_of(job: Job, spans: list[Span]) -> list[Timings]:
+    with piping(Doubler(), job, loaders=2, lanes=2) as (pipeline, outlet):
+        for span in spans:
+            pipeline.add(span)
+        return [outlet.results.get(timeout=TIMEOUT_S)[1] for _ in spans]
+
+
+def test_every_batch_of_a_traced_job_is_loaded_and_predicted_once() -> None:
+    marks = [mark for timings in timings_of(TRACED, spans_of(6, 8)) for mark in timings.marks if isinstance(mark, Mark)]
+    batches = {(span, batch) for span in range(6) for batch in range(2)}
+    for what in (LOAD, PREDICT):
+        assert Counter((mark.span, mark.batch) for mark in marks if mark.what == what) == Counter(batches)
+        assert sum(mark.rows for mark in marks if mark.what == what) == 48
+    assert sum(mark.rows for mark in marks if mark.what == READ) == 48
+    assert Counter(mark.span for mark in marks if mark.what == SPAN) == Counter(range(6))
+    assert {mark.thread.partition("-")[0] for mark in marks if mark.what == PREDICT} == {"lane"}
+
+
+def test_marks_of_a_thread_lie_beside_or_inside_each_other() -> None:
+    marks = [mark for timings in timings_of(TRACED, spans_of(6, 8)) for mark in timings.marks if isinstance(mark, Mark)]
+    for thread in {mark.thread for mark in marks}:
+        open_until: list[float] = []
+        for mark in sorted((mark for mark in marks if mark.thread == thread), key=lambda mark: (mark.start, -mark.end)):
+            while open_until and open_until[-1] <= mark.start:
+                open_until.pop()
+            assert not open_until or mark.end <= open_until[-1]
+            open_until.append(mark.end)
+
+
+def test_job_that_is_not_traced_notes_nothing() -> None:
+    assert all(not timings.marks for timings in timings_of(replace(TRACED, is_traced=False), spans_of(3, 8)))
+
+
+def test_lane_does_not_wait_for_data_before_there_is_work() -> None:
+    with piping(Doubler(), TRACED) as (pipeline, outlet):
+        added_at = time.perf_counter()
+        pipeline.add(spans_of(1, 8)[0])
+        timings = outlet.results.get(timeout=TIMEOUT_S)[1]
+        ended_at = time.perf_counter()
+    waits = [mark for mark in timings.marks if isinstance(mark, Mark) and mark.what == WAIT_FOR_DATA]
+    assert all(added_at <= mark.start for mark in waits)
+    assert timings.wait_for_data <= ended_at - added_at
+
+
+def test_time_of_handing_over_and_of_waiting_for_slots_is_told_apart() -> None:
+    slots = Slots.create(1, 4096)
+    free, messages = FreeSlots([0]), list[Chunk | SpanDone]()
+
+    def say(message: Chunk | SpanDone) -> None:
+        messages.append(message)
+        if isinstance(message, Chunk):
+            threading.Timer(0.05, free.give_back, (message.slot,)).start()
+
+    result = Result(Span(7, 0, 3, ()), {"y": np.zeros((3, 4096), np.uint8)})
+    send(result, Timings(marks=[Level(SLOTS_IN_USE, 0.0, 0)]), slots, free, say)
+    done = messages[-1]
+    assert isinstance(done, SpanDone)
+    assert 0.1 <= done.timings.wait_for_slot < 0.1 + TIMEOUT_S
+    assert 0.0 < done.timings.hand_over < done.timings.wait_for_slot
+    marks = [mark for mark in done.timings.marks if isinstance(mark, Mark)]
+    (whole,) = [mark for mark in marks if mark.what == HAND_OVER]
+    waits = [mark for mark in marks if mark.what == WAIT_FOR_SLOT]
+    assert (whole.span, whole.rows, whole.batch) == (7, 3, NONE)
+    assert len(waits) == 2
+    assert all(whole.start <= wait.start <= wait.end <= whole.end for wait in waits)
+    slots.close()
+
+
+def test_result_of_a_job_that_is_not_traced_travels_without_marks() -> None:
+    slots, messages = Slots.create(1, 4096), list[Chunk | SpanDone]()
+    send(Result(Span(0, 0, 2, ()), {"y": np.zeros(2)}), Timings(), slots, FreeSlots([0]), messages.append)
+    done = messages[-1]
+    assert isinstance(done, SpanDone)
+    assert done.timings.marks == []
+    assert done.timings.hand_over > 0.0
+    slots.close()
+
+
+def test_slots_note_only_real_waits_and_only_where_asked() -> None:
+    free = MarkedSlots()
+    free.give_back(3)
+    assert free.take() == 3
+    free.span, free.marks = 5, []
+    free.give_back(1)
+    free.take()
+    threading.Timer(0.05, free.give_back, (2,)).start()
+    assert free.take() == 2
+    waits = [mark for mark in free.marks if isinstance(mark, Mark) and mark.end - mark.start > 0.01]
+    assert [(mark.what, mark.span, mark.slot) for mark in waits] == [(WAIT_FOR_SLOT, 5, 2)]
