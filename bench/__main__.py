@@ -65,8 +65,8 @@ A  peer: Ray Data, at the best settings of a sweep on this machine ({ray}).
 B, C  peer: model.predict of the same model in the same process, without its progress bar.
 D  anonymous and shared memory (PSS without file-backed pages) of all processes together, every 50 ms.
 F  images a second in the steady state, penstock and peer; the ratio is of these.
-G  peer: Ray Data, as in A; penstock goes by a plan that was made before. H  peers as named. Start to finish as in A; without start, on every side, from its model
-   loaded: what Ray has read until then is not on this clock.
+G  peer: Ray Data, as in A; penstock goes by a plan that was made before. H  peers as named. Start to finish as in A;
+   without start, on every side, from its model loaded: what Ray has read until then is not on this clock.
 I  from a batch decoded in its slot to an array in another process. J  peak resident memory of a fresh process.
 K  the same network and files; what is written differs: the five best of 1,000, one number, or all of them.
 L  Estimator.predict: on cpu:2 beside cpu:1, a thread each; and a tiny model beside a plain session loop.

@@ -1,7 +1,8 @@
 """E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
 
-`python -m bench.gpu --runtime jax --images 60000 --batch 512`. It needs a GPU, penstock, numpy, Keras and the
-runtime's framework, and nothing of the other workloads' environment.
+`python -m bench.gpu --runtime jax --images 60000 --batch 512`. With `--auto`, the batch size that a plan chooses is
+held against a sweep over batch sizes instead. It needs a GPU, penstock, numpy, Keras and the runtime's framework, and
+nothing of the other workloads' environment.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu_auto import measure_auto
 from bench.measure import interleave
 from bench.shell import BenchError, Finished, run
 from bench.sides import check_counts, penstock_command
@@ -24,6 +26,8 @@ from bench.table import Bar, Line, render
 
 IMAGE_SHAPE = (224, 224, 3)
 IMAGES_PER_FILE = 10_000
+# Enough for the largest batch of a sweep.
+AUTO_IMAGES = 8192
 BAR = Bar(0.85)
 
 
@@ -47,10 +51,10 @@ class GpuJob:
     def images(self) -> Path:
         return self.root / "images"
 
-    def save_model(self) -> None:
+    def save_model(self, action: str = "save") -> None:
         """Save the model in a process without a GPU, which leaves no trace on the card."""
         hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        self._child("save", hidden, "--dtype-policy", self.dtype_policy)
+        self._child(action, hidden, "--dtype-policy", self.dtype_policy)
 
     def bare_step(self) -> float:
         """Return images per second of the compiled step alone."""
@@ -113,6 +117,13 @@ def measure(job: GpuJob, repeats: int, is_predict_measured: bool) -> tuple[list[
     return [line(name, medians[name], bar) for name, bar in bars.items() if name in medians], rates
 
 
+def measure_choice(job: GpuJob) -> tuple[list[Line], dict[str, Any]]:
+    """Hold the batch size that a plan chooses against the best of a sweep."""
+    job.save_model("save-varied")
+    write_images(job.images, AUTO_IMAGES)
+    return measure_auto(job.model, job.images, job.runtime, job.devices)
+
+
 def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None) -> Line:
     what = f"ResNet50 {job.dtype_policy}, {job.runtime}, batch {job.batch_size}, against {peer_name}"
     return Line("E", what, "images/s", ours, peer, ours / peer, bar)
@@ -128,6 +139,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long the bare step runs")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--model-predict", action="store_true", help="measure model.predict too, once")
+    parser.add_argument("--auto", action="store_true", help="a plan's batch size against a sweep over batch sizes")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args(arguments)
 
@@ -146,7 +158,10 @@ def main(arguments: list[str]) -> int:
             root=Path(root),
         )
         try:
-            lines, rates = measure(job, options.repeats, options.model_predict)
+            if options.auto:
+                lines, rates = measure_choice(job)
+            else:
+                lines, rates = measure(job, options.repeats, options.model_predict)
         except BenchError as error:
             print(f"E failed: {error}", file=sys.stderr)
             return 1

@@ -1,4 +1,4 @@
-"""The processes of E that hold the GPU; run as `python -m bench.gpu_child save|bare|predict …`.
+"""The processes of E that hold the GPU; run as `python -m bench.gpu_child save|save-varied|bare|predict …`.
 
 KERAS_BACKEND in the environment chooses the framework. Prints one JSON document.
 """
@@ -22,6 +22,21 @@ def save(path: str, dtype_policy: str) -> dict[str, Any]:
     """Save a ResNet50; random weights take as long as trained ones."""
     keras.config.set_dtype_policy(dtype_policy)
     keras.applications.ResNet50(weights=None).save(path)
+    return {"model": path}
+
+
+def save_varied(path: str, dtype_policy: str) -> dict[str, Any]:
+    """Save a ResNet50 whose answers differ by image: a plan compares answers, and constant ones prove nothing."""
+    keras.config.set_dtype_policy(dtype_policy)
+    model = keras.applications.ResNet50(weights=None, include_top=False, pooling="avg", input_shape=(224, 224, 3))
+    rng = np.random.default_rng(0)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.gamma.assign(rng.uniform(0.5, 1.5, layer.gamma.shape))
+            layer.beta.assign(rng.uniform(-0.3, 0.3, layer.beta.shape))
+            layer.moving_mean.assign(rng.normal(0, 0.1, layer.moving_mean.shape))
+            layer.moving_variance.assign(rng.uniform(0.5, 1.5, layer.moving_variance.shape))
+    model.save(path)
     return {"model": path}
 
 
@@ -95,7 +110,7 @@ def _tensorflow_round(model: Any, images: Any) -> Round:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("save", "bare", "predict"))
+    parser.add_argument("action", choices=("save", "save-varied", "bare", "predict"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype-policy", default="float32")
     parser.add_argument("--batch", type=int, default=512)
@@ -108,6 +123,8 @@ def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     if options.action == "save":
         document = save(options.model, options.dtype_policy)
+    elif options.action == "save-varied":
+        document = save_varied(options.model, options.dtype_policy)
     elif options.action == "bare":
         document = bare(options.model, options.batch, options.seconds)
     else:

@@ -1,4 +1,4 @@
-"""M: what `penstock plan` chooses, against the best point of a sweep over every runtime and batch size, for six models."""
+"""M: what `penstock plan` chooses for six models, against the best point of a sweep over runtimes and batch sizes."""
 
 import json
 import math

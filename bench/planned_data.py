@@ -74,7 +74,8 @@ def _smooth_images(rng: np.random.Generator, count: int) -> Pixels:
     smooth = np.einsum("hi,nijc->nhjc", down, coarse, optimize=True)
     smooth = np.einsum("wj,nhjc->nhwc", across, smooth, optimize=True)
     grain = rng.normal(0, 5, (height, width, 1)).astype(np.float32)
-    return (smooth + grain).clip(0, 255).astype(np.uint8)
+    pixels: Pixels = (smooth + grain).clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _interpolation(size: int) -> npt.NDArray[np.float32]:

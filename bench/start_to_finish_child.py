@@ -1,4 +1,7 @@
-"""N's peer, as its users write it: `python -m bench.start_to_finish_child sweep|predict …`; prints one JSON document."""
+"""N's peer, as its users write it.
+
+Run as `python -m bench.start_to_finish_child sweep|predict …`; prints one JSON document.
+"""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The process of a sweep: every runtime that gives the model's own answers, at every batch size, beside a plan's choice.
+"""The process of a sweep: every runtime that gives the model's own answers, at every batch size, and a plan's choice.
 
 Run as `python -m bench.sweep_child --model … --input … --plan FILE`; prints one JSON document. Search and sweep read
 the same ruler: a replica process measures batches of the job's first rows, as `penstock plan` has it do.
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
 from penstock import jobs
 from penstock.core.agreement import Proof
 from penstock.core.events import Measure
@@ -26,14 +27,13 @@ from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import DeviceRequest, PredictOptions
 from penstock.planning import contender, store
 from penstock.planning.candidates import candidates
+from penstock.planning.clock import Clock
 from penstock.planning.contender import Contender, Setting
 from penstock.planning.search import beside
-from penstock.planning.surroundings import Clock, Surroundings
 from penstock.pool.devices import shared
 from penstock.pool.memory import available_bytes
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
-
-from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
 
 LIMIT_S = 1800.0
 WINDOW_S = 0.3
@@ -74,6 +74,7 @@ class Sweep:
     started: Started
     around: Surroundings
     call_limit_s: float
+    smallest: int
     cleanup: contextlib.ExitStack
     points: list[dict[str, Any]] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class Sweep:
         return folder if self._conversion_problem is None else None
 
     def _climb(self, each: Contender) -> None:
-        climb = Climb(self._most_rows(), self.call_limit_s, int(0.85 * self._room_of(each)))
+        climb = Climb(self._most_rows(), self.call_limit_s, int(0.85 * self._room_of(each)), self.smallest)
         best_rate = max((rate for rate, _ in self._ran), default=0.0)
         lanes = SWEPT_LANES[self.kind]
         began = time.perf_counter()
@@ -231,9 +232,9 @@ def main(arguments: list[str]) -> None:
     began = time.perf_counter()
     with log_without_folder(False) as log, graceful(_note) as stop, contextlib.ExitStack() as cleanup:
         around = Surroundings(log, stop, _note)
-        started = jobs.start(model, source, asked, Meter(), log=log, stop=stop, answers_rows=CHECKED_ROWS)
+        started = jobs.start(model, source, asked, Meter(), around, answers_rows=CHECKED_ROWS)
         cleanup.callback(started.close)
-        sweep = Sweep(model, started, around, options.call_limit, cleanup)
+        sweep = Sweep(model, started, around, options.call_limit, options.smallest, cleanup)
         sweep.run(choice.runtime)
         sides = final([sweep.chosen(choice), *sweep.finalists()], options.rounds)
         document = {"final": sides, "points": sweep.points, "ended": sweep.ended, "left_out": sweep.left_out}
@@ -247,6 +248,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--plan", required=True, help="what `penstock plan --json` printed")
     parser.add_argument("--runtime", help="sweep this one only")
     parser.add_argument("--devices", default="all")
+    parser.add_argument("--smallest", type=int, default=1, help="the first batch size")
     parser.add_argument("--call-limit", type=float, default=3.0, help="seconds that one call may take")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args(arguments)

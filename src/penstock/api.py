@@ -23,7 +23,6 @@ from penstock.opening import check_size, log_without_folder, open_data, open_mod
 from penstock.option_texts import text_of_constant
 from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
 from penstock.planning.starting import make_plan
-from penstock.planning.surroundings import Surroundings
 from penstock.pool.probe import devices_with_runtimes
 from penstock.returned import predict_arrays, stream_blocks
 from penstock.runtimes.live import LiveModel
@@ -31,6 +30,7 @@ from penstock.sources.streaming import Rows as Rows
 from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.manifest import load_manifest
 from penstock.storage.places import place_of
+from penstock.surroundings import Surroundings
 from penstock.telemetry.progress import Bars, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 

@@ -14,8 +14,8 @@ from penstock.core.stopping import StopFlag
 from penstock.inspection import num_files
 from penstock.options import PredictOptions
 from penstock.planning import starting
-from penstock.planning.surroundings import Surroundings
 from penstock.storage.places import place_of
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 
@@ -29,7 +29,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         folders.check_place(place_of(output), overwrite=False)
     task = api.make_task(model, inputs, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
-        around = Surroundings(log, StopFlag(), lambda text: None)
+        around = Surroundings(log, StopFlag())
         started = starting.start(task.model, task.source, task.options, Meter(), around, may_search=False)
         with contextlib.closing(started):
             manifest = folders.make_manifest(task, started, "")

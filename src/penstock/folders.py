@@ -19,13 +19,13 @@ from penstock.errors import InputError, Interrupted, OutputError, PenstockError,
 from penstock.interrupts import graceful
 from penstock.options import PredictOptions
 from penstock.planning import starting
-from penstock.planning.surroundings import Surroundings
 from penstock.runtimes.live import LiveModel
 from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
 from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
 from penstock.storage.places import Place, place_of
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary

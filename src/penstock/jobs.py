@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -10,9 +11,9 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import IO, Any
+from typing import Any
 
 from penstock import placing, registry, shapes, steps
 from penstock.core import batching, division, mapping
@@ -31,7 +32,6 @@ from penstock.core.records import (
     Span,
     TensorSpec,
 )
-from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError, ModelError, UsageError
@@ -46,6 +46,7 @@ from penstock.sources.image_search import find_images
 from penstock.sources.jsonl import JsonLines
 from penstock.sources.memory import InMemory, SharedMemory
 from penstock.sources.selection import SelectedRows
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 _LEARN_ROWS = 16
@@ -85,6 +86,8 @@ class Started:
     start_s: float = 0.0
     """From the start of the first replica's process to its compiled step."""
     plan: Plan | None = None
+    leases: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What it has reserved of its GPUs."""
 
     def close(self) -> None:
         self.engine.close()
@@ -92,6 +95,7 @@ class Started:
             self.source.close()  # type: ignore[attr-defined]
         if self.shared is not None:
             self.shared.close()
+        self.leases.close()
 
     @property
     def is_streamed(self) -> bool:
@@ -117,10 +121,8 @@ def start(
     source: Source,
     options: PredictOptions,
     meter: Meter,
+    around: Surroundings,
     *,
-    log: IO[Any],
-    stop: StopFlag,
-    is_verbose: bool = False,
     fixed: Fixed | None = None,
     choice: Choice | None = None,
     answers_rows: int = 0,
@@ -135,7 +137,7 @@ def start(
     _first_rows(source, 1)  # an empty input is told at once, before seconds of loading
     if isinstance(model, LiveModel):
         placement = placing.embedded_placement(model)
-        engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, stop)
+        engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, around.stop, around.note)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
     wanted = fixed.recipe.runtime if fixed else choice.runtime if choice else options.runtime
     recipe = fixed.recipe if fixed else None
@@ -143,11 +145,24 @@ def start(
     descriptors = (shared.descriptor,) if shared is not None else ()
 
     def on(runtime: str) -> Started:
-        placement = placing.placement_on(placing.devices_for(options, recipe, choice, runtime), choice)
-        threads = placing.threads_for(options, recipe, choice, placement)
-        launch = Launch(registry.RUNTIMES[runtime], model, threads, log, descriptors=descriptors, is_verbose=is_verbose)
-        engine = LocalEngine(launch, placement, meter.observe, stop, options.row_timeout)
-        return _decide(engine, source, options, placement, (runtime, threads), fixed, choice, answers_rows)
+        chosen = placing.devices_for(options, recipe, choice, runtime)
+        devices.check_precision(chosen[0], model.precision)
+        with contextlib.ExitStack() as unless_started:
+            chosen = unless_started.enter_context(placing.leased(chosen, model, options.memory_fraction, around))
+            placement = placing.placement_on(chosen, choice)
+            threads = placing.threads_for(options, recipe, choice, placement)
+            launch = Launch(
+                registry.RUNTIMES[runtime],
+                model,
+                threads,
+                around.log,
+                descriptors=descriptors,
+                is_verbose=around.is_verbose,
+            )
+            engine = LocalEngine(launch, placement, meter.observe, around.stop, options.row_timeout, around.note)
+            started = _decide(engine, source, options, placement, (runtime, threads), fixed, choice, answers_rows)
+            started.leases = unless_started.pop_all()
+            return started
 
     began = time.perf_counter()
     try:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.core.plans import Choice
-from penstock.core.records import STRING, Device, Job, Placement, Recipe
+from penstock.core.records import STRING, Device, Job, ModelFile, Placement, Recipe
+from penstock.models.belongings import num_bytes
 from penstock.options import DeviceRequest, PredictOptions
 from penstock.packages import PACKAGES
 from penstock.pool import devices
+from penstock.pool.device_lease import take
 from penstock.runtimes.live import LiveModel
+from penstock.surroundings import Surroundings
 
 _MOST_LOADER_THREADS = 8
 _GPU_LANES = 3
+_LEAST_GPU_BYTES = 1 << 29
 
 
 def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice | None, runtime: str) -> list[Device]:
@@ -43,6 +49,36 @@ def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str
     if options.devices.kind == "all" and "gpu" not in PACKAGES[runtime].device_kinds:
         return DeviceRequest("cpu")
     return options.devices
+
+
+@contextlib.contextmanager
+def leased(chosen: list[Device], model: ModelFile, fraction: float, around: Surroundings) -> Iterator[list[Device]]:
+    """The devices with the memory that other runs leave, reserved as long as the block lasts. A CPU needs no lease.
+
+    Raises:
+        DeviceError: The model, or so many of it, do not fit.
+    """
+    least = _LEAST_GPU_BYTES + 2 * num_bytes(model.location)
+    with contextlib.ExitStack() as leases:
+        bytes_of: dict[str | None, int] = {}
+        for device in {device.uuid: device for device in chosen if device.kind == "gpu"}.values():
+            lease = take(
+                device,
+                least_bytes=least,
+                fraction=fraction,
+                say=around.note,
+                is_stopped=lambda: around.stop.is_raised,
+            )
+            leases.callback(lease.close)
+            bytes_of[device.uuid] = lease.num_bytes
+        shared = [
+            replace(each, memory_limit=bytes_of[each.uuid] // sum(other.uuid == each.uuid for other in chosen))
+            if each.kind == "gpu"
+            else each
+            for each in chosen
+        ]
+        devices.check_room(shared, least)
+        yield shared
 
 
 def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placement:

@@ -22,10 +22,10 @@ from penstock.errors import InputError, UsageError
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import PredictOptions
 from penstock.planning import starting
-from penstock.planning.surroundings import Surroundings
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
 from penstock.sources.memory import InMemory, is_list_of_arrays
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 
@@ -47,7 +47,7 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
 def _start(
     model: ModelFile | LiveModel, source: Source, options: PredictOptions, log: IO[Any], is_verbose: bool
 ) -> jobs.Started:
-    around = Surroundings(log, StopFlag(), lambda text: None, is_verbose)
+    around = Surroundings(log, StopFlag(), is_verbose=is_verbose)
     return starting.start(model, source, options, Meter(), around)
 
 
@@ -68,7 +68,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
         columns_out = _predict_columns(live, source, signature, options)
     else:
         with log_without_folder(False) as log:
-            started = jobs.start(live, source, options, Meter(), log=log, stop=StopFlag())
+            started = jobs.start(live, source, options, Meter(), Surroundings(log, StopFlag()))
             with contextlib.closing(started):
                 columns_out = _gather(started.engine.run(started.divide()), options)
     if options.outputs or options.top_k or options.argmax:

@@ -1,16 +1,23 @@
-"""On a GPU: the same answers as on the CPU, the same bits twice, and nothing lost when the replica is killed."""
+"""On a GPU: the same answers as on the CPU, the same bits twice, nothing lost when the replica is killed or runs out of
+memory, and no more taken than the share it was given."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from penstock.pool.devices import gpu_devices
+from penstock.packages import PACKAGES
+from penstock.pool import nvml
+from penstock.pool.devices import gpu_devices, supported_precisions
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +101,123 @@ def test_the_best_classes_are_ranked_on_the_gpu(
     best = np.sort(predictions(tmp_path / "whole"), axis=1)[:, ::-1][:, :3]
     scores = np.stack(read_rows(tmp_path / "best")["digit_score"].to_numpy())
     np.testing.assert_allclose(scores, best, atol=1e-6)
+
+
+GIB = 2**30
+WIDE = """
+import sys, keras
+keras.utils.set_random_seed(3)
+layers = keras.layers
+keras.Sequential([
+    keras.Input((64,), name="pixels"), layers.Rescaling(1 / 16),
+    layers.Dense(65_536, activation="relu"), layers.Dense(10, activation="softmax", name="digit"),
+]).save(sys.argv[1])
+"""
+"""Every row takes 256 KiB between its layers: 16,384 of them 4 GiB, 512 of them 128 MiB."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide") / "wide.keras"
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": frameworks()[0]}
+    subprocess.run([sys.executable, "-c", WIDE, str(path)], check=True, capture_output=True, env=ENVIRONMENT | hidden)
+    return path
+
+
+def frameworks() -> list[str]:
+    return [name for name in ("tensorflow", "jax", "torch") if PACKAGES[name].is_installed]
+
+
+@cache
+def sees_gpu(framework: str) -> bool:
+    """Torch may be a build without CUDA."""
+    question = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return framework != "torch" or subprocess.run([sys.executable, "-c", question], check=False).returncode == 0
+
+
+@pytest.fixture(params=["tensorflow", "jax", "torch"])
+def framework(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name not in frameworks() or not sees_gpu(name):
+        pytest.skip(f"{name} is not installed, or does not see the GPU")
+    return name
+
+
+def fraction_of(num_bytes: int) -> str:
+    return f"{num_bytes / gpu_devices()[0].free_bytes:.6f}"
+
+
+def test_a_batch_that_cannot_fit_loses_no_row(
+    wide: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, framework: str
+) -> None:
+    for name, options in (
+        ("fits", ("--batch-size", 512)),
+        ("too_large", ("--batch-size", 16_384, "--memory-fraction", fraction_of(2 * GIB))),
+    ):
+        ran = penstock_run(
+            "predict", wide, digits, "--output", tmp_path / name, "--devices", "gpu:0", "--runtime", framework, *options
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert "out of memory" in ran.stderr
+    assert read_rows(tmp_path / "too_large").column("row").to_pylist() == list(range(20_000))
+    np.testing.assert_allclose(predictions(tmp_path / "too_large"), predictions(tmp_path / "fits"), atol=2e-3)
+
+
+def test_a_replica_takes_no_more_than_its_share(wide: Path, framework: str) -> None:
+    limit = 2 * GIB
+    script = ROOT / "tests" / "support" / "gpu_share.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), framework, str(wide), str(limit)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert told["is_gauged"]
+    assert told["too_large"].startswith("a batch of 16384 rows: ")
+    assert np.isfinite(told["answers"]).all()
+    assert 128 * 2**20 <= told["peak"] <= limit
+    if framework == "jax":
+        small, large = told["predicted"]
+        assert 128 * 2**20 <= small < limit < large
+
+
+def test_two_replicas_share_a_gpu(models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    for replicas in ("1", "2"):
+        ran = penstock_run(
+            "predict", models / "digits.keras", digits, "--output", tmp_path / replicas, "--devices", "gpu:0",
+            "--runtime", "jax", "--batch-size", 512, "--replicas-per-device", replicas,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+    assert read_rows(tmp_path / "2").equals(read_rows(tmp_path / "1"))
+
+
+def test_two_runs_at_once_share_a_gpu(models: Path, digits: Path, tmp_path: Path) -> None:
+    def begin(name: str) -> subprocess.Popen[str]:
+        command = penstock_command(
+            "predict", models / "digits.keras", digits, "--output", tmp_path / name, "--runtime", "jax",
+            "--batch-size", 64, "--devices", "gpu:0", "--memory-fraction", "0.4",
+        )  # fmt: skip
+        environment = ENVIRONMENT | {"XDG_RUNTIME_DIR": str(tmp_path)}
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    first = begin("first")
+    while not list(tmp_path.glob("penstock/*.json")) and first.poll() is None:
+        time.sleep(0.01)
+    second = begin("second")
+    told = second.communicate(timeout=200)[1]
+    assert (first.wait(timeout=200), second.returncode) == (0, 0), told
+    first.communicate()
+    assert f"gpu:0 is shared with process {first.pid}, which has reserved" in told
+    assert read_rows(tmp_path / "first").equals(read_rows(tmp_path / "second"))
+
+
+def test_the_driver_says_what_this_gpu_has_and_can() -> None:
+    device = gpu_devices()[0]
+    assert device.uuid is not None
+    assert nvml.compute_capability(device.uuid) is not None
+    total, free = nvml.memory_of(device.uuid) or (0, 0)
+    assert 0 < free <= total == device.memory_bytes
+    assert "float16" in supported_precisions(device)

@@ -98,6 +98,15 @@ class Gauged(Protocol):
         ...
 
 
+@runtime_checkable
+class Copying(Protocol):
+    """A replica that can tell copying from computing."""
+
+    def copied_s(self) -> float:
+        """How long the calling thread has spent so far on getting batches to the device."""
+        ...
+
+
 class PartWriter(Protocol):
     """One part while it is written, under temporary names."""
 

@@ -88,6 +88,8 @@ class LocalEngine:
         self._ready: set[int] = set()
         self._measured: list[Measured] = []
         self._converted: Converted | None = None
+        self._is_probed = False
+        """Whether a replica is at something that no other one could go on with."""
         self._scheduler: Scheduler | None = None
         self._order: InOrder | None = None
         self._spans: dict[int, Span] = {}
@@ -137,11 +139,13 @@ class LocalEngine:
             self._stop.check()
             self._pump()
         self._measured.clear()
+        self._is_probed = True
         for handle in self._replicas.values():
             self._send(handle, order)
         while len(self._measured) < len(self._replicas):
             self._stop.check()
             self._pump()
+        self._is_probed = False
         return list(self._measured)
 
     @property
@@ -152,10 +156,12 @@ class LocalEngine:
     def convert(self, folder: str) -> str | None:
         """Have the first replica write its whole step to `folder`; returns why it cannot, in words."""
         self._converted = None
+        self._is_probed = True
         self._send(next(iter(self._replicas.values())), Convert(folder))
         while self._converted is None:
             self._stop.check()
             self._pump()
+        self._is_probed = False
         return self._converted.problem
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
@@ -178,7 +184,7 @@ class LocalEngine:
         for number in self._replicas:
             self._assign(self._scheduler.join(number))
         most = len(spans) if isinstance(spans, Sequence) else self._placement.replicas
-        for device in self._placement.devices[1 : max(1, most)]:
+        for device in self._placement.devices[len(self._replicas) : most]:
             self._start(device)
         while not self._scheduler.is_finished:
             if self._stop.is_raised and not self._is_draining:
@@ -363,7 +369,7 @@ class LocalEngine:
         del self._replicas[handle.number]
         verdict = self._memory.judge(death)
         self._deaths[handle.device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[handle.device] + 1
-        is_final = self._scheduler is None and verdict is Verdict.ORDINARY
+        is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY)
         if is_final or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
             raise death.as_error("loading the model" if self._signature is None else "predicting")
         self._give_out_again(handle, how)

@@ -13,8 +13,9 @@ from penstock.core.records import Device, Job, ModelFile, Placement, Span
 from penstock.core.tuning import Ladder, Point
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
-from penstock.planning.surroundings import Clock, Surroundings
+from penstock.planning.clock import Clock
 from penstock.pool.supervisor import Launch
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 WINDOW_S = 0.4

@@ -20,10 +20,11 @@ from penstock.errors import Interrupted, PenstockError
 from penstock.jobs import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
+from penstock.planning.clock import Clock, OutOfTime
 from penstock.planning.contender import Beside, Contender, Setting
-from penstock.planning.surroundings import Clock, OutOfTime, Surroundings
 from penstock.pool.devices import usable_cores
 from penstock.pool.memory import available_bytes
+from penstock.surroundings import Surroundings
 
 _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30

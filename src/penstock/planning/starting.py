@@ -17,10 +17,11 @@ from penstock.options import NO_PLAN, PredictOptions
 from penstock.packages import CONVERTER, PACKAGES
 from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
+from penstock.planning.clock import Clock
 from penstock.planning.contender import Setting
 from penstock.planning.search import Search, beside
-from penstock.planning.surroundings import Clock, Surroundings
 from penstock.runtimes.live import LiveModel
+from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 _CONVERSION_LIMIT_S = 1800.0
@@ -97,18 +98,7 @@ def _begin(
     choice: Choice | None = None,
     answers_rows: int = 0,
 ) -> Started:
-    return jobs.start(
-        model,
-        source,
-        options,
-        meter,
-        log=around.log,
-        stop=around.stop,
-        is_verbose=around.is_verbose,
-        fixed=fixed,
-        choice=choice,
-        answers_rows=answers_rows,
-    )
+    return jobs.start(model, source, options, meter, around, fixed=fixed, choice=choice, answers_rows=answers_rows)
 
 
 def _plan_at_hand(model: ModelFile, source: Source, options: PredictOptions, around: Surroundings) -> Plan | None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -104,6 +105,8 @@ class Fitting:
         ceilings: What is known already, of a replica that was here before.
         is_alone: Never run two batches at once: the one before died, and it must be seen at which row this one does.
         board: Where to write what is under way, for whoever finds this process dead.
+        give_up: Ends this process, where another can be started: one in which native code was interrupted by
+            `bad_alloc` may hold its own locks for ever, as TensorFlow does.
         pause: Waits for memory that others may give back.
     """
 
@@ -116,6 +119,7 @@ class Fitting:
         ceilings: Mapping[int, int] | None = None,
         is_alone: bool = False,
         board: Board | None = None,
+        give_up: Callable[[MemoryError], NoReturn] | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.replica = replica
@@ -127,6 +131,7 @@ class Fitting:
         self._most_at_once = 1 if is_alone else None
         self._at_once = self._most_at_once
         self._board = board
+        self._give_up = give_up
         self._pause = pause
         self._generation = 0
         self._calls: list[_Call] = []
@@ -237,8 +242,12 @@ class Fitting:
         try:
             piece = _piece(arrays, place, call.rows)
             answered = step(piece, rows)
-        except (OutOfMemory, MemoryError) as error:
-            reason = _reason(error)
+        except OutOfMemory as error:
+            reason = error.received or error.problem
+        except MemoryError as error:
+            if self._give_up is not None:
+                self._give_up(error)  # at once: already letting go of the stack trace may wait for such a lock
+            reason = one_line(error)
         else:
             self._keep(call, piece, answered)
             return answered
@@ -350,7 +359,3 @@ def _joined(pieces: list[Column]) -> Column:
     shapes = {piece.shape[1:] if isinstance(piece, np.ndarray) else None for piece in pieces}
     # As long as the longest row of its piece: lists, as they would be from batch to batch.
     return join(pieces) if len(shapes) == 1 else to_lists(pieces)
-
-
-def _reason(error: OutOfMemory | MemoryError) -> str:
-    return error.received or error.problem if isinstance(error, OutOfMemory) else one_line(error)

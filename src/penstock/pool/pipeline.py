@@ -65,6 +65,10 @@ def _nothing_to_release() -> None:
     pass
 
 
+def _nothing_copied() -> float:
+    return 0.0
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """A batch on its way to a lane, and the slot it lies in."""
@@ -87,6 +91,7 @@ class Pipeline:
         lanes: Threads that run the model.
         follows: Outputs that have one value for each value of an input's row, and that input.
         outputs: What the first batch gave: every other must give rows of the same shapes.
+        copied_s: How long the calling thread has spent on copying, of a replica that can tell.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Pipeline:
         lanes: int,
         follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
         outputs: Sequence[TensorSpec] = (),
+        copied_s: Callable[[], float] | None = None,
     ) -> None:
         self._replica = replica
         self._follows = follows
@@ -110,6 +116,7 @@ class Pipeline:
         self._batches: queue.Queue[_Waiting | None] = queue.Queue(lanes + 2 if loaders else 0)
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
+        self._copied_s = copied_s or _nothing_copied
         self._closed = False
         self._fed_at: float | None = None
         self._waiting = NONE  # batches, as they were noted last
@@ -258,7 +265,9 @@ class Pipeline:
         started = time.perf_counter()
         if started - idle_since > SHORT_S:
             self._mark(work, WAIT_FOR_DATA, idle_since, started, batch)
+        copied_before = self._copied_s()
         outputs, rejected = predict_surviving(self._replica, batch, work.span.start)
+        copied = self._copied_s() - copied_before
         check_rows(outputs, self._job.batch_size)
         trimmed = {
             name: answers(self._follows, name, _own(output[: batch.rows], batch, release), batch)
@@ -277,6 +286,7 @@ class Pipeline:
             work.timings.marks.append(Level(BATCHES_WAITING, ended, waiting))
         with self._lock:
             work.timings.compute += ended - started
+            work.timings.copy += copied
             work.timings.wait_for_data += started - idle_since
             work.timings.rows += batch.rows
             work.outputs[batch.index] = trimmed

@@ -6,9 +6,12 @@ the line is closed, and ends at once when it is: a coordinator that was killed l
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -33,7 +36,7 @@ from penstock.core.events import (
     SpanLoaded,
     Work,
 )
-from penstock.core.protocols import Exporting, Replica
+from penstock.core.protocols import Copying, Exporting, Replica
 from penstock.core.records import Binding, Columns, Result, Span, Timings
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.board import Board
@@ -171,6 +174,7 @@ class ReplicaProcess:
             ceilings=message.ceilings,
             is_alone=message.is_alone,
             board=self._board,
+            give_up=_give_up,
         )
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
@@ -185,6 +189,7 @@ class ReplicaProcess:
             lanes=message.lanes,
             follows=prepared.follows,
             outputs=prepared.outputs,
+            copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
         )
         return prepared
 
@@ -197,6 +202,16 @@ class ReplicaProcess:
         if self._batches is not None:
             self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
+
+
+def _give_up(error: MemoryError) -> NoReturn:
+    """The notice on the board and the last line of the log tell the coordinator all that it needs."""
+    try:
+        told = "".join(traceback.format_exception(error)).encode()
+    except MemoryError:
+        told = b"MemoryError\n"
+    os.write(2, told)
+    os._exit(1)
 
 
 def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: Prepare) -> Prepared:

@@ -88,7 +88,7 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         return f"tf2onnx does not start ({one_line(error)}): pip install 'penstock[convert]'"
     try:
         with _captured_logs() as records:
-            proto, names = _convert(step, signature, bindings)
+            proto, names = _convert(step, signature, bindings, records)
             _check(proto, records)
         inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
@@ -101,10 +101,11 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
     return None
 
 
-def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
-    """The step as ONNX, and the names of its outputs."""
+def _convert(
+    step: NamedStep, signature: Signature, bindings: Sequence[Binding], records: list[logging.LogRecord]
+) -> tuple[Any, list[str]]:
+    """The step as ONNX, and the names of its outputs. `records` is what was logged meanwhile."""
     import tensorflow as tf
-    import tf2onnx.convert
 
     names: list[str] = []
 
@@ -122,9 +123,12 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*specs)
         _refuse_large(traced)
-        proto, _ = tf2onnx.convert.from_function(
-            function, input_signature=specs, opset=OPSET, custom_op_handlers={"Erfc": (from_erfc, [])}
-        )
+        try:
+            with _optimising_in_place():
+                proto = _to_onnx(function, traced, specs)
+        except Exception:  # an optimisation failed, or an operation that it does not know was in its way
+            records.clear()
+            proto = _to_onnx(function, traced, specs)
     captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
     embed(
         proto.graph,
@@ -134,14 +138,66 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
     return proto, names
 
 
+def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
+    import tf2onnx.convert
+
+    options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
+    called = traced.graph.as_graph_def().library.function
+    if any("_XlaMustCompile" in each.attr for each in called):
+        return tf2onnx.convert.from_graph_def(**_without_xla(traced, len(specs)), **options)[0]
+    return tf2onnx.convert.from_function(function, input_signature=specs, **options)[0]
+
+
+@contextmanager
+def _optimising_in_place() -> Iterator[None]:
+    """tf2onnx copies the graph with all its weights before each of some 40 optimisations, to survive one that fails.
+
+    Without that it is three times as fast.
+    """
+    variable = "TF2ONNX_CATCH_ERRORS"
+    before = os.environ.get(variable)
+    os.environ[variable] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+
+
+def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
+    """A graph in which nothing is left to XLA: such functions stay calls, which ONNX does not have.
+
+    Keras compiles convolutions in groups so, because TensorFlow has none of its own on a processor.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False, aggressive_inlining=True)
+    graph = frozen.graph.as_graph_def(add_shapes=True)
+    for holder in (*graph.node, *graph.library.function, *(n for f in graph.library.function for n in f.node_def)):
+        for mark in ("_XlaMustCompile", "_noinline"):
+            holder.attr.pop(mark, None)
+    inputs = [tensor.name for tensor in frozen.inputs]
+    outputs = [tensor.name for tensor in frozen.outputs]
+    order = sorted(f"output_{place}" for place in range(len(outputs)))  # as the function gives out its dict
+    named = dict(zip(inputs, (f"input_{place}" for place in range(num_inputs)), strict=False))
+    return {
+        "graph_def": graph,
+        "input_names": inputs,
+        "output_names": outputs,
+        "tensors_to_rename": named | dict(zip(outputs, order, strict=True)),
+    }
+
+
 def _plain(name: str, tensor: Any) -> Any:
     """An output as ONNX has it. The identity makes two of what is given out twice."""
     import tensorflow as tf
 
     if not tf.is_tensor(tensor) or not isinstance(tensor, tf.Tensor):
         raise _NotConvertible(f"ONNX has no {type(tensor).__name__}, which the output {name} is")
-    if tensor.dtype.is_complex:
-        raise _NotConvertible(f"ONNX has no complex numbers, which the output {name} holds")
+    if tensor.dtype.is_complex or tensor.dtype == tf.string:
+        # Numbers as text have other last digits elsewhere.
+        raise _NotConvertible(f"{tensor.dtype.name} is not converted, which the output {name} holds")
     return tf.identity(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
 
 

@@ -8,6 +8,7 @@ TensorFlow takes the result over by DLPack without another copy.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,16 @@ class CudaFeed:
         self._lanes = threading.local()
 
     def __call__(self, array: Array) -> Any:
+        started = time.perf_counter()
+        on_device = self._copy(array)
+        self._lanes.copied_s = self.copied_s() + time.perf_counter() - started
+        return on_device
+
+    def copied_s(self) -> float:
+        """How long the calling thread has spent on copying so far."""
+        return float(getattr(self._lanes, "copied_s", 0.0))
+
+    def _copy(self, array: Array) -> Any:
         if array.dtype.name not in _BY_DLPACK or not array.size:
             return self._tf.constant(array)
         if not hasattr(self._lanes, "upload"):

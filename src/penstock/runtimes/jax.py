@@ -12,23 +12,27 @@ from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, peak_of_process, ran_out
-from penstock.runtimes.precision import AS_MADE, check_kind
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, peak_of_process, ran_out, what_was_short
+from penstock.runtimes.precision import AS_MADE, STRICT_FLOAT32, check_kind
 from penstock.runtimes.xla import xla_flags
 
 
 def xla_environment(device: Device, threads: int) -> dict[str, str]:
     """The variables that pin a process in which JAX runs."""
     is_gpu = device.kind == "gpu"
-    return {
-        "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
-        "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_FLAGS": xla_flags(device, threads),
-        # The CPU client of JAX takes the size of its thread pool from this.
-        "NPROC": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-    } | _memory_share(device)
+    return (
+        STRICT_FLOAT32
+        | {
+            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
+            "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_FLAGS": xla_flags(device, threads),
+            # The CPU client of JAX takes the size of its thread pool from this.
+            "NPROC": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+        }
+        | _memory_share(device)
+    )
 
 
 def _memory_share(device: Device) -> dict[str, str]:
@@ -99,7 +103,7 @@ class JaxReplica:
         except Exception as error:
             if not ran_out(error):
                 raise
-            reason = one_line(error)
+            reason = what_was_short(error)
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
         raise out_of_memory(batch, reason)
 
@@ -107,7 +111,10 @@ class JaxReplica:
         return peak_on(self._target)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
-        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out."""
+        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out.
+
+        On a CPU it is the least that is taken: what libraries take that multiply matrices, the compiler does not know.
+        """
         try:
             found = self._compiled(batch).memory_analysis()
         except Exception:  # what does not even compile says why when it is run

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from penstock.core.records import Columns, Device
-from penstock.errors import OutOfMemory
+import re
 
-_WORDS = ("resource_exhausted", "out of memory", "out_of_memory", "can't allocate memory", "bad_alloc")
+from penstock.core.records import Columns, Device
+from penstock.errors import OutOfMemory, one_line
+
+_WORDS = (
+    "resource_exhausted",
+    "out of memory",
+    "out_of_memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "ynnpack operation failed",  # what XLA says on a CPU whatever the library met; seen where memory was limited
+)
 """How frameworks say it where they have no class of errors for it."""
+_BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 
 def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
@@ -21,8 +31,17 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error of no telling class says that there was no memory left."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(word in text for word in _WORDS)
+    return isinstance(error, MemoryError) or _says_so(str(error))
+
+
+def what_was_short(error: BaseException) -> str:
+    """The framework's reason in one line: the line that speaks of memory, which need not be the first."""
+    lines = [_BOLD.sub("", line).strip() for line in str(error).splitlines() if _says_so(line)]
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else one_line(error)
+
+
+def _says_so(text: str) -> bool:
+    return any(word in text.lower() for word in _WORDS)
 
 
 def memory_fraction(device: Device) -> float | None:

@@ -15,7 +15,7 @@ from penstock.runtimes.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.graph_arguments import Step
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import out_of_memory, ran_out
+from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.tensor_answers import kept, to_host
 from penstock.runtimes.xla import xla_flags
@@ -187,7 +187,7 @@ class TensorFlowReplica:
         except Exception as error:
             if not isinstance(error, self._tf.errors.ResourceExhaustedError) and not ran_out(error):
                 raise
-            reason = one_line(error)
+            reason = what_was_short(error)
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
         self._let_go()
         raise out_of_memory(batch, reason)
@@ -229,6 +229,10 @@ class TensorFlowReplica:
 
 class TensorFlowOnGpu(TensorFlowReplica):
     """A model on a GPU, where the process's own memory says nothing."""
+
+    def copied_s(self) -> float:
+        """See `protocols.Copying`; nothing is known where TensorFlow copies by itself."""
+        return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
     def peak_bytes(self) -> int:
         peak = int(self._tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])

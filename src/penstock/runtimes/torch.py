@@ -13,7 +13,7 @@ from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
@@ -84,7 +84,7 @@ class TorchReplica:
         except Exception as error:
             if not isinstance(error, self._torch.OutOfMemoryError) and not ran_out(error):
                 raise
-            reason = one_line(error)
+            reason = what_was_short(error)
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
         self._let_go()
         raise out_of_memory(batch, reason)

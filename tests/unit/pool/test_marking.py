@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.events import Chunk, SpanDone
-from penstock.core.records import Job, Result, Span, Timings
+from penstock.core.records import Columns, Job, Result, Span, Timings
 from penstock.core.tracing import (
     HAND_OVER,
     LOAD,
@@ -25,9 +25,10 @@ from penstock.core.tracing import (
     Mark,
 )
 from penstock.pool.marking import MarkedSlots
+from penstock.pool.pipeline import Pipeline
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.transfer import send
-from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, piping, spans_of
+from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, Outlet, X, piping, spans_of
 
 TRACED = Job(Blocks([3, 5]), (X,), (), 4, is_traced=True)
 
@@ -121,3 +122,28 @@ def test_slots_note_only_real_waits_and_only_where_asked() -> None:
     assert free.take() == 2
     waits = [mark for mark in free.marks if isinstance(mark, Mark) and mark.end - mark.start > 0.01]
     assert [(mark.what, mark.span, mark.slot) for mark in waits] == [(WAIT_FOR_SLOT, 5, 2)]
+
+
+class CopiesFor(Doubler):
+    """A model that says how long its copies took."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._total = 0.0
+
+    def predict(self, batch: Columns) -> Columns:
+        self._total += self._seconds
+        return super().predict(batch)
+
+    def copied_s(self) -> float:
+        return self._total
+
+
+def test_time_of_copying_is_told_by_a_replica_that_can() -> None:
+    replica, outlet = CopiesFor(0.25), Outlet()
+    pipeline = Pipeline(replica, TRACED, outlet.emit, outlet.errors.put, loaders=1, lanes=1, copied_s=replica.copied_s)
+    pipeline.add(spans_of(1, 8)[0])
+    assert outlet.results.get(timeout=TIMEOUT_S)[1].copy == 0.5
+    pipeline.close()
+    assert timings_of(TRACED, spans_of(1, 8))[0].copy == 0.0

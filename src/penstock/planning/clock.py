@@ -1,24 +1,11 @@
-"""What every process of a search is started with, and how much time is left for it."""
+"""How much time is left for a search."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Any
 
 from penstock.core.stopping import StopFlag
 from penstock.errors import PenstockError
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Where processes write, what ends them early, and who is told."""
-
-    log: IO[Any]
-    stop: StopFlag
-    note: Callable[[str], None]
-    is_verbose: bool = False
 
 
 class OutOfTime(PenstockError):

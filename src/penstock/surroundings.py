@@ -1,0 +1,23 @@
+"""What every process of a run is started with: where it writes, what ends it early, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock.core.stopping import StopFlag
+
+
+def quietly(text: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where processes write, what ends them early, and who is told what people should know."""
+
+    log: IO[Any]
+    stop: StopFlag
+    note: Callable[[str], None] = quietly
+    is_verbose: bool = False
