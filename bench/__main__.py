@@ -32,7 +32,7 @@ from bench import (
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
 from bench.sizes import Sizes
-from bench.table import Line, render
+from bench.table import Line, PartlyFailed, render
 
 WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "A1": from_files.images,
@@ -86,6 +86,7 @@ def main(arguments: list[str]) -> int:
         options.data.resolve(),
         tuple(shlex.split(options.penstock)),
         options.photos.resolve() if options.photos else None,
+        tuple(options.planned),
     )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     # Plans and converted models of the benchmark are its own: it neither finds the user's nor leaves any there.
@@ -107,6 +108,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
     parser.add_argument("--data", type=Path, default=Path(".bench"), help="data and the peers' environment")
     parser.add_argument("--photos", type=Path, help="JPEG files for F and G; without it, pictures are drawn")
+    planned_names = [model.name for model in planned.MODELS]
+    parser.add_argument("--planned", nargs="+", choices=planned_names, default=planned_names, help="models of M")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--penstock", default="", help="more options for `penstock predict`, as one string")
     return parser.parse_args(arguments)
@@ -136,9 +139,10 @@ def _run_all(names: Iterable[str], settings: BenchSettings) -> tuple[list[Line],
             found = WORKLOADS[name](settings)
         except BenchError as error:
             errors[name] = str(error)
-            continue
+            found = error.lines if isinstance(error, PartlyFailed) else []
         lines += found
-        print(render(found), file=sys.stderr, flush=True)
+        if found:
+            print(render(found), file=sys.stderr, flush=True)
     return lines, errors
 
 

@@ -15,7 +15,7 @@ from bench import data, planned_data
 from bench.settings import BenchSettings
 from bench.shell import BenchError, Finished, run
 from bench.sides import check_counts, penstock_command, run_plan
-from bench.table import Bar, Line, amount
+from bench.table import Bar, Line, PartlyFailed, amount
 
 BAR = Bar(0.95)
 SEARCH_BAR = Bar(120.0, is_at_most=True, unit="s")
@@ -50,19 +50,36 @@ SEARCHED = "encoder"
 
 
 def chosen(settings: BenchSettings) -> list[Line]:
-    """Run M."""
-    lines, plans = [], {}
-    for model in MODELS:
-        plan, swept = _plan_and_sweep(model, settings)
+    """Run M; a model that fails does not take the others down."""
+    lines: list[Line] = []
+    plans: dict[str, Any] = {}
+    errors: list[str] = []
+    for model in (model for model in MODELS if model.name in settings.planned):
+        try:
+            plan, swept = _plan_and_sweep(model, settings)
+            lines.append(_line(model, plan, swept))
+        except BenchError as error:
+            errors.append(f"{model.title}: {error}")
+            print(f"  {errors[-1]}", file=sys.stderr, flush=True)
+            continue
         plans[model.name] = plan
-        lines.append(_line(model, plan, swept))
         print(f"  {model.title}: {_told(lines[-1], plan, swept)}", file=sys.stderr, flush=True)
-    slowest = max(MODELS, key=lambda model: float(plans[model.name]["search_s"]))
-    search_s = float(plans[slowest.name]["search_s"])
-    what = f"the longest of {len(MODELS)} searches ({slowest.title}); all that a search may take"
-    lines.append(amount("M", what, "s", (search_s, SEARCH_BAR.limit), SEARCH_BAR))
-    lines.append(_search_of_a_job(settings, plans[SEARCHED]))
+    if plans:
+        lines.append(_longest_search(plans))
+    if SEARCHED in plans:
+        try:
+            lines.append(_search_of_a_job(settings, plans[SEARCHED]))
+        except BenchError as error:
+            errors.append(f"a job without a plan: {error}")
+    if errors:
+        raise PartlyFailed("\n".join(errors), lines)
     return lines
+
+
+def _longest_search(plans: dict[str, Any]) -> Line:
+    name = max(plans, key=lambda each: float(plans[each]["search_s"]))
+    what = f"the longest search of {len(plans)} ({name}); the most that one may take"
+    return amount("M", what, "s", (float(plans[name]["search_s"]), SEARCH_BAR.limit), SEARCH_BAR)
 
 
 def _plan_and_sweep(model: Planned, settings: BenchSettings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,7 +113,10 @@ def best_of(swept: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     choice, *others = sides
     if choice["replicas"] == 1:
         others.append(choice)
-    return choice, max(others, key=lambda side: float(side["rows_per_s"]))
+    best = max(others, key=lambda side: float(side["rows_per_s"]))
+    if not (choice["rows_per_s"] and best["rows_per_s"]):
+        raise BenchError(f"a point that ran before did not run again: {swept['final']}")
+    return choice, best
 
 
 def words_of(side: dict[str, Any]) -> str:

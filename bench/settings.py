@@ -16,6 +16,8 @@ class BenchSettings:
     penstock_options: tuple[str, ...]
     photos: Path | None = None
     """A folder of JPEG files; None where pictures are drawn."""
+    planned: tuple[str, ...] = ()
+    """The models of M."""
 
     @property
     def data(self) -> Path:

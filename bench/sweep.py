@@ -7,7 +7,7 @@ MOST_ROWS = 1 << 16
 MOST_BATCH_BYTES = 1 << 30
 IN_A_ROW = 3
 # Slower than this share of the best seen so far, and no longer getting faster: three sizes of that are enough.
-HOPELESS = 0.75
+HOPELESS = 0.6
 STILL_GROWS = 1.05
 
 

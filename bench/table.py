@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bench.shell import BenchError
+
 Pair = tuple[float, float]
 
 HEADINGS = ("workload", "what", "penstock", "peer", "ratio", "bar", "")
@@ -46,6 +48,14 @@ class Line:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "bar": str(self.bar) if self.bar else None, "verdict": self.verdict}
+
+
+class PartlyFailed(BenchError):
+    """A part of a workload failed; `lines` are those of the others."""
+
+    def __init__(self, problem: str, lines: Sequence[Line]) -> None:
+        super().__init__(problem)
+        self.lines = list(lines)
 
 
 def faster(workload: str, what: str, seconds: Pair, bar: Bar | None, **details: Any) -> Line:

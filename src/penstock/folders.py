@@ -13,6 +13,7 @@ from typing import IO, Any
 from penstock import jobs, registry, written
 from penstock.checking import check_answers
 from penstock.core import division
+from penstock.core.plans import Plan
 from penstock.core.records import ModelFile, Result
 from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
@@ -29,6 +30,7 @@ from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
+from penstock.telemetry.trace import TraceWriter, trace_to
 
 _JUDGED_FROM_ROWS = 100
 
@@ -77,8 +79,12 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
             if found is not None and not task.overwrite and is_finished(found, records):
                 place.failures().settle(records)
                 return _summary_of(task.output, found, records, began)
-            with place.log() as log, graceful(progress.note) as stop:
-                return _Run(task, place, progress, began, log, stop).execute(found, mark)
+            with (
+                trace_to(task.options.trace, began) as trace,
+                place.log() as log,
+                graceful(progress.note) as stop,
+            ):
+                return _Run(task, place, progress, began, log, stop, trace).execute(found, mark)
         finally:
             _leave_no_trace(place, existed)
 
@@ -124,7 +130,14 @@ class _Run:
     """One execution of a job in a place that is locked."""
 
     def __init__(
-        self, task: FolderJob, place: Place, progress: Progress, began: float, log: IO[Any], stop: StopFlag
+        self,
+        task: FolderJob,
+        place: Place,
+        progress: Progress,
+        began: float,
+        log: IO[Any],
+        stop: StopFlag,
+        trace: TraceWriter | None,
     ) -> None:
         self._task = task
         self._place = place
@@ -132,7 +145,7 @@ class _Run:
         self._began = began
         self._log = log
         self._stop = stop
-        self._meter = Meter()
+        self._meter = Meter(trace)
 
     def execute(self, found: Manifest | None, mark: str) -> Summary:
         """Go on with the job that was found, or replace it, or begin."""
@@ -165,7 +178,7 @@ class _Run:
 
     def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
-        sink = registry.SINKS[self._task.options.format]
+        sink = self._meter.watched(registry.SINKS[self._task.options.format])
         with output_errors():
             committer = Committer(self._place, manifest, sink, self._note_commit)
         with contextlib.closing(committer):
@@ -174,6 +187,7 @@ class _Run:
             self._meter.failed = sum(record.failed for record in before)
             if before:
                 self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
+            self._meter.begin()
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
                 spans = started.divide(manifest.part_rows) if started.is_streamed else committer.pending
@@ -230,6 +244,7 @@ class _Run:
         records = committer.records
         rows = sum(record.rows for record in records)
         failed = sum(record.failed for record in records)
+        short = started.engine.shortages().items()
         return Summary(
             output=self._task.output,
             rows=rows,
@@ -246,10 +261,13 @@ class _Run:
             bottleneck=self._meter.bottleneck(),
             loaders=started.engine.loaders(),
             padding=self._meter.padding(),
+            plan=_told(started.plan),
+            memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
+            trace=self._meter.traced_to(),
         )
 
     def _note_commit(self, record: PartRecord) -> None:
-        self._meter.committed_rows += record.rows + record.failed
+        self._meter.commit(record.rows, record.failed)
 
     def _too_many_failures(self, result: Result) -> TooManyFailures | None:
         self._meter.failed += len(result.failures)
@@ -263,6 +281,11 @@ class _Run:
             allowed=f"{allowed:.0%}",
             hint="see _penstock/failures.jsonl; mend the input, or raise --max-failures and run it again",
         )
+
+
+def _told(plan: Plan | None) -> str:
+    """A plan in a line: what it chose, and how much that was worth."""
+    return f"{plan.choice}; {plan.reason}" if plan is not None else ""
 
 
 def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
@@ -304,12 +327,14 @@ class _Writer:
 
     def put(self, result: Result) -> None:
         self._raise()
-        self._queue.put(result)
+        with self._meter.waiting_for_writer(result.span.index):
+            self._queue.put(result)
 
     def finish(self) -> None:
         """Commit everything that was put, also a part that an interrupt cut short."""
-        self._queue.put(None)
-        self._thread.join()
+        with self._meter.waiting_for_writer():
+            self._queue.put(None)
+            self._thread.join()
         self._raise()
         self._committer.finish()
 
@@ -328,11 +353,10 @@ class _Writer:
         for result in iter(self._queue.get, None):
             if self._error is not None or self._is_dropped:
                 continue
-            started = time.perf_counter()
             try:
-                self._committer.accept(result)
+                with self._meter.writing(result.span.index, result.rows):
+                    self._committer.accept(result)
             except OSError as error:
                 self._error = OutputError("the output cannot be written", received=str(error))
             except BaseException as error:
                 self._error = error
-            self._meter.writing_s += time.perf_counter() - started

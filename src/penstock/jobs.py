@@ -237,7 +237,7 @@ def _decide(
             batch_size = choice.batch_size if signature.fixed_batch else _no_larger_than(source, choice.batch_size)
         else:
             batch_size = choose_batch_size(signature, largest, source, options, kind)
-        job = Job(source, bindings, options.keep, batch_size, preprocess, buckets)
+        job = Job(source, bindings, options.keep, batch_size, preprocess, buckets, options.trace is not None)
         placement = placing.with_loaders(placement, job, options.loaders)
         sample = fixed.sample if fixed else _first_rows(source, batch_size)
         prepared = engine.prepare(job, placement, sample, max(answers_rows, CHECKED_ROWS if options.check else 0))

@@ -32,6 +32,12 @@ def open_model(
 ) -> tuple[ModelFile | LiveModel, str, str | None]:
     """The model, its digest, and the place where a later process would find it."""
     if is_live_keras_model(model):
+        if options.precision != "model":
+            raise UsageError(
+                "a live model computes in what it was made with",
+                received=f"precision={options.precision}",
+                hint="save the model and give its path, or build it with that dtype policy",
+            )
         live = wrap_live(model, as_list=False, scaling=steps.make_scaling(options), answers=steps.make_answers(options))
         return live, digest_of_weights(model) if needs_digest else "", None
     file, location = _open_file(model, options)

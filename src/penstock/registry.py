@@ -191,7 +191,7 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
         DeviceError: The framework is not installed.
         ModelError: The runtime asked for does not execute this kind of model.
     """
-    if wanted is not None and wanted not in model.runtimes:
+    if wanted is not None and not executes(model, wanted):
         raise ModelError(
             f"the {wanted} runtime does not execute this kind of model",
             received=f"{model.kind} at {model.location}",
@@ -207,6 +207,15 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
         received=f"a model of kind {model.kind}",
         hint=PACKAGES[candidates[0]].install,
     )
+
+
+VARIANTS = {"tensorflow-xla": "tensorflow", "torch-compiled": "torch", "onnx-tensorrt": "onnx", "openvino": "onnx"}
+"""Runtimes that execute whatever another one does, each in its own way."""
+
+
+def executes(model: ModelFile, runtime: str) -> bool:
+    """Whether a runtime reads this kind of model."""
+    return runtime in model.runtimes or VARIANTS.get(runtime) in model.runtimes
 
 
 def _preferred(model: ModelFile) -> tuple[str, ...]:
@@ -264,7 +273,7 @@ def own_runtime(model: ModelFile, used: str) -> str:
     if used in _KERAS_3 and is_installed("tensorflow"):
         return "tensorflow" if "tensorflow" in model.runtimes else used
     # A runtime that the model does not name reads what was converted from it, or compiles what another one loads.
-    return used if used in model.runtimes else choose_runtime(model, None)
+    return used if used in model.runtimes else own_runtime(model, choose_runtime(model, None))
 
 
 def facts_of(model: ModelFile) -> FileFacts:

@@ -23,7 +23,7 @@ from tests.support.told import ROWS, Told
 ROOT = Path(__file__).parents[2]
 RUNTIMES: dict[str, Runtime] = {"onnx": OnnxRuntime(), "openvino": OpenVinoRuntime()}
 CONVERTED = [
-    "image", "ranked", "several", "lstm", "masked gru", "encoder", "quantized", "saved model", "frozen graph",
+    "image", "groups", "ranked", "several", "lstm", "masked gru", "encoder", "quantized", "saved model", "frozen graph",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A runtime without a framework, so that replicas start at once, on a device whose memory is whatever a test says.
 
 Above `most_rows` rows, or at a row whose first value is `LARGE`, a batch ends as `ends_by` says: `error`, as runtimes
-tell a shortage; `kill`, as the kernel does; `abort` and `give up`, as C++ does; `crash`, which has nothing to do with it.
+tell a shortage; `kill`, as the kernel does; `abort` and `give up`, as C++ does; `crash`, for which memory is no cause.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class Case:
 def cases() -> Iterator[Case]:
     pixels = RANDOM.integers(0, 256, (ROWS, 12, 12, 3), dtype=np.uint8)
     yield Case("image", image(), {"image": pixels}, {"scaling": Scaling((1 / 255,))})
+    yield Case("groups", groups(), {"image": pixels}, {})
     yield Case("ranked", several(), fed_to_several(), {"answers": Answers(top_k=3)})
     yield Case("several", several(), fed_to_several(), {})
     sequence = RANDOM.normal(size=(ROWS, 9, 5)).astype("f4")
@@ -69,6 +70,12 @@ def image() -> Any:
     hidden = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(given)
     hidden = layers.BatchNormalization()(layers.DepthwiseConv2D(3)(layers.Dropout(0.5)(hidden)))
     return with_random_weights(keras.Model(given, layers.GlobalAveragePooling2D()(hidden)))
+
+
+def groups() -> Any:
+    """Keras leaves such a convolution to XLA."""
+    given = layers.Input((12, 12, 3), name="image")
+    return keras.Model(given, layers.GlobalAveragePooling2D()(layers.Conv2D(6, 3, groups=3)(given)))
 
 
 def several() -> Any:

@@ -20,6 +20,7 @@ EXIT_CODES = {
     "RefusedByRuntime": 6,
     "OutputError": 7,
     "DeviceError": 8,
+    "OutOfMemory": 8,
     "WorkersDied": 9,
     "Interrupted": 130,
 }

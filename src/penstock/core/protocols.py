@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.core.events import Prepared
@@ -18,6 +18,7 @@ from penstock.core.records import (
     OutputSchema,
     Placement,
     Result,
+    Shortage,
     Signature,
     Span,
     TensorSpec,
@@ -152,6 +153,10 @@ class Engine(Protocol):
 
     def loaders(self) -> str | None:
         """How many loader processes there were, in words; None where threads read."""
+        ...
+
+    def shortages(self) -> Mapping[Shortage, int]:
+        """How the devices ran out of memory and went on, and how often."""
         ...
 
     def close(self) -> None: ...

@@ -178,6 +178,8 @@ class MemoryWatch:
         """A replica died at one row, with nothing else under way."""
         row = notice.first_row
         self._deaths_at[row] += 1
+        if row in self._poisoned:
+            return Verdict.ORDINARY
         if not death.is_prepared and len(self._poisoned) >= _MOST_POISONED_AT_FIRST:
             return Verdict.ORDINARY  # not these rows: none fits
         if self._deaths_at[row] < _DEATHS_OF_A_ROW:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock import registry
 from penstock.core.records import ModelFile
 from penstock.packages import CONVERTER, PACKAGES
 
-_VARIANTS = {"tensorflow": ("tensorflow-xla",), "torch": ("torch-compiled",), "onnx": ("onnx-tensorrt", "openvino")}
-"""Runtimes that read whatever another one reads."""
 _READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")
 """Runtimes that read a converted step."""
 _ORDER = {
@@ -31,17 +30,20 @@ class Candidate:
 
 def candidates(model: ModelFile, own: str, device_kind: str) -> list[Candidate]:
     """Every other runtime that could execute the model on this kind of device; those that are not installed last."""
-    natural = [name for name in model.runtimes if name != "tf_keras" or own == "tf_keras"]
-    natural += [other for name in natural for other in _VARIANTS.get(name, ())]
     found: list[Candidate] = []
     for name in _ORDER[device_kind]:
         if name == own or device_kind not in PACKAGES[name].device_kinds:
             continue
-        if name in natural:
+        if registry.executes(model, name) and is_alike(own, name):
             found.append(Candidate(name, why_not=_missing(name)))
         elif name in _READ_STEPS and can_convert(model, own):
             found.append(Candidate(name, is_converted=True, why_not=_missing(name) or _missing_converter()))
     return sorted(found, key=lambda candidate: candidate.why_not is not None)
+
+
+def is_alike(own: str, other: str) -> bool:
+    """Whether another runtime loads a model as its own does: what only tf_keras reads, no other Keras does."""
+    return own != "tf_keras" or other in _READ_STEPS
 
 
 def can_convert(model: ModelFile, own: str) -> bool:

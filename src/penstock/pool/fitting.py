@@ -40,6 +40,9 @@ Step = Callable[[Columns, int], tuple[Columns, Rejected]]
 """Runs one piece, of which so many rows are real."""
 
 
+NOTHING_SKIPPED: Mapping[int, RowFailure] = {}
+
+
 class RowTooLarge(Exception):
     """A single row that does not fit into the memory of the device."""
 
@@ -170,7 +173,12 @@ class Fitting:
                 self._ceilings.lower(row_bytes, most)
 
     def in_pieces(
-        self, arrays: Columns, rows: int, step: Step, row_at: Callable[[int], int] = lambda place: place
+        self,
+        arrays: Columns,
+        rows: int,
+        step: Step,
+        row_at: Callable[[int], int] = lambda place: place,
+        skipped: Mapping[int, RowFailure] = NOTHING_SKIPPED,
     ) -> Pieced:
         """Run a batch, of which the first `rows` are real, in as few pieces as fit. All pieces have one size.
 
@@ -179,6 +187,7 @@ class Fitting:
             rows: How many of its rows are wanted; the others get the answer of the last of these.
             step: Runs a piece.
             row_at: From a place in the batch to the number of the row, for the board.
+            skipped: Places where others stand in for rows that are not run; they are never run alone.
         """
         size, row_bytes = len(next(iter(arrays.values()))), bytes_of_a_row(arrays)
         before = self._ceilings.known.get(row_bytes)
@@ -186,6 +195,10 @@ class Fitting:
         put_back: Shortage | None = None
         place = 0
         while place < rows:
+            if place in skipped:
+                gathered.reject(place, (skipped[place].error, skipped[place].reason))
+                place += 1
+                continue
             call = self._enter(row_bytes, size, row_at(place))
             real = min(call.rows, rows - place)
             answered = self._run(call, arrays, place, real, step)

@@ -37,19 +37,18 @@ def _predict_fitting(fitting: Fitting, batch: Batch, span_start: int) -> tuple[C
         check_rows(outputs, len(next(iter(piece.values()))))
         return outputs, rejected
 
-    arrays, rows = batch.arrays, batch.rows
-    left_out = [place for place in range(rows) if row_at(place) in fitting.left_out] if fitting.left_out else []
+    arrays, left_out = batch.arrays, {}
+    if fitting.left_out:
+        known = ((place, fitting.left_out.get(row_at(place))) for place in range(batch.rows))
+        left_out = {place: failure for place, failure in known if failure is not None}
     if left_out:
         alive = np.ones(len(next(iter(arrays.values()))), dtype=bool)
-        alive[left_out] = False
-        stands_in = int(np.argmax(alive[:rows]))
-        arrays = _masked(arrays, alive, _row(arrays, stands_in))
-        rows = rows if alive[stands_in] else 0
-    pieced = fitting.in_pieces(arrays, rows, step, row_at)
+        alive[list(left_out)] = False
+        arrays = _masked(arrays, alive, _row(arrays, int(np.argmax(alive[: batch.rows]))))
+    pieced = fitting.in_pieces(arrays, batch.rows, step, row_at, left_out)
     batch.reduced_to = pieced.reduced_to
-    failures = {failure.row: failure for failure in _to_failures(pieced.rejected, batch, span_start)}
-    failures |= {row_at(place): fitting.left_out[row_at(place)] for place in left_out}
-    return pieced.outputs, list(failures.values())
+    rejected = pieced.rejected | {place: (failure.error, failure.reason) for place, failure in left_out.items()}
+    return pieced.outputs, _to_failures(dict(sorted(rejected.items())), batch, span_start)
 
 
 def _to_failures(rejected: Rejected, batch: Batch, span_start: int) -> list[RowFailure]:

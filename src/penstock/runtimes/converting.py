@@ -88,7 +88,7 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         return f"tf2onnx does not start ({one_line(error)}): pip install 'penstock[convert]'"
     try:
         with _captured_logs() as records:
-            proto, names = _convert(step, signature, bindings, records)
+            proto, names = _convert(step, signature, bindings)
             _check(proto, records)
         inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
@@ -101,10 +101,8 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
     return None
 
 
-def _convert(
-    step: NamedStep, signature: Signature, bindings: Sequence[Binding], records: list[logging.LogRecord]
-) -> tuple[Any, list[str]]:
-    """The step as ONNX, and the names of its outputs. `records` is what was logged meanwhile."""
+def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
+    """The step as ONNX, and the names of its outputs."""
     import tensorflow as tf
 
     names: list[str] = []
@@ -123,12 +121,7 @@ def _convert(
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*specs)
         _refuse_large(traced)
-        try:
-            with _optimising_in_place():
-                proto = _to_onnx(function, traced, specs)
-        except Exception:  # an optimisation failed, or an operation that it does not know was in its way
-            records.clear()
-            proto = _to_onnx(function, traced, specs)
+        proto = _to_onnx(function, traced, specs)
     captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
     embed(
         proto.graph,
@@ -146,23 +139,6 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
     if any("_XlaMustCompile" in each.attr for each in called):
         return tf2onnx.convert.from_graph_def(**_without_xla(traced, len(specs)), **options)[0]
     return tf2onnx.convert.from_function(function, input_signature=specs, **options)[0]
-
-
-@contextmanager
-def _optimising_in_place() -> Iterator[None]:
-    """tf2onnx copies the graph with all its weights before each of some 40 optimisations, to survive one that fails.
-
-    Without that it is three times as fast.
-    """
-    variable = "TF2ONNX_CATCH_ERRORS"
-    before = os.environ.get(variable)
-    os.environ[variable] = "false"
-    try:
-        yield
-    finally:
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before
 
 
 def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
@@ -263,7 +239,8 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         "inputs": {name: key for name, key in inputs.items() if key in taken},
         "outputs": outputs,
     }
+    content = proto.SerializeToString()  # which may fail, before there is a file
     with open(os.path.join(folder, _MODEL), "wb") as opened:
-        opened.write(proto.SerializeToString())
+        opened.write(content)
     with open(os.path.join(folder, _SIGNATURE), "w", encoding="utf-8") as opened_text:
         json.dump(told, opened_text, indent=1)

@@ -26,7 +26,7 @@ ROW_BYTES = 12
 
 
 class Narrow(Doubler):
-    """A model on a device that holds so many rows at once, over all lanes; a row of `large` needs all of it, and more."""
+    """A model on a device that holds so many rows at once, over all lanes; a row of `large` needs more than all."""
 
     def __init__(self, room: int, *, large: float | None = None, poison: float | None = None) -> None:
         super().__init__(poison=poison)
@@ -340,6 +340,7 @@ def test_row_at_which_a_replica_died_is_left_out_and_never_run() -> None:
     outputs, failures = predict_surviving(fit, batch_of(x), 100)
     assert failures == [lost]
     assert replica.calls == 1
+    assert [len(column) for column in outputs.values()] == [8, 8]
     np.testing.assert_array_equal(np.delete(outputs["y"], 5, axis=0), np.delete(x, 5, axis=0) * 2)
 
     outputs, failures = predict_surviving(fit, batch_of(x[5:6]), 105)
