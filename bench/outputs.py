@@ -73,7 +73,10 @@ def check_same(ours: Predictions, theirs: Predictions, tolerance: float) -> floa
 
 def read_arrays(folder: Path) -> Predictions:
     """Read the predictions of a folder of .npy files, in the order of their names."""
-    return np.concatenate([read_array(path) for path in sorted(folder.glob("*.npy"))])
+    parts = [read_array(path) for path in sorted(folder.glob("*.npy"))]
+    if not parts:
+        raise BenchError(f"no .npy file in {folder}")
+    return np.concatenate(parts)
 
 
 def read_array(path: Path) -> Predictions:

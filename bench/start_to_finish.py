@@ -75,7 +75,9 @@ def _compare(job: ArrayJob, repeats: int) -> list[Line]:
     job.images.read_bytes()  # no side pays for a cold page cache
     sides = {"penstock": partial(_penstock, job), "keras": partial(_predict, job, batch_size)}
     results = interleave(sides, repeats)
-    difference = outputs.check_same(outputs.read_arrays(job.ours), outputs.read_array(job.theirs), TOLERANCE)
+    difference = outputs.check_same(
+        outputs.read_arrays(job.ours / "features"), outputs.read_array(job.theirs), TOLERANCE
+    )
     whole, running = (
         (median_of(results["penstock"], seconds), median_of(results["keras"], seconds))
         for seconds in (whole_seconds, run_seconds)

@@ -181,7 +181,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             name = next(iter(source.schema()))
             job = Job(source, (Binding("x", (name,), "float32", (4,)),), (), batch_size)
             engine.prepare(job, engine._placement, next(iter(source.divide(batch_size))))
-            results = []
+            results: list[Result] = []
             for result in engine.run(list(source.divide(50))):
                 if kill_first and not results:
                     psutil.Process().children()[0].kill()

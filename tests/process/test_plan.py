@@ -38,7 +38,8 @@ def planned(cache: Path, models: Path, digits: Path, penstock_run: Penstock) -> 
 def test_every_installed_runtime_is_tried_and_compared(planned: dict[str, Any]) -> None:
     measured = [trial for trial in planned["trials"] if trial["rows_per_s"]]
     assert {trial["runtime"] for trial in measured} == RUNTIMES_TRIED
-    assert all(trial["difference"] < 1e-4 for trial in measured)
+    assert all((trial["difference"] is None) == (trial["runtime"] == "tensorflow") for trial in measured)
+    assert all(trial["difference"] is None or trial["difference"] < 1e-4 for trial in measured)
     assert all(trial["memory_bytes"] > 50 << 20 for trial in measured)
     assert any(len({t["batch_size"] for t in measured if t["runtime"] == name}) >= 3 for name in RUNTIMES_TRIED)
     missing = [trial for trial in planned["trials"] if trial["runtime"] == "torch"]

@@ -15,7 +15,9 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
-FRAMEWORKS = frozenset({"tensorflow", "keras", "tf_keras", "jax", "torch", "onnxruntime", "ai_edge_litert"})
+FRAMEWORKS = frozenset(
+    {"tensorflow", "keras", "tf_keras", "jax", "torch", "onnxruntime", "ai_edge_litert", "openvino", "tf2onnx"}
+)
 
 settings.register_profile("unit", deadline=None, database=None, derandomize=True, max_examples=60)
 settings.load_profile("unit")

@@ -203,7 +203,8 @@ class Prepared:
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
     batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
     `answers` are those of the first rows that have any, where they were asked for; `answered` are the numbers of these
-    rows in the whole input."""
+    rows in the whole input. `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
+    where it takes no whole numbers."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -213,6 +214,7 @@ class Prepared:
     follows: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, Column] | None = None
     answered: tuple[int, ...] = ()
+    rejects_strangers: bool | None = None
 
 
 @dataclass(frozen=True)

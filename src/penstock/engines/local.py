@@ -363,8 +363,15 @@ class LocalEngine:
 
     def _lose(self, handle: ReplicaHandle, gave_up: str | None = None) -> None:
         """A replica died: its spans go to the others, and a new one takes its place."""
-        how = handle.describe_end() if gave_up is None else f"gave up with {gave_up}"
-        death = self._examine(handle, how, gave_up)
+        held = self._scheduler.held_by(handle.number) if self._scheduler is not None else []
+        death = Death.of(
+            handle,
+            gave_up,
+            words="\n".join(self._launch.last_lines()),
+            spans=[self._spans[index] for index in held],
+            batch_size=self._settings.job.batch_size if self._settings is not None else 1,
+            is_prepared=handle.number in self._ready,
+        )
         handle.close()
         del self._replicas[handle.number]
         verdict = self._memory.judge(death)
@@ -372,27 +379,13 @@ class LocalEngine:
         is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY)
         if is_final or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
             raise death.as_error("loading the model" if self._signature is None else "predicting")
-        self._give_out_again(handle, how)
+        self._give_out_again(handle, death.how)
         for other in self._replicas.values():
             if verdict is Verdict.LESS_WAS_TRIED and self._memory.shares_memory(handle.device, other.device):
                 self._send(other, Limit(self._memory.ceilings(other.device)))
         is_done = self._scheduler is not None and self._scheduler.is_finished
         if not is_done and not self._stop.is_raised:
             self._start(handle.device)
-
-    def _examine(self, handle: ReplicaHandle, how: str, gave_up: str | None) -> Death:
-        held = self._scheduler.held_by(handle.number) if self._scheduler is not None else []
-        return Death(
-            handle.device,
-            handle.pid,
-            how,
-            handle.exit_code if gave_up is None else None,
-            gave_up or "\n".join(self._launch.last_lines()),
-            handle.board.read(),
-            [self._spans[index] for index in held],
-            self._settings.job.batch_size if self._settings is not None else 1,
-            is_prepared=handle.number in self._ready,
-        )
 
     def _give_out_again(self, handle: ReplicaHandle, how: str) -> None:
         if self._scheduler is None:

@@ -22,6 +22,7 @@ from penstock.core.records import Device, RowFailure, Shortage, Span
 from penstock.errors import WorkersDied
 from penstock.pool.board import Notice
 from penstock.pool.memory import has_address_limit, oom_kills, speaks_of_memory
+from penstock.pool.supervisor import ReplicaHandle
 
 Tell = Callable[[str], None]
 """Says a line to people."""
@@ -60,6 +61,24 @@ class Death:
     spans: Sequence[Span]
     batch_size: int
     is_prepared: bool
+
+    @classmethod
+    def of(
+        cls,
+        handle: ReplicaHandle,
+        gave_up: str | None,
+        *,
+        words: str,
+        spans: Sequence[Span],
+        batch_size: int,
+        is_prepared: bool,
+    ) -> Death:
+        """The end of a replica whose process is over, or that said that it cannot go on, and why."""
+        notice, device, pid = handle.board.read(), handle.device, handle.pid
+        if gave_up is not None:
+            return cls(device, pid, f"gave up with {gave_up}", None, gave_up, notice, spans, batch_size, is_prepared)
+        how = handle.describe_end()
+        return cls(device, pid, how, handle.exit_code, words, notice, spans, batch_size, is_prepared)
 
     @property
     def place(self) -> int:

@@ -59,10 +59,10 @@ def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:
 
 
 def _agreement(trial: Trial) -> str:
-    """The largest difference, as a share of an output's spread; the model's own framework agrees with itself."""
+    """The largest difference to the model's own framework, as a share of an output's spread."""
     if trial.difference is None:
-        return "–"
-    return "own" if trial.difference == 0.0 else f"{trial.difference:.0e}"
+        return "own"
+    return "exact" if trial.difference == 0.0 else f"{trial.difference:.0e}"
 
 
 def _is_chosen(trial: Trial, plan: Plan) -> bool:

@@ -35,6 +35,7 @@ _LIGHT_START_S = 2.0
 """What a runtime needs to start that imports neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
 _CONVERSION_S = 8.0
+_BEYOND_OPENVINO = ("int64", "uint64", "uint32")
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
 
 
@@ -175,6 +176,8 @@ class Search:
             self._climb(contender_)
 
     def _no_time_for(self, candidate: Candidate, folder: str | None) -> str | None:
+        if candidate.runtime == "openvino" and any(b.dtype in _BEYOND_OPENVINO for b in self.started.job.bindings):
+            return "OpenVINO cuts whole numbers to 32 bits, and the model takes more"
         if candidate.is_converted and folder is None:
             if self._conversion_problem is not None:
                 return f"the model does not convert: {self._conversion_problem}"

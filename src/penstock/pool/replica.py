@@ -44,7 +44,7 @@ from penstock.pool.channel import Channel
 from penstock.pool.fitting import Fitting
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
-from penstock.pool.probing import measure
+from penstock.pool.probing import measure, rejects_strangers
 from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.surviving import predict_surviving
@@ -180,6 +180,7 @@ class ReplicaProcess:
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
         if message.answers_rows:
             prepared = _with_answers(prepared, self._fitting, batch, message)
+            prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
         self._pipeline = Pipeline(
             self._fitting,
             message.job,

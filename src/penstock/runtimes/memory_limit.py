@@ -30,8 +30,12 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error of no telling class says that there was no memory left."""
-    return isinstance(error, MemoryError) or _says_so(str(error))
+    """Whether an error of no telling class says that there was no memory left.
+
+    Not Python's own MemoryError: with the memory of the process at its end, frameworks hang in their own cleaning up,
+    and only another process can go on.
+    """
+    return not isinstance(error, MemoryError) and _says_so(str(error))
 
 
 def what_was_short(error: BaseException) -> str:

@@ -109,23 +109,11 @@ class OnnxReplica:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._out_of_memory(batch, feeds, error) from None
+            raise out_of_memory(batch, reason(error)) from None
         return keep(self._answers, outputs, NumpyRanking())
 
     def close(self) -> None:
         self._session = None
-
-    def _out_of_memory(self, batch: Columns, feeds: Columns, error: Exception) -> DeviceError:
-        """A smaller batch helps only if the rows are what takes the memory: one of them alone tells."""
-        try:
-            if self.signature.fixed_batch is None:
-                self._run({name: array[:1] for name, array in feeds.items()})
-        except Exception as again:
-            if is_out_of_memory(again):
-                return DeviceError(
-                    "the model needs more memory than the device has, even for one row", received=reason(again)
-                )
-        return out_of_memory(batch, reason(error))
 
     def _run(self, feeds: Columns) -> Columns:
         found = (

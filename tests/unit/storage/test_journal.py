@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,12 @@ def test_two_journals_of_the_same_records_have_the_same_bytes(path: str, tmp_pat
     write(path, RECORDS)
     write(str(tmp_path / "other"), reopen(path))
     assert Path(path).read_bytes() == (tmp_path / "other").read_bytes()
+
+
+def test_batch_sizes_that_memory_forced_are_recorded_and_other_records_stay_as_they_were(path: str) -> None:
+    records = [RECORDS[0], replace(RECORDS[1], reduced={"2": 16})]
+    write(path, records)
+    assert reopen(path) == records
+    plain, reduced = Path(path).read_bytes().splitlines()
+    assert b"reduced" not in plain, "a journal of before can be cut where it always could"
+    assert b'"reduced": {"2": 16}' in reduced
