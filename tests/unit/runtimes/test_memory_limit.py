@@ -43,7 +43,6 @@ def test_variants_are_runtimes_with_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        MemoryError(),
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5 bytes"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("CUDA_ERROR_OUT_OF_MEMORY"),
@@ -52,6 +51,10 @@ def test_variants_are_runtimes_with_names_of_their_own() -> None:
 )
 def test_want_of_memory_is_recognised(error: Exception) -> None:
     assert ran_out(error)
+
+
+def test_a_process_at_its_own_end_is_left_to_another_one() -> None:
+    assert not ran_out(MemoryError("out of memory"))
 
 
 def test_other_errors_are_not_taken_for_want_of_memory() -> None:
