@@ -22,7 +22,7 @@ SEARCH_BAR = Bar(120.0, is_at_most=True, unit="s")
 # A tenth of the predicted job, and the last window, which is not cut short.
 SHARE_BAR = Bar(0.11, is_at_most=True)
 ROUNDS = 5
-CALL_LIMIT_S = 3.0
+CALL_LIMIT_S = 2.0
 TABLE_ROWS = 1 << 16
 SEQUENCES = 1 << 14
 UNPLANNED_S = 60.0

@@ -22,7 +22,7 @@ from penstock.core.records import ModelFile
 from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
 from penstock.interrupts import graceful
-from penstock.jobs import CHECKED_ROWS, Started
+from penstock.jobs import Started
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import DeviceRequest, PredictOptions
 from penstock.planning import contender, store
@@ -37,6 +37,8 @@ from penstock.telemetry.meter import Meter
 
 LIMIT_S = 1800.0
 WINDOW_S = 0.3
+# Every runtime starts by running these, and what it answers is compared.
+FIRST_ROWS = 16
 FINAL_WINDOW_S = 0.5
 FINALISTS = 4
 # One window each decided who is among the best: neighbours on one ladder must not crowd out another runtime.
@@ -231,16 +233,15 @@ def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     with open(options.plan, encoding="utf-8") as file:
         choice = plan_from_json(json.load(file), options.plan).choice
-    # A first batch of as many rows as are compared: every runtime starts with one, and a large one takes its time.
     devices = DeviceRequest.parse(options.devices)
-    asked = PredictOptions(runtime=options.runtime, devices=devices, batch_size=CHECKED_ROWS)
+    asked = PredictOptions(runtime=options.runtime, devices=devices, batch_size=FIRST_ROWS)
     model, _, _ = open_model(options.model, asked)
     assert isinstance(model, ModelFile)
     source, _ = open_data([options.input], asked.reading)
     began = time.perf_counter()
     with log_without_folder(False) as log, graceful(_note) as stop, contextlib.ExitStack() as cleanup:
         around = Surroundings(log, stop, _note)
-        started = jobs.start(model, source, asked, Meter(), around, answers_rows=CHECKED_ROWS)
+        started = jobs.start(model, source, asked, Meter(), around, answers_rows=FIRST_ROWS)
         cleanup.callback(started.close)
         sweep = Sweep(model, started, around, options.call_limit, options.smallest, cleanup)
         sweep.run(choice.runtime)
@@ -257,7 +258,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--runtime", help="sweep this one only")
     parser.add_argument("--devices", default="all")
     parser.add_argument("--smallest", type=int, default=1, help="the first batch size")
-    parser.add_argument("--call-limit", type=float, default=3.0, help="seconds that one call may take")
+    parser.add_argument("--call-limit", type=float, default=2.0, help="seconds that one call may take")
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args(arguments)
 

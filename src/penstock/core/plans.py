@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.options import PRECISIONS, RUNTIMES
 
 PLAN_VERSION = 1
+_MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,17 @@ class Choice:
     lanes: int = 1
     precision: str = "model"
     converted: str | None = None
+
+    def __post_init__(self) -> None:
+        """Plans are also read from files that people may have edited."""
+        for name in ("batch_size", "threads", "replicas", "lanes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[name]:
+                raise ValueError(f"{name} is {value!r}, not a whole number from 1 to {_MOST[name]:,}")
+        if self.runtime not in RUNTIMES or self.precision not in PRECISIONS:
+            raise ValueError(f"unknown runtime or precision: {self.runtime!r}, {self.precision!r}")
+        if self.converted is not None and not isinstance(self.converted, str):
+            raise ValueError(f"converted is {self.converted!r}, not the path of a folder")
 
     def __str__(self) -> str:
         replicas = f"{self.replicas} replicas × " if self.replicas > 1 else ""
@@ -114,7 +127,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
                 "devices": tuple(fields["devices"]),
             }
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             "the plan is damaged", received=f"{where}: {error}", hint="make it again: penstock plan … --json"
         ) from None

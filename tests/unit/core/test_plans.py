@@ -1,0 +1,42 @@
+"""A plan survives being written down, and nonsense in its file is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.core.plans import Choice, Plan, Trial, plan_from_json
+from penstock.errors import UsageError
+
+PLAN = Plan(
+    Choice("openvino", 8, 2, 1, 2, "model", "/some/folder"),
+    (Trial("tensorflow", 16, 2, 1, 2, 90.0, 1 << 30, 5.0), Trial("torch", rejected="not installed")),
+    ("cpu:0",), 1000, 250.0, 6.0, "computing", "computing-bound", "fast", 40.0, "abc",
+)  # fmt: skip
+
+
+def test_what_is_written_is_read() -> None:
+    assert plan_from_json(json.loads(json.dumps(PLAN.as_json())), "plan.json") == PLAN
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 0), ("batch_size", -8), ("batch_size", "8"), ("batch_size", 1 << 40), ("batch_size", True),
+        ("lanes", 0), ("lanes", 1000), ("replicas", 0), ("threads", 1.5), ("runtime", "abacus"), ("runtime", None),
+        ("precision", "float1"), ("converted", 5), ("unknown", 1),
+    ],
+)  # fmt: skip
+def test_nonsense_in_a_choice_is_refused(name: str, value: Any) -> None:
+    document = json.loads(json.dumps(PLAN.as_json()))
+    document["choice"][name] = value
+    with pytest.raises(UsageError, match="the plan is damaged"):
+        plan_from_json(document, "plan.json")
+
+
+@pytest.mark.parametrize("document", [None, [], 5, {}, {"penstock_plan": 99}, {"penstock_plan": 1}])
+def test_what_is_no_plan_is_refused(document: Any) -> None:
+    with pytest.raises(UsageError):
+        plan_from_json(document, "plan.json")
