@@ -95,7 +95,7 @@ def run_sweep(model: Path, rows: Path, plan: dict[str, Any], settings: BenchSett
     """Sweep every runtime in a process of its own, and measure the best points beside the plan's choice."""
     path = settings.scratch / "plan.json"
     path.write_text(json.dumps(plan))
-    limit = str(max(0.25, min(1.0, settings.sizes.scale) * CALL_LIMIT_S))
+    limit = str(max(0.5, min(1.0, settings.sizes.scale) * CALL_LIMIT_S))
     return run([*sweep_command(model, rows, path, ROUNDS), "--call-limit", limit], env)
 
 
@@ -142,8 +142,15 @@ def _told(line: Line, plan: dict[str, Any], swept: dict[str, Any]) -> str:
 
 def _search_of_a_job(settings: BenchSettings, plan: dict[str, Any]) -> Line:
     """A job without a plan, of about a minute by the rules of thumb: what its search took of that."""
-    own = max(trial["rows_per_s"] for trial in plan["trials"] if trial["difference"] == 0.0)
-    num_rows = max(1, round(UNPLANNED_S * own))
+    own = plan["trials"][0]["runtime"]  # a search begins with the model's own framework
+    rate = max(trial["rows_per_s"] for trial in plan["trials"] if trial["runtime"] == own)
+    try:
+        return _searched(settings, round(UNPLANNED_S * rate))
+    except BenchError:  # the machine is faster now than it was then: a longer job
+        return _searched(settings, 3 * round(UNPLANNED_S * rate))
+
+
+def _searched(settings: BenchSettings, num_rows: int) -> Line:
     folder = planned_data.token_folder(settings.data, TABLE_ROWS)
     rows = data.linked_folder(folder, math.ceil(num_rows / TABLE_ROWS))
     cache, output = settings.root / "cache" / "unplanned", settings.scratch / "unplanned"

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,9 +20,9 @@ from penstock.core.agreement import Proof
 from penstock.core.events import Measure
 from penstock.core.plans import Choice, plan_from_json
 from penstock.core.records import ModelFile
+from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
-from penstock.errors import Interrupted, PenstockError
-from penstock.interrupts import graceful
+from penstock.errors import PenstockError
 from penstock.jobs import Started
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import DeviceRequest, PredictOptions
@@ -39,7 +40,7 @@ LIMIT_S = 1800.0
 WINDOW_S = 0.3
 # Every runtime starts by running these, and what it answers is compared.
 FIRST_ROWS = 16
-FINAL_WINDOW_S = 0.5
+FINAL_WINDOW_S = 1.0
 FINALISTS = 4
 # One window each decided who is among the best: neighbours on one ladder must not crowd out another runtime.
 MOST_OF_ONE_RUNTIME = 2
@@ -75,6 +76,7 @@ class Sweep:
     """One model: its runtimes, all of them up at once, and what their points gave."""
 
     model: ModelFile
+    choice: Choice
     started: Started
     around: Surroundings
     call_limit_s: float
@@ -85,9 +87,9 @@ class Sweep:
     left_out: dict[str, str] = field(default_factory=dict)
     _ran: list[tuple[float, Side]] = field(default_factory=list)
 
-    def run(self, first: str) -> None:
+    def run(self) -> None:
         """Sweep the runtime that the plan chose first: those that are far slower then end early."""
-        contenders = sorted(self._contenders(), key=lambda each: each.setting.runtime != first)
+        contenders = sorted(self._contenders(), key=lambda each: each.setting.runtime != self.choice.runtime)
         for each in contenders:
             self._climb(each)
 
@@ -100,8 +102,9 @@ class Sweep:
                 best.append((rate, side))
         return [self._with_best_lanes(rate, side) for rate, side in best]
 
-    def chosen(self, choice: Choice) -> Side:
+    def chosen(self) -> Side:
         """The plan's choice, on processes that are up where one replica with these threads is what it says."""
+        choice = self.choice
         for _, side in self._ran:
             setting = side.contender.setting
             if (setting.runtime, setting.replicas, setting.threads) == (
@@ -129,19 +132,17 @@ class Sweep:
         yield Contender(own, self.started.engine, self.started.start_s, Proof(0.0), is_own=True)
         if self.started.options.runtime is not None:
             return
-        for candidate in candidates(self.model, recipe.runtime, recipe.device_kind):
-            if candidate.why_not is not None:
-                self.left_out[candidate.runtime] = candidate.why_not
+        found = candidates(self.model, recipe.runtime, recipe.device_kind, self.started.job.bindings)
+        is_wanted = any(candidate.is_converted and candidate.why_not is None for candidate in found)
+        folder, problem = self._converted() if is_wanted else (None, None)
+        for candidate in found:
+            why_not = candidate.why_not or (problem if candidate.is_converted else None)
+            if why_not is not None:
+                self.left_out[candidate.runtime] = why_not
                 continue
-            folder = self._converted() if candidate.is_converted else None
-            if candidate.is_converted and folder is None:
-                self.left_out[candidate.runtime] = f"the model does not convert: {self._conversion_problem}"
-                continue
-            model = store.converted_model(self.model, folder) if folder is not None else self.model
+            model = store.converted_model(self.model, folder) if candidate.is_converted and folder else self.model
             try:
                 yield self._start(replace(own, runtime=candidate.runtime, model=model))
-            except Interrupted:
-                raise
             except PenstockError as error:
                 self.left_out[candidate.runtime] = f"{error.problem}: {error.received}"[:200]
 
@@ -152,17 +153,14 @@ class Sweep:
         self.cleanup.callback(found.engine.close)
         return found
 
-    _conversion_problem: str | None = None
-
-    def _converted(self) -> str | None:
-        """The converted step, which the search left in the cache; made here where its time did not do."""
-        folder = store.conversion_folder(self.model, self.started.job.bindings)
-        if store.is_whole(folder) or self._conversion_problem is not None:
-            return folder if self._conversion_problem is None else None
+    def _converted(self) -> tuple[str | None, str | None]:
+        """The folder of the converted step, the plan's own where it has one; or why there is none."""
+        if self.choice.converted is not None:
+            return self.choice.converted, None
         assert isinstance(self.started.engine, LocalEngine)
-        with store.staged(folder) as staging:
-            self._conversion_problem = self.started.engine.convert(staging)
-        return folder if self._conversion_problem is None else None
+        folder = self.cleanup.enter_context(tempfile.TemporaryDirectory())
+        problem = self.started.engine.convert(folder, self.around.stop)
+        return (folder, None) if problem is None else (None, f"the model does not convert: {problem}")
 
     def _climb(self, each: Contender) -> None:
         climb = Climb(self._most_rows(), self.call_limit_s, int(0.85 * self._room_of(each)), self.smallest)
@@ -205,11 +203,11 @@ class Sweep:
 def _measured(each: Contender, batch_size: int, lanes: int, seconds: float) -> SweepPoint:
     """One window. A process that dies of it takes this point down, and no other."""
     try:
-        found = each.engine.measure(Measure(batch_size, seconds, lanes), each.setting.replicas)
-    except Interrupted:
-        raise
+        found = each.engine.measure(Measure(batch_size, seconds, lanes), each.setting.replicas, StopFlag())
     except PenstockError as error:
         return SweepPoint(batch_size, problem=error.problem)
+    if not found:
+        return SweepPoint(batch_size, problem="its processes are gone")
     problem = next((one.problem for one in found if one.problem is not None), None)
     rate = sum(one.rows_per_s for one in found)
     return SweepPoint(batch_size, rate, max(one.peak_bytes for one in found), problem)
@@ -239,13 +237,13 @@ def main(arguments: list[str]) -> None:
     assert isinstance(model, ModelFile)
     source, _ = open_data([options.input], asked.reading)
     began = time.perf_counter()
-    with log_without_folder(False) as log, graceful(_note) as stop, contextlib.ExitStack() as cleanup:
-        around = Surroundings(log, stop, _note)
+    with log_without_folder(False) as log, contextlib.ExitStack() as cleanup:
+        around = Surroundings(log, StopFlag(), _note)
         started = jobs.start(model, source, asked, Meter(), around, answers_rows=FIRST_ROWS)
         cleanup.callback(started.close)
-        sweep = Sweep(model, started, around, options.call_limit, options.smallest, cleanup)
-        sweep.run(choice.runtime)
-        sides = final([sweep.chosen(choice), *sweep.finalists()], options.rounds)
+        sweep = Sweep(model, choice, started, around, options.call_limit, options.smallest, cleanup)
+        sweep.run()
+        sides = final([sweep.chosen(), *sweep.finalists()], options.rounds)
         document = {"final": sides, "points": sweep.points, "ended": sweep.ended, "left_out": sweep.left_out}
     print(json.dumps({"seconds": time.perf_counter() - began, **document}))
 

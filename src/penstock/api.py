@@ -82,6 +82,8 @@ def predict(
             received=f"keep={', '.join(options.keep)}",
             hint="give output=…, or use penstock.stream, which yields kept columns, too",
         )
+    if output is None and options.trace is not None:
+        raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
     if output is None:
         return predict_arrays(_resolved(model, options), data, options, is_verbose=verbose)
     return predict_to_folder(

@@ -160,12 +160,12 @@ def plan(
       penstock plan model.keras rows.parquet --json > plan.json
     """
     from penstock import api
-    from penstock.planning.explain import in_words
+    from penstock.core.explaining import in_words
 
     options = make_options(values)
     model, input_ = _model_and_input("plan", model_and_input, values["estimator"])
     found = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
-    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found))
+    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found, has_every_size=verbose))
     return 0
 
 
@@ -258,7 +258,7 @@ def devices(as_json: bool) -> int:
         cores = f", {device['cores']} cores" if device["cores"] else ""
         click.echo(f"{device['device']}  {device['name']}{cores}, {memory}")
         for name, verdict in device["runtimes"].items():
-            click.echo(f"  {name:<11}{verdict}")
+            click.echo(f"  {name:<16}{verdict}")
     return 0
 
 

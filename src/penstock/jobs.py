@@ -90,12 +90,16 @@ class Started:
     """What it has reserved of its GPUs."""
 
     def close(self) -> None:
-        self.engine.close()
-        if self.is_streamed:
-            self.source.close()  # type: ignore[attr-defined]
-        if self.shared is not None:
-            self.shared.close()
-        self.leases.close()
+        """End its processes and give back what it holds. May be called twice."""
+        try:
+            self.engine.close()
+            if self.is_streamed:
+                self.source.close()  # type: ignore[attr-defined]
+            if self.shared is not None:
+                self.shared.close()
+                self.shared = None
+        finally:
+            self.leases.close()
 
     @property
     def is_streamed(self) -> bool:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from penstock.core.plans import Plan
 from penstock.errors import UsageError
 from penstock.option_texts import parse_size, read_labels, text_of_constant
 from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
@@ -31,7 +32,7 @@ class Keywords(TypedDict, total=False):
     devices: str
     replicas_per_device: int | str
     memory_fraction: float
-    plan: str | os.PathLike[str]
+    plan: str | os.PathLike[str] | Plan
     trace: str | os.PathLike[str]
     threads: int
     format: str
@@ -108,7 +109,7 @@ def make_options(keywords: Keywords) -> PredictOptions:
     if "constants" in given:
         given["constants"] = {name: text_of_constant(value) for name, value in given["constants"].items()}
     for name in ("weights", "checkpoint", "plan", "trace"):
-        if name in given:
+        if name in given and not isinstance(given[name], Plan):
             given[name] = os.fspath(given[name])
     given["reading"] = ReadOptions(**{name: given.pop(name) for name in _READING if name in given})
     given["loading"] = ModelOptions(**{name: given.pop(name) for name in _LOADING if name in given})

@@ -173,7 +173,7 @@ class PredictOptions:
         devices: Where to run.
         replicas_per_device: How many replicas share each device; None takes one, or more where measuring shows a gain.
         memory_fraction: The share of a device's free memory that may be taken.
-        plan: The file of a plan to go by, or `off` to search for none; None searches where a job is long enough.
+        plan: A plan to go by, or its file, or `off` to search for none; None searches where a job is long enough.
         trace: The file for a trace of every stage, batch and device.
         threads: CPU threads of each replica; None shares the cores.
         format: `parquet`, `npy` or `jsonl`.
@@ -214,7 +214,7 @@ class PredictOptions:
     devices: DeviceRequest = field(default_factory=DeviceRequest)
     replicas_per_device: int | None = None
     memory_fraction: float = 0.85
-    plan: str | None = None
+    plan: Any = None
     trace: str | None = None
     threads: int | None = None
     format: str = "parquet"

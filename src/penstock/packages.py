@@ -22,6 +22,8 @@ class Package:
     distributions: tuple[str, ...]
     extra: str
     device_kinds: tuple[str, ...] = ("gpu", "cpu")
+    other_install: str | None = None
+    """The line that installs it, where no extra does."""
 
     @property
     def is_installed(self) -> bool:
@@ -48,7 +50,7 @@ class Package:
 
     @property
     def install(self) -> str:
-        return f"pip install 'penstock[{self.extra}]'"
+        return self.other_install or f"pip install 'penstock[{self.extra}]'"
 
 
 PACKAGES = {
@@ -59,7 +61,9 @@ PACKAGES = {
     "torch-compiled": Package(("torch",), ("torch",), "torch"),
     "tf_keras": Package(("tf_keras",), ("tf_keras",), "legacy"),
     "onnx": Package(("onnxruntime", "onnxruntime"), ("onnxruntime", "onnxruntime-gpu"), "onnx"),
-    "onnx-tensorrt": Package(("onnxruntime",), ("onnxruntime-gpu",), "onnx", ("gpu",)),
+    "onnx-tensorrt": Package(
+        ("onnxruntime",), ("onnxruntime-gpu",), "onnx", ("gpu",), "pip install onnxruntime-gpu tensorrt"
+    ),
     "openvino": Package(("openvino",), ("openvino",), "openvino", ("cpu",)),
     "tflite": Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "tflite", ("cpu",)),
     "stablehlo": Package(("jax",), ("jax",), "jax"),

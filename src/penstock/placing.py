@@ -24,7 +24,7 @@ _LEAST_GPU_BYTES = 1 << 29
 def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice | None, runtime: str) -> list[Device]:
     """One device for each replica."""
     request = _devices_wanted(options, recipe, runtime)
-    replicas = choice.replicas if choice is not None else options.replicas_per_device or 1
+    replicas = options.replicas_per_device or (choice.replicas if choice is not None else 1)
     if options.replicas_per_device is None:
         if request.cpu_replicas is not None:
             replicas = 1  # cpu:4 says how many

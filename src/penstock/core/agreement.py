@@ -49,12 +49,14 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
     a row is given must be the same, too.
     """
     difference = max((_share(ours[name], theirs[name]) for name in ours if name in theirs), default=0.0)
+    if not theirs or not len(next(iter(theirs.values()))):
+        return Proof(difference, "no row of the sample has an answer")
     constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
     if constant:
         return Proof(
             difference, f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
         )
-    found = compare(ours, theirs, tolerance) or _other_class(ours, theirs)
+    found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
     return Proof(difference, str(found) if found is not None else None)
 
 
@@ -96,6 +98,23 @@ def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Di
     return None
 
 
+def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
+    """A row that is yes for one and no for the other, where an output is a probability by itself."""
+    for name, column in ours.items():
+        other = theirs.get(name)
+        if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or other.dtype.kind != "f":
+            continue
+        if other.size != len(other) or (other < 0).any() or (other > 1).any():
+            continue
+        mine, far = column.reshape(-1), np.abs(other.reshape(-1).astype(np.float64) - 0.5)
+        sides = (mine > 0.5) != (other.reshape(-1) > 0.5)
+        wrong = np.flatnonzero(sides & (far > _NOISE))
+        if len(wrong):
+            row = int(wrong[0])
+            return Disagreement(name, row, f"{mine[row]:.9g}", f"{other.reshape(-1)[row]:.9g}")
+    return None
+
+
 def _are_probabilities(values: Array) -> bool:
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind != "f":
         return False
@@ -106,16 +125,16 @@ def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance:
     """The worst disagreement between our answers and those of the model's own framework; None where there is none.
 
     Numbers may differ by `tolerance` times the spread (largest less smallest value) of that output; all else must be
-    equal. Where only the best classes were kept, `theirs` are still whole outputs, and our classes must be as good.
+    equal. Where only we kept the best classes, `theirs` are still whole outputs, and our classes must be as good.
     """
     for key, column in ours.items():
         output = key.removeprefix(CLASSES).removeprefix(SCORES)
-        if output not in theirs:
-            found: Disagreement | None = Disagreement(shown(key), 0, "an output", "no output of that name")
-        elif output != key:
-            found = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
+        if key in theirs:
+            found: Disagreement | None = _differ(key, column, theirs[key], tolerance)
+        elif output not in theirs:
+            found = Disagreement(shown(key), 0, "an output", "no output of that name")
         else:
-            found = _differ(key, column, theirs[key], tolerance)
+            found = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
         if found is not None:
             return found
     return None

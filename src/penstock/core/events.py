@@ -67,6 +67,8 @@ class Measure:
     lanes: int
     room_bytes: int | None = None
     """Do not run what is known beforehand to take more memory than this."""
+    is_warm: bool = False
+    """Whether this size ran before: then nothing is left to compile."""
 
 
 @dataclass(frozen=True)
@@ -221,14 +223,12 @@ class Prepared:
 class Measured:
     """How fast the step is at one batch size. `problem` says why there is no figure: the memory, mostly.
 
-    `peak_bytes` is the most memory that the process (on a GPU: its share of the device) has held so far; `warm_s` what
-    compiling and the first call took.
+    `peak_bytes` is the most memory that the process (on a GPU: its share of the device) has held so far.
     """
 
     batch_size: int
     rows: int = 0
     seconds: float = 0.0
-    warm_s: float = 0.0
     peak_bytes: int = 0
     problem: str | None = None
 

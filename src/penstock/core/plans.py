@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.errors import UsageError
 from penstock.options import PRECISIONS, RUNTIMES
 
 PLAN_VERSION = 1
+NOT_TRIED = "not tried"
+"""How the reason begins why something was left out for want of time."""
 _MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
 
 
@@ -85,7 +87,11 @@ class Plan:
         advice: The same in plain words, with what would make it faster.
         reason: Why it was chosen, in a sentence.
         search_s: How long the search took.
-        key: What it was found for: model, devices, shapes, versions.
+        budget_s: How long it was allowed to take.
+        start_s: What the choice takes to start.
+        notes: What people are told whenever a job goes by it.
+        step: The step that it was found for: the model and what feeds it.
+        key: The same on these devices and with these versions.
     """
 
     choice: Choice
@@ -98,7 +104,25 @@ class Plan:
     advice: str = ""
     reason: str = ""
     search_s: float = 0.0
+    budget_s: float = 0.0
+    start_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    step: str = ""
     key: str = ""
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether there was not the time to try everything."""
+        return any(trial.rejected is not None and trial.rejected.startswith(NOT_TRIED) for trial in self.trials)
+
+    def for_rows(self, rows: int) -> Plan:
+        """The same for another input of the same shape."""
+        return replace(self, rows=rows, seconds=round(self.start_s + rows / max(self.rows_per_s, 1e-9), 2))
+
+    def __str__(self) -> str:
+        from penstock.core.explaining import in_words
+
+        return in_words(self)
 
     def as_json(self) -> dict[str, Any]:
         return {"penstock_plan": PLAN_VERSION} | asdict(self)
@@ -125,6 +149,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
                 "choice": Choice(**fields["choice"]),
                 "trials": tuple(Trial(**trial) for trial in fields["trials"]),
                 "devices": tuple(fields["devices"]),
+                "notes": tuple(fields["notes"]),
             }
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -62,7 +62,7 @@ class Ladder:
     @property
     def best(self) -> Point | None:
         """The knee: the smallest size that is nearly as fast as the fastest."""
-        ran = [point for point in self.points if point.problem is None]
+        ran = [point for point in self.points if point.problem is None and self._has_room(point.memory_bytes)]
         if not ran:
             return None
         fastest = max(point.rows_per_s for point in ran)
@@ -73,7 +73,7 @@ class Ladder:
             return f"a batch of {last.batch_size:,} rows: {last.problem}"
         if last.batch_size >= self.most:
             return f"{self.most:,} rows are the most that this input can use"
-        if self._predicted(2 * last.batch_size) > (self.room_bytes or float("inf")):
+        if not self._has_room(self._predicted(2 * last.batch_size)):
             return f"{2 * last.batch_size:,} rows would take more memory than is allowed"
         rates = [point.rows_per_s for point in self.points]
         if len(rates) > _STEPS_WITHOUT_GAIN:
@@ -82,10 +82,13 @@ class Ladder:
                 return "larger batches are no faster"
         return None
 
+    def _has_room(self, memory_bytes: float) -> bool:
+        return self.room_bytes is None or memory_bytes <= self.room_bytes
+
     def _predicted(self, batch_size: int) -> float:
         """The memory of a size that was not tried: what the last step took, carried on in a straight line."""
         if len(self.points) < 2:
-            return 0.0
+            return float(self.points[-1].memory_bytes)
         before, last = self.points[-2:]
         step = last.batch_size - before.batch_size
         slope = max(0, last.memory_bytes - before.memory_bytes) / step if step else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.events import Chunk, Filled, SpanLoaded
+from penstock.core.events import Chunk, Filled, Prepare, SpanLoaded
 from penstock.core.loader_count import WINDOW_S, LoaderCount, Observation
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import STRING, Job, Placement, Span, Timings
@@ -66,6 +66,17 @@ class LoaderFeed:
         self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
         self._warm_rows = sample.rows
         self.pool.submit(replace(sample, index=_WARM))
+
+    def with_first_batch(self, prepare: Prepare) -> Prepare:
+        """What a replica needs to take batches from loader processes, and to warm up with the first of them."""
+        return replace(
+            prepare,
+            loaders=0,
+            slot_bytes=self.slot_bytes,
+            slot_count=self.slot_count,
+            warm=self.warm,
+            warm_chunks=tuple(self.warm_chunks),
+        )
 
     def run_begins(self, placement: Placement) -> None:
         """A GPU is faster than any loader: the cores that its start left alone are taken now."""

@@ -101,18 +101,16 @@ class LocalEngine:
         self._start(placement.devices[0])
 
     def load(self) -> Signature:
-        while self._signature is None:
-            self._stop.check()
-            self._pump()
+        self._pump_until(lambda: self._signature is not None, self._stop)
+        assert self._signature is not None
         return self._signature
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> Preprocess:
         """What the user's function gives, found out in the first loader process."""
         feed = self._loader_feed()
         feed.learn(source, preprocess, sample)
-        while feed.pool.learnt is None:
-            self._stop.check()
-            self._pump()
+        self._pump_until(lambda: feed.pool.learnt is not None, self._stop)
+        assert feed.pool.learnt is not None
         return feed.pool.learnt
 
     def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
@@ -121,48 +119,51 @@ class LocalEngine:
         if placement.has_loader_processes:
             feed = self._loader_feed()
             feed.begin(job, placement, sample)
-            while feed.warm is None:
-                self._stop.check()
-                self._pump()
+            self._pump_until(lambda: feed.warm is not None, self._stop)
         for handle in self._replicas.values():
             self._send_prepare(handle)
-        while self._prepared is None:
-            self._stop.check()
-            self._pump()
+        self._pump_until(lambda: self._prepared is not None, self._stop)
+        assert self._prepared is not None
         return replace(self._prepared, rows_loaded_per_s=self._feed.rows_loaded_per_s if self._feed else None)
 
-    def measure(self, order: Measure, replicas: int = 1) -> list[Measured]:
+    def measure(self, order: Measure, replicas: int, stop: StopFlag) -> list[Measured]:
         """How fast the step is at one batch size, on so many replicas of the placement at once. After `prepare`."""
         for device in self._placement.devices[len(self._replicas) : replicas]:
             self._start(device)
-        while len(self._ready) < len(self._replicas):
-            self._stop.check()
-            self._pump()
+        self._wait_for(lambda: len(self._ready) >= len(self._replicas), stop)
         self._measured.clear()
-        self._is_probed = True
         for handle in self._replicas.values():
             self._send(handle, order)
-        while len(self._measured) < len(self._replicas):
-            self._stop.check()
-            self._pump()
-        self._is_probed = False
+        self._wait_for(lambda: len(self._measured) >= len(self._replicas), stop)
         return list(self._measured)
+
+    def convert(self, folder: str, stop: StopFlag) -> str | None:
+        """Have the first replica write its whole step to `folder`; returns why it cannot, in words."""
+        self._converted = None
+        self._send(next(iter(self._replicas.values())), Convert(folder))
+        self._wait_for(lambda: self._converted is not None, stop)
+        assert self._converted is not None
+        return self._converted.problem
+
+    def _wait_for(self, is_there: Callable[[], bool], stop: StopFlag) -> None:
+        """Wait for what no other replica could go on with: if one dies, or the time is over, all are given up."""
+        self._is_probed = True
+        try:
+            self._pump_until(is_there, stop)
+        except BaseException:
+            self.close()
+            raise
+        self._is_probed = False
+
+    def _pump_until(self, is_there: Callable[[], bool], stop: StopFlag) -> None:
+        while not is_there():
+            stop.check()
+            self._pump()
 
     @property
     def is_up(self) -> bool:
         """Whether it has a replica that could run."""
         return bool(self._replicas)
-
-    def convert(self, folder: str) -> str | None:
-        """Have the first replica write its whole step to `folder`; returns why it cannot, in words."""
-        self._converted = None
-        self._is_probed = True
-        self._send(next(iter(self._replicas.values())), Convert(folder))
-        while self._converted is None:
-            self._stop.check()
-            self._pump()
-        self._is_probed = False
-        return self._converted.problem
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._settings is not None
@@ -244,15 +245,7 @@ class LocalEngine:
             poisoned=self._memory.poisoned(settings.sample),
         )
         if self._placement.has_loader_processes:
-            feed = self._loader_feed()
-            prepare = replace(
-                prepare,
-                loaders=0,
-                slot_bytes=feed.slot_bytes,
-                slot_count=feed.slot_count,
-                warm=feed.warm,
-                warm_chunks=tuple(feed.warm_chunks),
-            )
+            prepare = self._loader_feed().with_first_batch(prepare)
         self._send(handle, prepare)
 
     def _send_to(self, number: int, message: object) -> bool:
@@ -329,6 +322,7 @@ class LocalEngine:
                 self._finish(handle, message)
             case RanShort(shortage=shortage, ceilings=ceilings):
                 self._memory.told(handle.device, shortage, ceilings)
+                self._limit_others(handle)
             case Returned(spans=spans):
                 assert self._scheduler is not None
                 self._scheduler.give_back(handle.number, spans)
@@ -378,14 +372,22 @@ class LocalEngine:
         self._deaths[handle.device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[handle.device] + 1
         is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY)
         if is_final or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
-            raise death.as_error("loading the model" if self._signature is None else "predicting")
+            raise death.as_error(self._doing())
         self._give_out_again(handle, death.how)
-        for other in self._replicas.values():
-            if verdict is Verdict.LESS_WAS_TRIED and self._memory.shares_memory(handle.device, other.device):
-                self._send(other, Limit(self._memory.ceilings(other.device)))
+        if verdict is Verdict.LESS_WAS_TRIED:
+            self._limit_others(handle)
         is_done = self._scheduler is not None and self._scheduler.is_finished
         if not is_done and not self._stop.is_raised:
             self._start(handle.device)
+
+    def _doing(self) -> str:
+        return "loading the model" if self._signature is None else "it was tried" if self._is_probed else "predicting"
+
+    def _limit_others(self, handle: ReplicaHandle) -> None:
+        """What one found out about a memory holds for all that share it."""
+        for other in self._replicas.values():
+            if other is not handle and self._memory.shares_memory(handle.device, other.device):
+                self._send(other, Limit(self._memory.ceilings(other.device)))
 
     def _give_out_again(self, handle: ReplicaHandle, how: str) -> None:
         if self._scheduler is None:

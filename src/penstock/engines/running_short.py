@@ -139,8 +139,10 @@ class MemoryWatch:
         return tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
 
     def told(self, device: Device, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
-        """A replica ran short and went on."""
-        self._of(device).ceilings = Ceilings(ceilings)
+        """A replica ran short and went on. What others found on the same device stays."""
+        known = self._of(device).ceilings
+        for row_bytes, most in ceilings.items():
+            known.lower(row_bytes, most)
         self._record(shortage)
 
     def finished(self, span_index: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import registry
-from penstock.core.records import ModelFile
+from penstock.core.records import Binding, ModelFile
 from penstock.packages import CONVERTER, PACKAGES
 
 _READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")
@@ -28,16 +29,17 @@ class Candidate:
     why_not: str | None = None
 
 
-def candidates(model: ModelFile, own: str, device_kind: str) -> list[Candidate]:
+def candidates(model: ModelFile, own: str, device_kind: str, bindings: Sequence[Binding]) -> list[Candidate]:
     """Every other runtime that could execute the model on this kind of device; those that are not installed last."""
     found: list[Candidate] = []
     for name in _ORDER[device_kind]:
         if name == own or device_kind not in PACKAGES[name].device_kinds:
             continue
         if registry.executes(model, name) and is_alike(own, name):
-            found.append(Candidate(name, why_not=_missing(name)))
+            found.append(Candidate(name, why_not=_missing(name) or _too_wide(name, bindings)))
         elif name in _READ_STEPS and can_convert(model, own):
-            found.append(Candidate(name, is_converted=True, why_not=_missing(name) or _missing_converter()))
+            why_not = _missing(name) or _missing_converter() or _too_wide(name, bindings)
+            found.append(Candidate(name, is_converted=True, why_not=why_not))
     return sorted(found, key=lambda candidate: candidate.why_not is not None)
 
 
@@ -53,6 +55,12 @@ def can_convert(model: ModelFile, own: str) -> bool:
 def needs_conversion(model: ModelFile, runtime: str) -> bool:
     """Whether a runtime reads only what was converted from this model."""
     return runtime in _READ_STEPS and model.kind in _KINDS_THAT_CONVERT
+
+
+def _too_wide(runtime: str, bindings: Sequence[Binding]) -> str | None:
+    """OpenVINO cuts whole numbers to 32 bits: rows with larger ones would fail there alone."""
+    wide = [binding.input for binding in bindings if binding.dtype in ("int64", "uint64", "uint32")]
+    return f"it has no whole numbers as wide as {wide[0]} takes" if runtime == "openvino" and wide else None
 
 
 def _missing(runtime: str) -> str | None:

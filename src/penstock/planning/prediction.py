@@ -39,6 +39,7 @@ def plan_of(found: Found, started: Started, rows: int, search_s: float) -> Plan:
         str(promised),
         found.reason,
         round(search_s, 2),
+        start_s=round(found.start_s, 2),
     )
 
 

@@ -1,54 +1,52 @@
 """The search: every way to run the model that is worth the time, measured on the job's own first rows.
 
-own framework ─► its batch sizes ─► converted once ─► each other runtime: same answers? ─► its batch sizes
-the best two, again, in turn ─► the best: more lanes? more replicas with fewer threads each? ─► the choice
+    own framework: converted once, then its batch sizes ─► each other runtime: same answers? ─► its batch sizes
+    the best two, again, in turn ─► the best: more replicas with fewer threads each? more lanes? ─► the choice
+
+A contender that fails, dies or takes too long ends its own part of it, never the search.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from penstock.core import batching, tuning
 from penstock.core.agreement import Proof
-from penstock.core.plans import Choice, Trial
+from penstock.core.plans import NOT_TRIED, Choice, Trial
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
+from penstock.core.words import rate
 from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
 from penstock.jobs import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
-from penstock.planning.clock import Clock, OutOfTime
-from penstock.planning.contender import Beside, Contender, Setting
+from penstock.planning.clock import Clock
+from penstock.planning.contender import WINDOW_S, Beside, Contender, Setting
 from penstock.pool.devices import usable_cores
 from penstock.pool.memory import available_bytes
 from penstock.surroundings import Surroundings
 
 _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30
-_CLOSE = 0.9
-"""A contender that reaches this share of the best is measured once more beside it."""
 _ROUNDS = 2
+_RIVAL = 0.6
+"""A contender that reached this share of the best is measured once more beside it."""
+_OWN_SHARE = 0.3
+"""Of the time of a search, what the batch sizes of the model's own framework may take."""
+_LIGHT = ("openvino", "onnx", "onnx-tensorrt")
 _LIGHT_START_S = 2.0
-"""What a runtime needs to start that imports neither TensorFlow nor Keras."""
+"""What runtimes need to start that import neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
-_CONVERSION_S = 8.0
-_BEYOND_OPENVINO = ("int64", "uint64", "uint32")
+_CONVERSION_S, _PARAMETERS_A_SECOND = 3.0, 4e6
+"""What converting takes, about: of a small model, and more for a large one."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
+_KEPT_ALIVE = {"cpu": 2, "gpu": 1}
+"""How many contenders wait for the play-off; on a GPU each takes memory from the next."""
 
-
-def beside(started: Started) -> Beside:
-    """What contenders need of the job that the model's own framework runs."""
-    return Beside(
-        started.job,
-        started.sample,
-        started.prepared,
-        started.placement,
-        started.options.row_timeout,
-        (started.shared.descriptor,) if started.shared is not None else (),
-    )
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -68,13 +66,39 @@ class _Best:
     point: Point
     lanes: int
 
+    @property
+    def rate(self) -> float:
+        return self.point.rows_per_s
+
+
+def beside(started: Started) -> Beside:
+    """What contenders need of the job that the model's own framework runs."""
+    return Beside(
+        started.job,
+        started.sample,
+        started.prepared,
+        started.placement,
+        started.options.row_timeout,
+        (started.shared.descriptor,) if started.shared is not None else (),
+    )
+
+
+def choice_of(started: Started) -> Choice:
+    """What a job runs by already."""
+    recipe, devices = started.recipe, started.placement.devices
+    replicas = len([device for device in devices if device.kind == "cpu" or device.uuid == devices[0].uuid])
+    return Choice(
+        recipe.runtime, recipe.batch_size, recipe.threads, replicas, started.placement.lanes, recipe.precision
+    )
+
 
 @dataclass
 class Search:
-    """One search.
+    """One search. Afterwards the job's own engine is still up, unless it died of being measured.
 
     Args:
-        model: The model as it was given.
+        model: The model as it was given, or its converted step where that is what the job runs.
+        step: What the converted step is kept under.
         started: The job on the model's own framework, with default settings and answers of the first rows.
         rows: How many rows the whole job has.
         around: What processes are started with.
@@ -82,186 +106,216 @@ class Search:
     """
 
     model: ModelFile
+    step: str
     started: Started
     rows: int
     around: Surroundings
     clock: Clock
     trials: list[Trial] = field(default_factory=list)
     _best: list[_Best] = field(default_factory=list)
+    _alive: list[Contender] = field(default_factory=list)
+    _conversion_problem: str | None = None
 
     def run(self) -> Found:
-        """Try what there is time for, and choose. Closes what it started; the job's own engine stays."""
+        """Try what there is time for, and choose."""
         options = self.started.options
-        with contextlib.ExitStack() as cleanup:
-            cleanup.callback(self._close)
+        try:
             own = self._own()
-            folder = self._converted(own)
-            self._climb(own)
-            for candidate in self._others():
+            others = self._candidates()
+            folder = self._converted(own, others)
+            self._climb(own, until=(1 - _OWN_SHARE) * self.clock.left)
+            for candidate in others:
                 self._try(candidate, folder)
             self._play_off()
             if options.replicas_per_device is None and options.threads is None:
                 self._split()
+            self._look_again()
             self._tune_lanes()
-            best = self._best[0]
-            choice = best.contender.choice(best.point.batch_size, best.lanes)
-            return Found(choice, best.point.rows_per_s, best.contender.start_s, self.trials, self._reason(best))
+            return self._found(own)
+        finally:
+            for each in self._alive:
+                each.engine.close()
 
-    def _reason(self, best: _Best) -> str:
-        """Why this one: how much faster it is than the model's own framework by the rules of thumb."""
-        default = self.started.job.batch_size / max(self.started.prepared.batch_seconds, 1e-9)
-        times = best.point.rows_per_s / (default * len(self._devices()))
-        rule = f"{self.started.recipe.runtime} with batches of {self.started.job.batch_size:,}"
-        return f"{best.point.rows_per_s:,.0f} rows/s, {times:.2g}× of {rule}"
+    def _found(self, own: Contender) -> Found:
+        if not self._best:
+            expected = self.started.rows_per_second()
+            why = "nothing could be measured: these are the rules of thumb"
+            return Found(choice_of(self.started), expected, self.started.start_s, self.trials, why)
+        best = self._best[0]
+        choice = best.contender.choice(best.point.batch_size, best.lanes)
+        return Found(choice, best.rate, best.contender.start_s, self.trials, self._reason(best, own))
+
+    def _reason(self, best: _Best, own: Contender) -> str:
+        """Why this one: how fast it is, beside the model's own framework with batches by the rule of thumb."""
+        size = self.started.job.batch_size
+        by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
+        if not by_rule:
+            return rate(best.rate)
+        faster = f"{best.rate / by_rule:.2g} times as fast as"
+        return f"{rate(best.rate)}, {faster} {own.setting.runtime} with batches of {size:,}"
 
     def _own(self) -> Contender:
         started = self.started
         assert isinstance(started.engine, LocalEngine)
-        setting = Setting(
-            started.recipe.runtime, self.model, started.recipe.threads, self._devices(), started.placement.lanes
-        )
+        recipe = started.recipe
+        setting = Setting(recipe.runtime, self.model, recipe.threads, self._devices(), started.placement.lanes)
         return Contender(setting, started.engine, started.start_s, Proof(0.0), is_own=True)
 
     def _devices(self) -> tuple[Device, ...]:
-        """All replicas of a CPU, which share its cores; one GPU, as the others are like it."""
+        """All replicas of a CPU, which share its cores; those of one GPU, as the others are like it."""
         devices = self.started.placement.devices
-        return devices if devices[0].kind == "cpu" else devices[:1]
+        return tuple(each for each in devices if each.kind == "cpu" or each.uuid == devices[0].uuid)
 
-    def _others(self) -> Iterator[Candidate]:
-        if self.started.options.runtime is not None:
-            return
-        for candidate in candidates(self.model, self.started.recipe.runtime, self.started.recipe.device_kind):
-            if candidate.why_not is not None:
-                self.trials.append(Trial(candidate.runtime, rejected=candidate.why_not))
-            else:
-                yield candidate
-
-    def _converted(self, own: Contender) -> str | None:
-        """The folder of the converted step, made where that is worth the time; None where there is none."""
-        if not any(candidate.is_converted for candidate in self._wanted()):
-            return None
-        folder = store.conversion_folder(self.model, self.started.job.bindings)
-        if store.is_whole(folder):
-            return folder
-        if self.clock.left < _CONVERSION_S + _LIGHT_START_S + _LADDER_S:
-            return None
-        self.around.note("plan: converting the model")
-        try:
-            with store.staged(folder) as staging:
-                self._conversion_problem = own.engine.convert(staging)
-        except OSError as error:
-            self._conversion_problem = f"the cache cannot be written: {error}"
-        return folder if self._conversion_problem is None and store.is_whole(folder) else None
-
-    _conversion_problem: str | None = None
-
-    def _wanted(self) -> list[Candidate]:
+    def _candidates(self) -> list[Candidate]:
+        """What can be tried beside the job's own runtime; what cannot is noted."""
         if self.started.options.runtime is not None:
             return []
-        kind = self.started.recipe.device_kind
-        found = candidates(self.model, self.started.recipe.runtime, kind)
-        return [candidate for candidate in found if candidate.why_not is None]
+        recipe = self.started.recipe
+        found = candidates(self.model, recipe.runtime, recipe.device_kind, self.started.job.bindings)
+        self.trials += [Trial(each.runtime, rejected=each.why_not) for each in found if each.why_not is not None]
+        return [each for each in found if each.why_not is None]
+
+    def _converted(self, own: Contender, others: list[Candidate]) -> str | None:
+        """The folder of the converted step, made where that is worth the time; None where there is none."""
+        if not any(candidate.is_converted for candidate in others):
+            return None
+        folder = store.conversion_folder(self.step)
+        if store.is_whole(folder):
+            store.touch(folder)
+            return folder
+        expected_s = _CONVERSION_S + (self.started.signature.parameters or 0) / _PARAMETERS_A_SECOND
+        if self.clock.left < expected_s + _LIGHT_START_S + _LADDER_S:
+            return None
+        self.around.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
+        try:
+            with store.staged(folder) as staging:
+                self._conversion_problem = own.engine.convert(staging, self.clock)
+        except Interrupted:
+            raise
+        except (PenstockError, OSError) as error:
+            self._conversion_problem = error.problem if isinstance(error, PenstockError) else str(error)
+        return folder if self._conversion_problem is None and store.is_whole(folder) else None
 
     def _try(self, candidate: Candidate, folder: str | None) -> None:
         """Start a candidate, hold its answers against the model's own, and climb its ladder."""
-        why_not = self._no_time_for(candidate, folder)
+        why_not = self._why_not(candidate, folder)
         if why_not is not None:
             self.trials.append(Trial(candidate.runtime, rejected=why_not))
             return
         model = store.converted_model(self.model, folder) if candidate.is_converted and folder else self.model
-        setting = Setting(candidate.runtime, model, self._threads(), self._devices(), self._lanes())
-        self.around.note(f"plan: trying {candidate.runtime}")
-        contender_ = self._start(setting)
-        if contender_ is not None:
-            self._climb(contender_)
+        recipe = self.started.recipe
+        setting = Setting(candidate.runtime, model, recipe.threads, self._devices(), self.started.placement.lanes)
+        self.around.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
+        found = self._start(setting)
+        if found is not None:
+            self._climb(found)
 
-    def _no_time_for(self, candidate: Candidate, folder: str | None) -> str | None:
-        if candidate.runtime == "openvino" and any(b.dtype in _BEYOND_OPENVINO for b in self.started.job.bindings):
-            return "OpenVINO cuts whole numbers to 32 bits, and the model takes more"
+    def _why_not(self, candidate: Candidate, folder: str | None) -> str | None:
+        left = max(0.0, self.clock.left)
         if candidate.is_converted and folder is None:
             if self._conversion_problem is not None:
                 return f"the model does not convert: {self._conversion_problem}"
-            return f"not converted: {max(0.0, self.clock.left):.0f} s of the search were left"
-        is_light = candidate.runtime in ("openvino", "onnx", "onnx-tensorrt")
-        needed = (_LIGHT_START_S if is_light else self.started.start_s) + _LADDER_S
-        if self.clock.left >= needed:
+            return f"{NOT_TRIED}: converting takes a while, and {left:.0f} s of the search were left"
+        needed = (_LIGHT_START_S if candidate.runtime in _LIGHT else self.started.start_s) + _LADDER_S
+        if left >= needed:
             return None
-        return (
-            f"not tried: it takes about {needed:.0f} s, and {max(0.0, self.clock.left):.0f} s of the search were left"
-        )
+        return f"{NOT_TRIED}: it takes about {needed:.0f} s, and {left:.0f} s of the search were left"
 
     def _start(self, setting: Setting) -> Contender | None:
-        started = self.started
-        try:
-            return contender.start(setting, beside(started), started.options.tolerance, self.around, self.clock)
-        except Interrupted:
-            raise
-        except OutOfTime:
-            why = "the time of the search was over before it was ready"
-        except PenstockError as error:
-            why = f"{error.problem}: {error.received}" if error.received else error.problem
-        self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.replicas, rejected=why))
-        return None
+        """A contender that gives the right answers; None, with the reason noted, where it does not."""
+        tolerance = None if setting.model is self.model and self._is_own(setting) else self.started.options.tolerance
+        found, why = self._attempt(
+            lambda: contender.start(setting, beside(self.started), tolerance, self.around, self.clock)
+        )
+        if found is None:
+            self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.replicas, rejected=why))
+        else:
+            self._alive.append(found)
+        return found
 
-    def _climb(self, contender_: Contender) -> None:
-        try:
-            to_beat = self._best[0].point.rows_per_s if self._best else 0.0
-            knee = contender_.climb(self._ladder(contender_), self.clock, to_beat)
-        except Interrupted:
-            raise
-        except PenstockError as error:  # it died, or the time is over: what it gave until then counts
-            knee = max((point for point, _ in contender_.points), key=lambda each: each.rows_per_s, default=None)
-            if knee is None:
-                self.trials.append(Trial(contender_.setting.runtime, rejected=error.problem))
-        self.trials += [contender_.trial(point, lanes) for point, lanes in contender_.points]
-        if knee is None or knee.problem is not None:
-            self._let_go(contender_)
+    def _is_own(self, setting: Setting) -> bool:
+        return setting.runtime == self.started.recipe.runtime
+
+    def _climb(self, climber: Contender, until: float = 0.0) -> None:
+        if not climber.engine.is_up:
+            self.trials.append(Trial(climber.setting.runtime, rejected=self._conversion_problem or "it died"))
             return
-        self._best.append(_Best(contender_, knee, contender_.setting.lanes))
-        self._best.sort(key=lambda each: -each.point.rows_per_s)
-        while len(self._best) > 2:
+        ladder = self._ladder(climber)
+        if climber.is_own:
+            self.around.note(f"plan: measuring {climber.setting.runtime} ({self.clock.left:.0f} s left)")
+        to_beat = self._best[0].rate if self._best else 0.0
+        _, why = self._attempt(lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=until))
+        self.trials += [climber.trial(point, lanes) for point, lanes in climber.points]
+        knee = ladder.best
+        if knee is None and why is None:
+            why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
+        if why is not None:
+            self.trials.append(Trial(climber.setting.runtime, rejected=why))
+        if knee is None or not climber.engine.is_up:
+            self._let_go(climber)
+            return
+        self.around.note(
+            f"plan: {climber.setting.runtime}: {rate(knee.rows_per_s)} with batches of {knee.batch_size:,}"
+        )
+        self._best.append(_Best(climber, knee, climber.setting.lanes))
+        self._best.sort(key=lambda each: -each.rate)
+        while len(self._best) > _KEPT_ALIVE[self.started.recipe.device_kind]:
             self._let_go(self._best.pop().contender)
 
-    def _ladder(self, contender_: Contender) -> Ladder:
+    def _ladder(self, climber: Contender) -> Ladder:
         started = self.started
-        pinned = started.options.batch_size or started.signature.fixed_batch
-        if pinned is not None:
-            return Ladder(pinned, pinned)
+        climber.room_bytes = self._room(climber)
+        if started.options.batch_size is not None or started.signature.fixed_batch is not None:
+            return Ladder(started.job.batch_size, started.job.batch_size)
         row_bytes = max(1, sum(binding.row_bytes for binding in started.job.bindings))
         output_bytes = sum(spec.row_bytes for spec in started.prepared.outputs)
         whole = 1 << max(0, self.rows - 1).bit_length()
-        most = min(
-            _MOST_ROWS, whole, max(1, _MOST_BATCH_BYTES // row_bytes), batching.most_rows_of_outputs(output_bytes)
-        )
-        first = tuning.first_size(started.job.batch_size)
-        contender_.room_bytes = self._room(contender_)
-        return Ladder(min(first, most), most, contender_.room_bytes)
+        by_bytes = max(1, _MOST_BATCH_BYTES // row_bytes)
+        most = min(_MOST_ROWS, whole, by_bytes, batching.most_rows_of_outputs(output_bytes))
+        return Ladder(min(tuning.first_size(started.job.batch_size), most), most, climber.room_bytes)
 
-    def _room(self, contender_: Contender) -> int:
+    def _room(self, climber: Contender) -> int:
         """The memory that one replica may hold."""
-        fraction = self.started.options.memory_fraction
-        device = contender_.setting.devices[0]
+        fraction, device = self.started.options.memory_fraction, climber.setting.devices[0]
         if device.kind == "gpu":
             return device.memory_limit or int(fraction * device.free_bytes)
-        return int(fraction * available_bytes() / contender_.setting.replicas)
+        return int(fraction * available_bytes() / climber.setting.replicas)
 
     def _play_off(self) -> None:
-        """The two best were measured at different times: again, in turn, if they are close."""
-        if len(self._best) < 2 or self._best[1].point.rows_per_s < _CLOSE * self._best[0].point.rows_per_s:
+        """The two best were measured at different times: again, in turn, unless they are far apart."""
+        if len(self._best) < 2 or self._best[1].rate < _RIVAL * self._best[0].rate:
             return
         rates: list[list[float]] = [[], []]
         for _ in range(_ROUNDS):
             for place, each in enumerate(self._best):
-                if self.clock.left < 4 * contender.WINDOW_S:
+                point = self._measured(each.contender, each.point.batch_size, each.lanes)
+                if point.problem is not None:
                     return
-                rates[place].append(each.contender.measure(each.point.batch_size, lanes=each.lanes).rows_per_s)
+                rates[place].append(point.rows_per_s)
         for each, found in zip(self._best, rates, strict=True):
-            each.point = replace(each.point, rows_per_s=sum(found) / len(found))
-        self._best.sort(key=lambda each: -each.point.rows_per_s)
+            each.point = replace(each.point, rows_per_s=max(found))
+        self._best.sort(key=lambda each: -each.rate)
+
+    def _look_again(self) -> None:
+        """The best sizes of the best contender once more: one that was disturbed the first time gets another chance."""
+        if not self._best or self.started.options.batch_size is not None:
+            return
+        best = self._best[0]
+        seen: dict[int, Point] = {}
+        for point, lanes in best.contender.points:
+            known = seen.get(point.batch_size)
+            if lanes == best.lanes and point.problem is None and (known is None or known.rows_per_s < point.rows_per_s):
+                seen[point.batch_size] = point
+        for size in sorted(seen, key=lambda each: -seen[each].rows_per_s)[:3]:
+            again = self._measured(best.contender, size, best.lanes)
+            if again.problem is None and again.rows_per_s > seen[size].rows_per_s:
+                seen[size] = again
+        knee = Ladder(1, 1, best.contender.room_bytes, list(seen.values())).best
+        best.point = knee or best.point
 
     def _split(self) -> None:
         """More replicas with fewer threads each on a CPU, or more than one on a GPU, as long as that gains."""
-        while (setting := self._halved(self._best[0].contender.setting)) is not None:
+        while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
             best = self._best[0]
             if self.clock.left < best.contender.start_s + _LADDER_S:
                 return
@@ -269,72 +323,64 @@ class Search:
             more = self._start(setting)
             if more is None:
                 return
-            sizes = {best.point.batch_size, max(1, best.point.batch_size // 2)}
-            points = [self._measured(more, size) for size in sorted(sizes)]
-            self.trials += [more.trial(point, lanes) for point, lanes in more.points]
+            sizes = {best.point.batch_size}
+            if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
+                sizes.add(max(1, best.point.batch_size // 2))
+            points = [self._measured(more, size, setting.lanes) for size in sorted(sizes)]
             fastest = max(points, key=lambda point: point.rows_per_s)
-            if fastest.problem is not None or fastest.rows_per_s < (1 + tuning.LEAST_GAIN) * best.point.rows_per_s:
+            if fastest.problem is not None or fastest.rows_per_s < (1 + tuning.LEAST_GAIN) * best.rate:
                 self._let_go(more)
                 return
             self._let_go(self._best.pop(0).contender)
             self._best.insert(0, _Best(more, fastest, setting.lanes))
 
-    def _measured(self, contender_: Contender, size: int) -> Point:
-        try:
-            return contender_.measure(size)
-        except Interrupted:
-            raise
-        except PenstockError as error:
-            return Point(size, problem=error.problem)
-
     def _halved(self, setting: Setting) -> Setting | None:
         """Twice the replicas; None where there are not the cores or the memory for it."""
         device, replicas = setting.devices[0], 2 * setting.replicas
+        taken = self._best[0].point.memory_bytes
         if device.kind == "cpu":
             is_pinned = self.started.options.devices.cpu_replicas is not None
-            if is_pinned or replicas > usable_cores():
-                return None
-            taken = self._best[0].point.memory_bytes
-            if replicas * taken > self.started.options.memory_fraction * available_bytes():
+            has_room = replicas * taken <= self.started.options.memory_fraction * available_bytes()
+            if is_pinned or replicas > usable_cores() or not has_room:
                 return None
             devices = tuple(replace(device, index=index) for index in range(replicas))
             threads = max(1, usable_cores() // replicas)
             return replace(setting, devices=devices, threads=threads, lanes=min(2, threads))
         share = device.memory_limit // 2
-        if replicas > 2 or (share and self._best[0].point.memory_bytes > share):
+        if replicas > 2 or (share and taken > share):
             return None
         return replace(setting, devices=(replace(device, memory_limit=share),) * replicas)
 
     def _tune_lanes(self) -> None:
         """How many batches in flight, for the best."""
-        best = self._best[0]
-        for lanes in _LANES[self.started.recipe.device_kind]:
-            if lanes == best.lanes or self.clock.left < 4 * contender.WINDOW_S:
+        for lanes in _LANES[self.started.recipe.device_kind] if self._best else ():
+            best = self._best[0]
+            if lanes == best.lanes:
                 continue
-            before = len(best.contender.points)
-            point = self._measured_with(best.contender, best.point.batch_size, lanes)
-            self.trials += [best.contender.trial(each, n) for each, n in best.contender.points[before:]]
-            if point.problem is None and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.point.rows_per_s:
+            point = self._measured(best.contender, best.point.batch_size, lanes)
+            fits = point.memory_bytes <= (best.contender.room_bytes or point.memory_bytes)
+            if point.problem is None and fits and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
                 best.point, best.lanes = point, lanes
 
-    def _measured_with(self, contender_: Contender, size: int, lanes: int) -> Point:
+    def _measured(self, measured: Contender, size: int, lanes: int) -> Point:
+        """One more look at a size, noted among the trials; a point with a problem where there is no time for it."""
+        if self.clock.left < 4 * WINDOW_S or not measured.engine.is_up:
+            return Point(size, problem="there was no time for it")
+        before = len(measured.points)
+        point, why = self._attempt(lambda: measured.measure(size, self.clock, lanes=lanes))
+        self.trials += [measured.trial(each, in_flight) for each, in_flight in measured.points[before:]]
+        return point if point is not None else Point(size, problem=why)
+
+    @staticmethod
+    def _attempt(call: Callable[[], Value]) -> tuple[Value | None, str | None]:
+        """What a call gives, or why it gave nothing; only the user's own interrupt ends the search."""
         try:
-            return contender_.measure(size, lanes=lanes)
+            return call(), None
         except Interrupted:
             raise
         except PenstockError as error:
-            return Point(size, problem=error.problem)
-
-    def _threads(self) -> int:
-        return self.started.recipe.threads
-
-    def _lanes(self) -> int:
-        return self.started.placement.lanes
+            return None, f"{error.problem}: {error.received}" if error.received else error.problem
 
     def _let_go(self, contender_: Contender) -> None:
         if not contender_.is_own:
             contender_.engine.close()
-
-    def _close(self) -> None:
-        for each in self._best:
-            self._let_go(each.contender)

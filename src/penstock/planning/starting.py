@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from penstock import jobs, placing, registry
+from penstock import jobs, placing, registry, steps
 from penstock.core import tuning
-from penstock.core.plans import Choice, Plan
+from penstock.core.plans import Plan
 from penstock.core.protocols import Source
-from penstock.core.records import Binding, ModelFile
+from penstock.core.records import ModelFile
 from penstock.engines.local import LocalEngine
-from penstock.errors import DeviceError, ModelError, UsageError
+from penstock.errors import DeviceError, ModelError, OutputError, UsageError, WorkersDied
 from penstock.jobs import CHECKED_ROWS, Fixed, Started
 from penstock.options import NO_PLAN, PredictOptions
 from penstock.packages import CONVERTER, PACKAGES
@@ -19,12 +19,15 @@ from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
 from penstock.planning.contender import Setting
-from penstock.planning.search import Search, beside
+from penstock.planning.search import Search, beside, choice_of
 from penstock.runtimes.live import LiveModel
 from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
-_CONVERSION_LIMIT_S = 1800.0
+_PATIENCE_S = 1800.0
+_MUCH_MORE_TIME = 2.0
+"""A plan that was cut short is searched for again by a job that allows so many times as long a search."""
+_DOES_NOT_RUN = (ModelError, DeviceError, WorkersDied)
 
 
 def start(
@@ -39,32 +42,8 @@ def start(
 ) -> Started:
     """Start a job by its plan; searches for one where the job is long enough for that to pay."""
     if isinstance(model, LiveModel):
-        return _begin(model, source, options, meter, around, fixed=fixed)
-    if fixed is not None:
-        file = _as_read_by(model, fixed.recipe.runtime, source, options, around, fixed.bindings)
-        return _begin(file, source, options, meter, around, fixed=fixed)
-    plan = _plan_at_hand(model, source, options, around)
-    if plan is not None:
-        try:
-            return _by_plan(plan, model, source, options, meter, around)
-        except (ModelError, DeviceError) as error:
-            if options.plan is not None:
-                raise
-            store.forget(plan)
-            around.note(f"plan: the one found before does not run any more ({error.problem})")
-    if options.runtime is not None and needs_conversion(model, options.runtime):
-        file = _as_read_by(model, options.runtime, source, options, around, None)
-        return _begin(file, source, options, meter, around)
-    rows_wanted = CHECKED_ROWS if may_search or options.precision != "model" else 0
-    started = _begin(model, source, options, meter, around, answers_rows=rows_wanted)
-    try:
-        _tell_precision(model, started, around)
-        if not may_search or options.plan == NO_PLAN or started.is_streamed:
-            return started
-        return _searched(model, source, started, meter, around)
-    except BaseException:
-        started.close()
-        raise
+        return jobs.start(model, source, options, meter, around, fixed=fixed)
+    return _Start(model, source, options, meter, around, _step_of(model, source, options)).run(fixed, may_search)
 
 
 def make_plan(
@@ -75,184 +54,236 @@ def make_plan(
     Raises:
         UsageError: The input can be read only once.
     """
-    key = _key(model, source, options)
-    known = store.load_plan(key) if key is not None and not is_fresh else None
-    if known is not None:
-        around.note("plan: found in the cache; --fresh searches again")
-        return known
-    started = _begin(model, source, options, Meter(), around, answers_rows=CHECKED_ROWS)
-    with contextlib.closing(started):
-        if started.is_streamed:
-            raise UsageError("this input can be read only once: there is nothing left to predict after a search")
-        return _search(model, started, around, tuning.MOST_SEARCH_S, key)
+    for name in ("plan", "trace"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"a search takes no --{name}", received=f"{name}={getattr(options, name)}")
+    if not getattr(source, "is_resumable", True):
+        raise UsageError("this input can be read only once: nothing would be left to predict after a search")
+    return _Start(model, source, options, Meter(), around, _step_of(model, source, options)).explain(is_fresh)
 
 
-def _begin(
-    model: ModelFile | LiveModel,
-    source: Source,
-    options: PredictOptions,
-    meter: Meter,
-    around: Surroundings,
-    *,
-    fixed: Fixed | None = None,
-    choice: Choice | None = None,
-    answers_rows: int = 0,
-) -> Started:
-    return jobs.start(model, source, options, meter, around, fixed=fixed, choice=choice, answers_rows=answers_rows)
+def _step_of(model: ModelFile, source: Source, options: PredictOptions) -> str:
+    """Known before anything is loaded; while it is loaded, a source may learn more about its columns."""
+    return store.step_key(model, source.schema(), options)
 
 
-def _plan_at_hand(model: ModelFile, source: Source, options: PredictOptions, around: Surroundings) -> Plan | None:
-    """The plan of the file that was named, or the one that was found for such a job before."""
-    if options.plan == NO_PLAN:
-        return None
-    if options.plan is not None:
+@dataclass
+class _Start:
+    """One start of a job.
+
+    Args:
+        model: The model as it was given.
+        source: The input.
+        options: What was asked for.
+        meter: Told of what the job does.
+        around: What processes are started with.
+        step: What a converted step is kept under.
+    """
+
+    model: ModelFile
+    source: Source
+    options: PredictOptions
+    meter: Meter
+    around: Surroundings
+    step: str
+
+    def run(self, fixed: Fixed | None, may_search: bool) -> Started:
+        """The job, as its manifest says; or by a plan at hand; or as it was asked for, after a search if that pays."""
+        if fixed is not None:
+            return self._begin(self._file_for(fixed.recipe.runtime), fixed=fixed)
+        plan = self._plan_at_hand()
+        if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
+            try:
+                return self._by_plan(plan)
+            except _DOES_NOT_RUN as error:
+                if self.options.plan is not None:
+                    raise
+                self._forget(plan, error)
+        may_search = may_search and self.options.plan != NO_PLAN
+        file = self._file_for(self.options.runtime)
+        wants_answers = may_search or self.options.precision != "model"
+        started = self._begin(file, answers_rows=CHECKED_ROWS if wants_answers else 0)
+        try:
+            notes = self._told_precision(started)
+            return self._searched(file, started, notes) if may_search and not started.is_streamed else started
+        except BaseException:
+            started.close()
+            raise
+
+    def explain(self, is_fresh: bool) -> Plan:
+        """The plan that is known, or one that is searched for now."""
+        known = store.load_plan(self._key()) if self._may_keep and not is_fresh else None
+        if known is not None and not (known.is_cut_short and known.budget_s < tuning.MOST_SEARCH_S):
+            self.around.note("plan: found in the cache; --fresh searches again")
+            return known.for_rows(self._num_rows(known.choice.batch_size))
+        self.around.note(f"loading {self.model.location}")
+        file = self._file_for(self.options.runtime)
+        with contextlib.closing(self._begin(file, answers_rows=CHECKED_ROWS)) as started:
+            notes = self._told_precision(started)
+            return self._search(file, started, tuning.MOST_SEARCH_S, notes)
+
+    @property
+    def _may_keep(self) -> bool:
+        """Of a function of this process nothing tells whether it changed, and a stream is not read twice."""
+        return self.model.payload is None and getattr(self.source, "is_resumable", True)
+
+    def _key(self) -> str:
+        runtime = self.options.runtime or registry.choose_runtime(self.model, None)
+        devices = placing.devices_for(self.options, None, None, runtime)
+        return store.plan_key(self.step, self.options, devices)
+
+    def _num_rows(self, batch_size: int) -> int:
+        return sum(span.rows for span in steps.select_rows(self.source, self.options).divide(batch_size))
+
+    def _begin(self, file: ModelFile, **how: object) -> Started:
+        return jobs.start(file, self.source, self.options, self.meter, self.around, **how)  # type: ignore[arg-type]
+
+    def _plan_at_hand(self) -> Plan | None:
+        """The plan of the file that was named, or the one that was found for such a job before."""
+        options = self.options
+        if options.plan == NO_PLAN:
+            return None
+        if options.plan is None:
+            return store.load_plan(self._key()) if self._may_keep else None
         for name in ("runtime", "batch_size", "threads", "replicas_per_device"):
             if getattr(options, name) is not None:
-                raise UsageError(
-                    "a plan says this already", received=f"plan={options.plan} and {name}={getattr(options, name)}"
-                )
-        return store.read_plan(options.plan)
-    key = _key(model, source, options)
-    plan = store.load_plan(key) if key is not None else None
-    if plan is not None:
-        around.note(f"plan: {plan.choice} (found before; `penstock plan` shows why)")
-    return plan
+                raise UsageError("a plan says this already", received=f"a plan and {name}={getattr(options, name)}")
+        plan = options.plan if isinstance(options.plan, Plan) else store.read_plan(options.plan)
+        if plan.choice.precision != options.precision:
+            raise UsageError(
+                "the plan is for another precision",
+                received=f"--plan of {plan.choice.precision}, --precision {options.precision}",
+                hint=f"--precision {plan.choice.precision}",
+            )
+        if plan.step != self.step:
+            self.around.note("plan: it was made for another model, other columns or other options")
+        return plan
 
+    def _deserves_more(self, plan: Plan) -> bool:
+        """Whether a plan was cut short by a job so much shorter than this one that it is worth another search."""
+        if not plan.is_cut_short or plan.budget_s >= tuning.MOST_SEARCH_S:
+            return False
+        allowed_s = tuning.Budget.of(plan.for_rows(self._num_rows(plan.choice.batch_size)).seconds).seconds
+        return allowed_s > _MUCH_MORE_TIME * plan.budget_s
 
-def _key(model: ModelFile, source: Source, options: PredictOptions) -> str | None:
-    """What the plan is kept under; None for a function of this process, of which nothing tells whether it changed."""
-    if model.payload is not None or not getattr(source, "is_resumable", True):
-        return None
-    runtime = options.runtime or registry.choose_runtime(model, None)
-    devices = placing.devices_for(options, None, None, runtime)
-    return store.plan_key(model, source.schema(), options, devices, store.installed())
-
-
-def _by_plan(
-    plan: Plan, model: ModelFile, source: Source, options: PredictOptions, meter: Meter, around: Surroundings
-) -> Started:
-    choice = plan.choice
-    if choice.precision != options.precision:
-        raise UsageError(
-            "the plan is for another precision",
-            received=f"--plan of {choice.precision}, --precision {options.precision}",
-            hint=f"--precision {choice.precision}",
-        )
-    file = model
-    if choice.converted is not None:
-        file = _as_read_by(model, choice.runtime, source, options, around, None, folder=choice.converted)
-    started = _begin(file, source, options, meter, around, choice=choice)
-    started.plan = plan
-    return started
-
-
-def _searched(model: ModelFile, source: Source, started: Started, meter: Meter, around: Surroundings) -> Started:
-    """The job as the search says; as it was started where it is too short for one, or nothing better was found."""
-    options = started.options
-    is_decided = None not in (options.runtime, options.batch_size) and (
-        options.threads is not None or options.devices.cpu_replicas is not None
-    )
-    if is_decided:
-        return started
-    rows = sum(span.rows for span in started.divide())
-    predicted_s = rows / started.rows_per_second()
-    budget = tuning.Budget.of(predicted_s)
-    if not budget.seconds:
-        around.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
-        return started
-    around.note(f"plan: searching for at most {budget.seconds:.0f} s, as this would take about {predicted_s:.0f} s")
-    plan = _search(model, started, around, budget.seconds, _key(model, source, options))
-    around.note(f"plan: {plan.choice}; {plan.reason}")
-    if plan.choice == _own_choice(started) and _is_up(started):
+    def _by_plan(self, plan: Plan) -> Started:
+        """The job as a plan says. What was converted is found by the model, whatever path the plan names."""
+        where = "`penstock plan` shows why" if self.options.plan is None else "as it was given"
+        self.around.note(f"plan: {plan.choice} ({where})")
+        for line in plan.notes:
+            self.around.note(line)
+        started = self._begin(self._file_for(plan.choice.runtime), choice=plan.choice)
         started.plan = plan
         return started
-    started.close()
-    return _by_plan(plan, model, source, options, meter, around)
 
+    def _forget(self, plan: Plan, error: Exception) -> None:
+        store.forget(plan)
+        told = str(error).splitlines()[0]
+        self.around.note(f"plan: it does not run any more ({told}); the model's own framework does")
 
-def _search(model: ModelFile, started: Started, around: Surroundings, seconds: float, key: str | None) -> Plan:
-    clock = Clock(around.stop, seconds)
-    rows = sum(span.rows for span in started.divide())
-    found = Search(model, started, rows, around, clock).run()
-    plan = prediction.plan_of(found, started, rows, clock.spent)
-    if key is not None:
-        plan = replace(plan, key=key)
-        store.save_plan(plan)
-    return plan
+    def _searched(self, file: ModelFile, started: Started, notes: tuple[str, ...]) -> Started:
+        """The job as the search says; as it was started where it is too short for one, or nothing better was found."""
+        options = started.options
+        is_split = options.threads is not None or options.devices.cpu_replicas is not None
+        if None not in (options.runtime, options.batch_size) and is_split:
+            return started
+        predicted_s = self._num_rows(started.job.batch_size) / started.rows_per_second()
+        budget = tuning.Budget.of(predicted_s)
+        if not budget.seconds:
+            self.around.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
+            return started
+        self.around.note(
+            f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
+        )
+        plan = self._search(file, started, budget.seconds, notes)
+        self.around.note(f"plan: {plan.reason}")
+        has_problem = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
+        if plan.choice == choice_of(started) and not has_problem and isinstance(started.engine, LocalEngine):
+            started.plan = plan
+            return started
+        started.close()
+        try:
+            return self._by_plan(plan)
+        except _DOES_NOT_RUN as error:
+            self._forget(plan, error)
+            return self._begin(file)
 
+    def _search(self, file: ModelFile, started: Started, seconds: float, notes: tuple[str, ...]) -> Plan:
+        clock = Clock(self.around.stop, seconds)
+        rows = self._num_rows(started.job.batch_size)
+        found = Search(file, self.step, started, rows, self.around, clock).run()
+        plan = prediction.plan_of(found, started, rows, clock.spent)
+        plan = replace(plan, budget_s=seconds, notes=notes, step=self.step)
+        if self._may_keep:
+            plan = replace(plan, key=self._key())
+            store.save_plan(plan)
+        return plan
 
-def _is_up(started: Started) -> bool:
-    return isinstance(started.engine, LocalEngine) and started.engine.is_up
+    def _file_for(self, runtime: str | None) -> ModelFile:
+        """The file that a runtime reads: the model itself, or its converted step, made now where it is not there."""
+        if runtime is None or not needs_conversion(self.model, runtime):
+            return self.model
+        for package in (PACKAGES[runtime], CONVERTER):
+            if not package.is_installed:
+                raise DeviceError(
+                    f"{package.distributions[0]} is not installed",
+                    received=f"the runtime {runtime} for a model of kind {self.model.kind}",
+                    hint=package.install,
+                )
+        folder = store.conversion_folder(self.step)
+        if store.is_whole(folder):
+            store.touch(folder)
+        else:
+            self._convert(folder, runtime)
+        return store.converted_model(self.model, folder)
 
+    def _convert(self, folder: str, runtime: str) -> None:
+        """Convert the model, and see that what comes out gives its answers."""
+        self.around.note("converting the model")
+        options = replace(self.options, runtime=None)
+        own = jobs.start(self.model, self.source, options, Meter(), self.around, answers_rows=CHECKED_ROWS)
+        with contextlib.closing(own):
+            assert isinstance(own.engine, LocalEngine)
+            clock = Clock(self.around.stop, _PATIENCE_S)
+            problem: str | None = f"it is loaded by {own.recipe.runtime}, and only TensorFlow's steps are converted"
+            if can_convert(self.model, own.recipe.runtime):
+                try:
+                    with store.staged(folder) as staging:
+                        problem = own.engine.convert(staging, clock)
+                except OSError as error:
+                    raise OutputError(
+                        "the converted model cannot be written",
+                        received=str(error),
+                        hint="$PENSTOCK_CACHE names another folder for it",
+                    ) from None
+            if problem is not None:
+                raise ModelError(
+                    "the model does not convert", received=problem, hint="another --runtime runs it as it is"
+                )
+            file = store.converted_model(self.model, folder)
+            setting = Setting(runtime, file, own.recipe.threads, own.placement.devices[:1], own.placement.lanes)
+            contender.start(setting, beside(own), options.tolerance, self.around, clock).engine.close()
 
-def _own_choice(started: Started) -> Choice:
-    """What the job runs by already."""
-    devices = started.placement.devices
-    each = sum(device.index == devices[0].index for device in devices) if devices[0].kind == "gpu" else len(devices)
-    recipe = started.recipe
-    return Choice(recipe.runtime, recipe.batch_size, recipe.threads, each, started.placement.lanes, recipe.precision)
-
-
-def _as_read_by(
-    model: ModelFile,
-    runtime: str,
-    source: Source,
-    options: PredictOptions,
-    around: Surroundings,
-    bindings: tuple[Binding, ...] | None,
-    folder: str | None = None,
-) -> ModelFile:
-    """The file that a runtime reads: the model itself, or its converted step, made now where it is not there."""
-    if not needs_conversion(model, runtime):
-        return model
-    for package in (PACKAGES[runtime], CONVERTER):
-        if not package.is_installed:
-            raise DeviceError(
-                f"{package.distributions[0]} is not installed", received=f"--runtime {runtime}", hint=package.install
-            )
-    folder = folder if bindings is None else store.conversion_folder(model, bindings)
-    if folder is not None and store.is_whole(folder):
-        store.touch(folder)
-        return store.converted_model(model, folder)
-    around.note("converting the model")
-    own = _begin(model, source, replace(options, runtime=None), Meter(), around, answers_rows=CHECKED_ROWS)
-    with contextlib.closing(own):
-        folder = store.conversion_folder(model, own.job.bindings)
-        if not store.is_whole(folder):
-            _convert(model, own, folder)
-        converted = store.converted_model(model, folder)
-        _check_converted(converted, runtime, own, around)
-    return converted
-
-
-def _convert(model: ModelFile, own: Started, folder: str) -> None:
-    assert isinstance(own.engine, LocalEngine)
-    problem: str | None = "only TensorFlow's models are converted"
-    if can_convert(model, own.recipe.runtime):
-        with store.staged(folder) as staging:
-            problem = own.engine.convert(staging)
-    if problem is not None:
-        raise ModelError("the model does not convert", received=problem, hint="another --runtime runs it as it is")
-
-
-def _check_converted(converted: ModelFile, runtime: str, own: Started, around: Surroundings) -> None:
-    """What was converted must give the answers of the model's own framework."""
-    setting = Setting(runtime, converted, own.recipe.threads, own.placement.devices[:1], own.placement.lanes)
-    clock = Clock(around.stop, _CONVERSION_LIMIT_S)
-    contender.start(setting, beside(own), own.options.tolerance, around, clock).engine.close()
-
-
-def _tell_precision(model: ModelFile, started: Started, around: Surroundings) -> None:
-    """How far the answers are from the model's own, where another precision was asked for."""
-    if model.precision == "model" or started.is_streamed:
-        return
-    whole = replace(model, precision="model")
-    setting = Setting(
-        started.recipe.runtime, whole, started.recipe.threads, started.placement.devices[:1], started.placement.lanes
-    )
-    engine, exact = contender.open_engine(setting, beside(started), around, Clock(around.stop, _CONVERSION_LIMIT_S))
-    engine.close()
-    proof = contender.proof_of(started.prepared, exact, 1.0)
-    told = f"{model.precision}: answers differ by up to {proof.difference:.2g} of the spread of an output"
-    rows = f"in the first {len(exact.answered)} rows"
-    around.note(f"{told} {rows}" + (f"; {proof.problem}" if proof.problem is not None else ""))
+    def _told_precision(self, started: Started) -> tuple[str, ...]:
+        """How far the answers are from the model's own, where another precision was asked for; people are told."""
+        if self.model.precision == "model" or started.is_streamed:
+            return ()
+        whole = replace(self.model, precision="model")
+        setting = Setting(
+            started.recipe.runtime,
+            whole,
+            started.recipe.threads,
+            started.placement.devices[:1],
+            started.placement.lanes,
+        )
+        clock = Clock(self.around.stop, _PATIENCE_S)
+        engine, exact = contender.open_engine(setting, beside(started), self.around, clock)
+        engine.close()
+        proof = contender.proof_of(started.prepared, exact, 1.0)
+        rows = f"in the first {len(exact.answered)} rows"
+        told = (
+            f"{self.model.precision}: answers differ by up to {proof.difference:.2g} of the spread of an output, {rows}"
+        )
+        told += f"; {proof.problem}" if proof.problem is not None else ""
+        self.around.note(told)
+        return (told,)

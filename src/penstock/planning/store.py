@@ -8,19 +8,22 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from importlib import metadata
 from typing import Any
 
 from penstock import steps
 from penstock.core.plans import Plan, plan_from_json
-from penstock.core.records import Binding, Device, ModelFile, TensorSpec
+from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.errors import UsageError
 from penstock.options import PredictOptions
 from penstock.packages import CONVERTER, PACKAGES
 from penstock.pool.devices import usable_cores
 
 _KEPT_CONVERSIONS = 16
+_KEPT_S = 7 * 24 * 3600.0
 _OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout")
 """Options that say which rows are taken: the plan for the others is the same."""
 
@@ -31,21 +34,37 @@ def cache_folder() -> str:
     return os.environ.get("PENSTOCK_CACHE") or os.path.join(base, "penstock")
 
 
-def plan_key(
-    model: ModelFile,
-    schema: Mapping[str, TensorSpec],
-    options: PredictOptions,
-    devices: Iterable[Device],
-    versions: Mapping[str, str],
-) -> str:
-    """What a plan is good for: this model, fed such columns, on these devices, by these versions."""
+def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions) -> str:
+    """What decides a compiled step: the model, the columns that feed it, and what is done to them and to its answers.
+
+    Known before anything is loaded, so that a converted step is found without the framework it came from.
+    """
     asked = steps.as_request(options)
     known = {
-        "model": [model.digest, model.signature, dict(model.constants), model.precision],
+        "model": [
+            model.digest,
+            model.kind,
+            model.signature,
+            dict(model.constants),
+            list(model.inputs),
+            model.precision,
+        ],
+        "scaling": asdict(model.scaling) if model.scaling is not None else None,
+        "answers": asdict(replace(model.answers, labels=())) if model.answers is not None else None,
         "columns": {name: str(spec) for name, spec in schema.items()},
         "inputs": {name: list(columns) for name, columns in options.inputs.items()},
+        "keep": list(options.keep),
+        "as_example": options.as_example,
         "asked": {name: value for name, value in asked.items() if name not in _OF_THE_INPUT},
-        "answers": [options.outputs, options.top_k, options.argmax, options.as_example, options.tolerance],
+    }
+    return _digest(known)
+
+
+def plan_key(step: str, options: PredictOptions, devices: Iterable[Device]) -> str:
+    """What a plan is good for: this step, on these devices, by these versions."""
+    known = {
+        "step": step,
+        "tolerance": options.tolerance,
         "pinned": [
             options.runtime,
             options.batch_size,
@@ -56,15 +75,22 @@ def plan_key(
         ],
         "devices": [[device.kind, device.name, device.memory_bytes] for device in devices],
         "cores": usable_cores(),
-        "versions": dict(versions),
+        "versions": _versions(),
     }
     return _digest(known)
 
 
-def installed() -> dict[str, str]:
-    """The versions of everything that a plan may choose."""
+def _versions() -> dict[str, str | None]:
+    """Of everything that a plan may choose, and of what makes or reads a converted step."""
     found = {name: package.version for name, package in {**PACKAGES, "converter": CONVERTER}.items()}
-    return {name: version for name, version in found.items() if version is not None}
+    return found | {name: _version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def load_plan(key: str) -> Plan | None:
@@ -90,11 +116,12 @@ def save_plan(plan: Plan) -> None:
 
 
 def forget(plan: Plan) -> None:
-    """Drop a plan that does not run any more, with what was converted for it."""
+    """Drop a plan that does not run any more, with what was converted for it in this cache."""
     with contextlib.suppress(OSError):
         os.remove(_plan_path(plan.key))
-    if plan.choice.converted is not None:
-        shutil.rmtree(plan.choice.converted, ignore_errors=True)
+    converted = plan.choice.converted
+    if converted is not None and os.path.dirname(converted) == os.path.join(cache_folder(), "converted"):
+        shutil.rmtree(converted, ignore_errors=True)
 
 
 def read_plan(path: str) -> Plan:
@@ -112,17 +139,9 @@ def read_plan(path: str) -> Plan:
         ) from None
 
 
-def conversion_folder(model: ModelFile, bindings: Iterable[Binding]) -> str:
-    """Where the converted step of this model, fed in this way, belongs."""
-    known = {
-        "model": [model.digest, model.signature, dict(model.constants), list(model.inputs), model.precision],
-        "scaling": asdict(model.scaling) if model.scaling is not None else None,
-        "answers": asdict(model.answers) if model.answers is not None else None,
-        "bindings": [asdict(binding) for binding in bindings],
-        "versions": {name: PACKAGES[name].version for name in ("tensorflow", "tf_keras")}
-        | {"tf2onnx": CONVERTER.version},
-    }
-    return os.path.join(cache_folder(), "converted", _digest(known))
+def conversion_folder(step: str) -> str:
+    """Where the converted step belongs. Another version of anything that takes part makes another step."""
+    return os.path.join(cache_folder(), "converted", _digest({"step": step, "versions": _versions()}))
 
 
 def is_whole(folder: str) -> bool:
@@ -169,7 +188,9 @@ def _drop_oldest(parent: str) -> None:
     folders = [entry for entry in os.scandir(parent) if entry.is_dir() and not entry.name.startswith(".")]
     folders.sort(key=lambda entry: entry.stat().st_mtime)
     for entry in folders[: max(0, len(folders) - _KEPT_CONVERSIONS + 1)]:
-        shutil.rmtree(entry.path, ignore_errors=True)
+        # A job that runs by it may start a replica again.
+        if time.time() - entry.stat().st_mtime > _KEPT_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _plan_path(key: str) -> str:

@@ -20,6 +20,8 @@ _STRANGER = 1 << 24
 
 def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
     """Run the step as the lanes of a job would, on batches made of the first rows, until the time is up."""
+    if not first_rows:
+        return Measured(order.batch_size, problem="every one of the first rows fails")
     batch = sized(first_rows, order.batch_size)
     if order.room_bytes is not None and isinstance(replica, Gauged):
         needed = replica.predicted_bytes(batch)
@@ -28,14 +30,16 @@ def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
             return Measured(order.batch_size, peak_bytes=_peak(replica), problem=told)
     try:
         began = time.perf_counter()
-        replica.predict(dict(batch))
-        warm_s = time.perf_counter() - began
-        rows, seconds = _run_lanes(replica, batch, order)
+        if not order.is_warm:
+            replica.predict(dict(batch))
+        rows, seconds = _run_lanes(replica, batch, order, time.perf_counter() - began)
     except OutOfMemory as error:
         return Measured(order.batch_size, peak_bytes=_peak(replica), problem=f"out of memory: {error.received}")
+    except MemoryError:
+        raise  # at the end of its own memory a process cannot be trusted any more
     except Exception as error:
         return Measured(order.batch_size, peak_bytes=_peak(replica), problem=one_line(error))
-    return Measured(order.batch_size, rows, seconds, warm_s, _peak(replica))
+    return Measured(order.batch_size, rows, seconds, _peak(replica))
 
 
 def rejects_strangers(replica: Replica, first_rows: Columns) -> bool | None:
@@ -65,8 +69,9 @@ def sized(first_rows: Columns, batch_size: int) -> Columns:
     return {name: np.ascontiguousarray(array[places]) for name, array in first_rows.items()}
 
 
-def _run_lanes(replica: Replica, batch: Columns, order: Measure) -> tuple[int, float]:
+def _run_lanes(replica: Replica, batch: Columns, order: Measure, warm_s: float) -> tuple[int, float]:
     """Rows and seconds of all lanes together; each ends its last call, which is then counted whole."""
+    least = 1 if warm_s > order.seconds else _LEAST_CALLS
     calls = [0] * order.lanes
     errors: list[BaseException] = []
     began = time.perf_counter()
@@ -74,7 +79,7 @@ def _run_lanes(replica: Replica, batch: Columns, order: Measure) -> tuple[int, f
 
     def run(lane: int) -> None:
         try:
-            while calls[lane] < _LEAST_CALLS or time.perf_counter() < until:
+            while calls[lane] < least or time.perf_counter() < until:
                 replica.predict(dict(batch))
                 calls[lane] += 1
         except BaseException as error:

@@ -37,7 +37,7 @@ from penstock.core.events import (
     Work,
 )
 from penstock.core.protocols import Copying, Exporting, Replica
-from penstock.core.records import Binding, Columns, Result, Span, Timings
+from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
@@ -179,7 +179,9 @@ class ReplicaProcess:
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
         if message.answers_rows:
-            prepared = _with_answers(prepared, self._fitting, batch, message)
+            prepared, alive = _with_answers(prepared, self._fitting, batch, message)
+            # What is measured must run: rows that fail have no place in it.
+            self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
         self._pipeline = Pipeline(
             self._fitting,
@@ -215,15 +217,17 @@ def _give_up(error: MemoryError) -> NoReturn:
     os._exit(1)
 
 
-def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: Prepare) -> Prepared:
-    """With the answers of the first rows that did not fail."""
+def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: Prepare) -> tuple[Prepared, Array]:
+    """With the answers of the first rows that did not fail; and the places of all that did not."""
     sample = message.sample
     outputs, rejected = predict_surviving(replica, batch, sample.start)
     failed = {failure.row for failure in (*batch.failures, *rejected)}
     rows = [sample.start + int(position) for position in batch.positions]
-    taken = [place for place, row in enumerate(rows) if row not in failed][: message.answers_rows]
-    answers = {name: take_positions(output, np.array(taken, dtype=np.int64)) for name, output in outputs.items()}
-    return replace(prepared, answers=answers, answered=tuple(sample.number(rows[place]) for place in taken))
+    alive = np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
+    taken = alive[: message.answers_rows]
+    answers = {name: take_positions(output, taken) for name, output in outputs.items()}
+    answered = tuple(sample.number(rows[place]) for place in taken)
+    return replace(prepared, answers=answers, answered=answered), alive
 
 
 def main() -> None:

@@ -137,8 +137,10 @@ class Launch:
         self._log_begins = self._log_size()
 
     def close(self) -> None:
-        """Let go of the memory; the kernel frees it with its last user."""
-        os.close(self.batch_slots)
+        """Let go of the memory; the kernel frees it with its last user. Once: the number may be another's by then."""
+        if self.batch_slots >= 0:
+            os.close(self.batch_slots)
+            self.batch_slots = -1
 
     def note(self, text: str) -> None:
         """A line of our own in the log."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from penstock.core.words import duration
 from penstock.telemetry.meter import Meter
 
 if TYPE_CHECKING:
@@ -58,11 +59,7 @@ def time_left(rows_left: int, rate: float) -> str:
     """`1 h 02 min`, `3 min 20 s`, `12 s`, or a dash while nothing is known."""
     if rate <= 0:
         return "–"
-    seconds = int(rows_left / rate + 0.5)
-    hours, minutes = seconds // 3600, seconds % 3600 // 60
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds % 60:02d} s" if minutes else f"{seconds} s"
+    return duration(rows_left / rate)
 
 
 class Lines:

@@ -13,7 +13,7 @@ from penstock.errors import UsageError
 PLAN = Plan(
     Choice("openvino", 8, 2, 1, 2, "model", "/some/folder"),
     (Trial("tensorflow", 16, 2, 1, 2, 90.0, 1 << 30, 5.0), Trial("torch", rejected="not installed")),
-    ("cpu:0",), 1000, 250.0, 6.0, "computing", "computing-bound", "fast", 40.0, "abc",
+    ("cpu:0",), 1000, 250.0, 6.0, "computing", "computing-bound", "fast", 40.0, 120.0, 3.0, ("a note",), "step", "abc",
 )  # fmt: skip
 
 

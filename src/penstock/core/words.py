@@ -1,0 +1,21 @@
+"""Figures in words, the same wherever people read them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """`1 h 02 min`, `3 min 20 s`, `12 s`.
+
+    >>> duration(3725), duration(200), duration(11.6)
+    ('1 h 02 min', '3 min 20 s', '12 s')
+    """
+    whole = int(seconds + 0.5)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"
+
+
+def rate(rows_per_s: float) -> str:
+    """`1,234 rows/s`, `12.3 rows/s`."""
+    return f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 100 else f"{rows_per_s:.1f} rows/s"
