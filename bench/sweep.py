@@ -9,6 +9,8 @@ IN_A_ROW = 3
 # Slower than this share of the best seen so far, and no longer getting faster: three sizes of that are enough.
 HOPELESS = 0.6
 STILL_GROWS = 1.05
+# Larger sizes cost next to nothing while calls are as short as this: there is no reason to leave any out.
+QUICK_CALL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Climb:
             return f"a call of {size:,} rows would take {seconds:.1f} s"
         if self._memory_of(size) > self.room_bytes:
             return f"{size:,} rows would not fit into {self.room_bytes / 2**30:.1f} GiB"
-        if _is_hopeless([point.rows_per_s for point in self.points[-IN_A_ROW:]], best_rate):
+        is_quick = last.batch_size / last.rows_per_s < QUICK_CALL_S
+        if not is_quick and _is_hopeless([point.rows_per_s for point in self.points[-IN_A_ROW:]], best_rate):
             return f"the last {IN_A_ROW} sizes are below {HOPELESS:.0%} of the best, and none is faster than the others"
         return None
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
@@ -180,3 +182,35 @@ def test_what_is_out_of_range_is_told(
     ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", *options)
     assert ran.returncode == 2
     assert words in ran.stderr
+
+
+def test_a_plan_that_was_made_for_something_else_never_brings_its_converted_step_along(
+    planned: dict[str, Any], models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
+) -> None:
+    document = {key: value for key, value in planned.items() if key != "said"}
+    document["choice"] = document["choice"] | {"runtime": "onnx"}
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    options = ("--argmax", "--limit", "500", "--json")
+    job = ("predict", models / "digits.keras", digits, "--output")
+    ran = penstock_run(*job, tmp_path / "best", *options, "--plan", tmp_path / "plan.json")
+    assert summary_of(ran)["recipe"]["runtime"] == "onnx"
+    assert "made for another model, other columns or other options" in ran.stderr
+    penstock_run(*job, tmp_path / "own", *options, "--plan", "off")
+    best, own = read_rows(tmp_path / "best"), read_rows(tmp_path / "own")
+    assert best.column_names == own.column_names
+    assert best.equals(own)
+
+
+def test_a_search_copes_with_rows_that_fail_and_with_ranked_answers(
+    cache: Path, models: Path, tmp_path: Path, penstock_run: Penstock
+) -> None:
+    """Row 5 has an id that is out of range: TensorFlow rejects it, and so must whoever takes its place."""
+    ids = np.arange(4000, dtype=np.int32) % 100
+    ids[5] = 5000
+    pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
+    ran = penstock_run("plan", models / "embedding.keras", tmp_path / "ids.parquet", "--argmax", "--json")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    rejected = {trial["runtime"]: trial["rejected"] for trial in found["trials"] if trial["rejected"]}
+    assert "out of range" in rejected["jax"] or "fails on one side only" in rejected["jax"]
+    assert {trial["runtime"] for trial in found["trials"] if trial["rows_per_s"]} >= {"tensorflow", "onnx"}

@@ -40,6 +40,12 @@ def test_ladder_that_is_flat_and_far_below_the_best_ends_after_three_sizes() -> 
     assert sizes_of(climb) == [1, 2, 4]
 
 
+def test_no_size_is_left_out_while_calls_are_quick() -> None:
+    climb = Climb(most=64, call_limit_s=2.0, room_bytes=GIB)
+    climbed(climb, lambda size: 1000.0, best_rate=1e6)
+    assert sizes_of(climb)[-1] == 64
+
+
 def test_ladder_that_is_flat_and_near_the_best_goes_on() -> None:
     climb = Climb(most=64, call_limit_s=2.0, room_bytes=GIB)
     climbed(climb, lambda size: 90.0, best_rate=100.0)
