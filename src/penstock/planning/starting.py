@@ -197,8 +197,10 @@ class _Start:
         )
         plan = self._search(file, started, budget.seconds, notes)
         self.around.note(f"plan: {plan.reason}")
-        has_problem = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
-        if plan.choice == choice_of(started) and not has_problem and isinstance(started.engine, LocalEngine):
+        # What was measured up to a failure is not trusted with the job itself.
+        has_failed = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
+        assert isinstance(started.engine, LocalEngine)
+        if plan.choice == choice_of(started) and started.engine.is_up and not has_failed:
             started.plan = plan
             return started
         started.close()

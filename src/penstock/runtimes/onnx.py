@@ -45,6 +45,8 @@ class OnnxRuntime:
         return {
             "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
             "OMP_NUM_THREADS": str(threads),
+            # Since 1.29, onnxruntime reports models and their use to its makers, and writes to the home folder for it.
+            "ORT_DISABLE_TELEMETRY": "1",
         }
 
     def load(self, model: ModelFile, device: Device, threads: int) -> OnnxReplica | OnnxConverted:

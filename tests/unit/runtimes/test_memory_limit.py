@@ -7,6 +7,7 @@ import pytest
 from penstock.core.records import Device
 from penstock.runtimes.jax import JaxRuntime
 from penstock.runtimes.memory_limit import memory_fraction, peak_of_process, ran_out
+from penstock.runtimes.onnx import OnnxRuntime
 from penstock.runtimes.tensorflow import TensorFlowRuntime
 from penstock.runtimes.torch import TorchRuntime
 
@@ -33,6 +34,10 @@ def test_every_runtime_gives_its_process_the_device_by_its_uuid() -> None:
     for runtime in (TensorFlowRuntime(), JaxRuntime(), TorchRuntime()):
         assert runtime.environment(part, 1)["CUDA_VISIBLE_DEVICES"] == "MIG-7-x"
         assert runtime.environment(Device("cpu", 0), 1)["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def test_no_runtime_reports_home_what_is_run() -> None:
+    assert OnnxRuntime().environment(Device("cpu", 0), 1)["ORT_DISABLE_TELEMETRY"] == "1"
 
 
 def test_variants_are_runtimes_with_names_of_their_own() -> None:
