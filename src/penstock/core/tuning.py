@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 LEAST_GAIN = 0.03
 KNEE = 0.02
 _STEPS_WITHOUT_GAIN = 2
+_FIRST_BATCH_S = 0.02
 SEARCH_SHARE = 0.1
 MOST_SEARCH_S = 120.0
 LEAST_SEARCH_S = 3.0
@@ -108,13 +109,15 @@ class Ladder:
         return middle if middle not in ran else None
 
 
-def first_size(default: int) -> int:
-    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image.
+def first_size(default: int, batch_s: float) -> int:
+    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image; and where a batch by
+    that rule takes `batch_s` seconds, no larger than what takes a fiftieth of one.
 
-    >>> first_size(8192), first_size(16)
-    (512, 1)
+    >>> first_size(8192, 0.01), first_size(16, 0.2), first_size(8192, 8.0)
+    (512, 1, 16)
     """
-    return max(1, default // 16)
+    quick = int(default * _FIRST_BATCH_S / max(batch_s, 1e-9))
+    return max(1, min(default // 16, 1 << max(0, quick.bit_length() - 1)))
 
 
 @dataclass(frozen=True)

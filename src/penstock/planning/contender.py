@@ -176,10 +176,12 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
     """Whether the answers to the first rows are those of the model's own framework."""
     assert ours.answers is not None
     assert own.answers is not None
-    if ours.answered != own.answered:
+    count = min(len(ours.answered), len(own.answered))
+    if ours.answered[:count] != own.answered[:count] or not count:
         failed = sorted(set(ours.answered) ^ set(own.answered))
-        return Proof(0.0, f"row {failed[0]} fails on one side only")
-    proof = prove(ours.answers, own.answers, tolerance)
+        return Proof(0.0, f"row {failed[0]} fails on one side only" if failed else "no row of the sample has an answer")
+    first = {name: column[:count] for name, column in own.answers.items()}
+    proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance)
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
         return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")
     return proof

@@ -20,7 +20,7 @@ from penstock.core.tuning import Ladder, Point
 from penstock.core.words import rate
 from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
-from penstock.jobs import Started
+from penstock.jobs import CHECKED_ROWS, Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock
@@ -72,9 +72,15 @@ class _Best:
 
 
 def beside(started: Started) -> Beside:
-    """What contenders need of the job that the model's own framework runs."""
+    """What contenders need of the job that the model's own framework runs.
+
+    They begin with the rows that are compared, and no more: a batch by the rule of thumb may take them half a minute.
+    """
+    job = started.job
+    if not job.buckets and started.signature.fixed_batch is None:
+        job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
     return Beside(
-        started.job,
+        job,
         started.sample,
         started.prepared,
         started.placement,
@@ -272,7 +278,8 @@ class Search:
         whole = 1 << max(0, self.rows - 1).bit_length()
         by_bytes = max(1, _MOST_BATCH_BYTES // row_bytes)
         most = min(_MOST_ROWS, whole, by_bytes, batching.most_rows_of_outputs(output_bytes))
-        return Ladder(min(tuning.first_size(started.job.batch_size), most), most, climber.room_bytes)
+        first = tuning.first_size(started.job.batch_size, started.prepared.batch_seconds)
+        return Ladder(min(first, most), most, climber.room_bytes)
 
     def _room(self, climber: Contender) -> int:
         """The memory that one replica may hold."""
