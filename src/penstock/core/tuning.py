@@ -110,8 +110,9 @@ class Ladder:
 
 
 def first_size(default: int, batch_s: float) -> int:
-    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image; and where a batch by
-    that rule takes `batch_s` seconds, no larger than what takes a fiftieth of one.
+    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image.
+
+    Where a batch by that rule takes long (`batch_s` seconds), with one that takes about a fiftieth of a second.
 
     >>> first_size(8192, 0.01), first_size(16, 0.2), first_size(8192, 8.0)
     (512, 1, 16)
