@@ -136,7 +136,8 @@ class Search:
             if options.replicas_per_device is None and options.threads is None:
                 self._split()
             self._look_again()
-            self._tune_lanes()
+            for best in self._best[:1]:
+                self._tune_lanes(best)
             return self._found(own)
         finally:
             for each in self._alive:
@@ -263,7 +264,10 @@ class Search:
         self.around.note(
             f"plan: {climber.setting.runtime}: {rate(knee.rows_per_s)} with batches of {knee.batch_size:,}"
         )
-        self._best.append(_Best(climber, knee, climber.setting.lanes))
+        reached = _Best(climber, knee, climber.setting.lanes)
+        if reached.rate >= _RIVAL * to_beat:
+            self._tune_lanes(reached)
+        self._best.append(reached)
         self._best.sort(key=lambda each: -each.rate)
         while len(self._best) > _KEPT_ALIVE[self.started.recipe.device_kind]:
             self._let_go(self._best.pop().contender)
@@ -358,11 +362,12 @@ class Search:
             return None
         return replace(setting, devices=(replace(device, memory_limit=share),) * replicas)
 
-    def _tune_lanes(self) -> None:
-        """How many batches in flight, for the best."""
-        for lanes in _LANES[self.started.recipe.device_kind] if self._best else ():
-            best = self._best[0]
-            if lanes == best.lanes:
+    def _tune_lanes(self, best: _Best) -> None:
+        """How many batches in flight: more hide the copies, but get into each other's way for the same threads."""
+        for lanes in _LANES[self.started.recipe.device_kind]:
+            if any(
+                known == lanes and point.batch_size == best.point.batch_size for point, known in best.contender.points
+            ):
                 continue
             point = self._measured(best.contender, best.point.batch_size, lanes)
             fits = point.memory_bytes <= (best.contender.room_bytes or point.memory_bytes)
