@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
 from penstock.core.stopping import StopFlag
-
-
-def quietly(text: str) -> None:
-    """Tells nobody."""
+from penstock.engines.running_short import Tell, quietly
 
 
 @dataclass(frozen=True)
@@ -19,5 +15,5 @@ class Surroundings:
 
     log: IO[Any]
     stop: StopFlag
-    note: Callable[[str], None] = quietly
+    note: Tell = quietly
     is_verbose: bool = False

@@ -48,7 +48,7 @@ def _fastest_of_each(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
     best: dict[tuple[str, int], Trial] = {}
     for trial in sorted(trials, key=lambda each: each.rows_per_s):
         best[trial.runtime, trial.replicas] = trial
-    for trial in trials:
+    for trial in sorted(trials, key=lambda each: each.rows_per_s):
         if _is_chosen(trial, plan):
             best[trial.runtime, trial.replicas] = trial
     return sorted(best.values(), key=lambda each: -each.rows_per_s)
@@ -59,7 +59,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
         cell.ljust(width) if place < 2 else cell.rjust(width)
         for place, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
-    return "  ".join(cells)[1:].rstrip()
+    return "  ".join(cells).rstrip()
 
 
 def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:

@@ -19,3 +19,8 @@ def duration(seconds: float) -> str:
 def rate(rows_per_s: float) -> str:
     """`1,234 rows/s`, `12.3 rows/s`."""
     return f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 100 else f"{rows_per_s:.1f} rows/s"
+
+
+def gib(num_bytes: int) -> str:
+    """`1.5 GiB`."""
+    return f"{num_bytes / 2**30:,.1f} GiB"

@@ -120,7 +120,7 @@ class _Start:
         file = self._file_for(self.options.runtime)
         with contextlib.closing(self._begin(file, answers_rows=CHECKED_ROWS)) as started:
             notes = self._told_precision(started)
-            return self._search(file, started, tuning.MOST_SEARCH_S, notes)
+            return self._search(file, started, self._num_rows(started.job.batch_size), tuning.MOST_SEARCH_S, notes)
 
     @property
     def _may_keep(self) -> bool:
@@ -187,7 +187,8 @@ class _Start:
         is_split = options.threads is not None or options.devices.cpu_replicas is not None
         if None not in (options.runtime, options.batch_size) and is_split:
             return started
-        predicted_s = self._num_rows(started.job.batch_size) / started.rows_per_second()
+        rows = self._num_rows(started.job.batch_size)
+        predicted_s = rows / started.rows_per_second()
         budget = tuning.Budget.of(predicted_s)
         if not budget.seconds:
             self.around.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
@@ -195,7 +196,7 @@ class _Start:
         self.around.note(
             f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
         )
-        plan = self._search(file, started, budget.seconds, notes)
+        plan = self._search(file, started, rows, budget.seconds, notes)
         self.around.note(f"plan: {plan.reason}")
         # What was measured up to a failure is not trusted with the job itself.
         has_failed = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
@@ -210,9 +211,8 @@ class _Start:
             self._forget(plan, error)
             return self._begin(file)
 
-    def _search(self, file: ModelFile, started: Started, seconds: float, notes: tuple[str, ...]) -> Plan:
+    def _search(self, file: ModelFile, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
         clock = Clock(self.around.stop, seconds)
-        rows = self._num_rows(started.job.batch_size)
         found = Search(file, self.step, started, rows, self.around, clock).run()
         plan = prediction.plan_of(found, started, rows, clock.spent)
         plan = replace(plan, budget_s=seconds, notes=notes, step=self.step)

@@ -22,6 +22,7 @@ from uuid import uuid4
 import psutil
 
 from penstock.core.records import Device
+from penstock.core.words import gib
 from penstock.errors import DeviceError, Interrupted
 from penstock.pool import nvml
 
@@ -69,14 +70,14 @@ def unreserved_bytes(holders: Sequence[Holder], memory: Memory) -> int:
 
 def shares_with(device: Device, holders: Sequence[Holder], num_bytes: int) -> str:
     """For people: who else is on the device, and what is left for this run."""
-    others = " and ".join(f"process {each.pid}, which has reserved {_gib(each.reserved_bytes)}" for each in holders)
-    return f"{device} is shared with {others}; this run takes up to {_gib(num_bytes)}"
+    others = " and ".join(f"process {each.pid}, which has reserved {gib(each.reserved_bytes)}" for each in holders)
+    return f"{device} is shared with {others}; this run takes up to {gib(num_bytes)}"
 
 
 def waits_for(device: Device, holders: Sequence[Holder], free_bytes: int) -> str:
     """For people: what is left, and who has the rest."""
-    others = " and ".join(f"process {each.pid} holds {_gib(each.reserved_bytes)}" for each in holders)
-    return f"waiting for {device}: {_gib(free_bytes)} are free, {others}"
+    others = " and ".join(f"process {each.pid} holds {gib(each.reserved_bytes)}" for each in holders)
+    return f"waiting for {device}: {gib(free_bytes)} are free, {others}"
 
 
 class Lease:
@@ -172,8 +173,8 @@ def _offered(holders: Sequence[Holder], memory: Memory, fraction: float, least_b
     if most < least_bytes:
         raise DeviceError(
             f"there is too little memory on {device}",
-            received=f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} are free",
-            allowed=f"at least {_gib(least_bytes)} in {fraction:.0%} of what is free",
+            received=f"{gib(memory.free_bytes)} of {gib(memory.total_bytes)} are free",
+            allowed=f"at least {gib(least_bytes)} in {fraction:.0%} of what is free",
             hint="end what else uses the device, choose another with --devices, or raise --memory-fraction",
         )
     return offered
@@ -251,7 +252,3 @@ def is_alive(holder: Holder) -> bool:
 def _by_driver(device: Device) -> Memory:
     found = nvml.memory_of(device.uuid) if device.uuid is not None else None
     return Memory(*found) if found is not None else Memory(device.memory_bytes, device.free_bytes)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"

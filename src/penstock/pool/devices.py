@@ -10,6 +10,7 @@ from dataclasses import replace
 import psutil
 
 from penstock.core.records import Device
+from penstock.core.words import gib
 from penstock.errors import DeviceError
 from penstock.options import PRECISIONS, DeviceRequest
 from penstock.pool import nvml
@@ -86,8 +87,8 @@ def check_room(devices: Iterable[Device], least_bytes: int) -> None:
         count = sum(other.uuid == device.uuid and other.index == device.index for other in devices)
         raise DeviceError(
             f"{count} replicas do not fit on one device" if count > 1 else "the model does not fit on the device",
-            received=f"{device} {device.name}: {_gib(device.memory_limit)} for each replica, "
-            f"which needs at least {_gib(least_bytes)}",
+            received=f"{device} {device.name}: {gib(device.memory_limit)} for each replica, "
+            f"which needs at least {gib(least_bytes)}",
             hint="--replicas-per-device 1" if count > 1 else "a larger --memory-fraction, or --devices cpu",
         )
 
@@ -161,10 +162,6 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         pass  # not Linux: nothing is known of it
     return frozenset()
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def _cpu_name() -> str:

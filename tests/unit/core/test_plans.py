@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,3 +41,14 @@ def test_nonsense_in_a_choice_is_refused(name: str, value: Any) -> None:
 def test_what_is_no_plan_is_refused(document: Any) -> None:
     with pytest.raises(UsageError):
         plan_from_json(document, "plan.json")
+
+
+def test_people_see_which_row_was_chosen_and_why_others_were_not() -> None:
+    chosen = Trial("openvino", 8, 2, 1, 2, 250.0, 1 << 28, 1.0, 5e-6)
+    slower = replace(chosen, rows_per_s=240.0)
+    lines = str(replace(PLAN, trials=(*PLAN.trials, chosen, slower))).splitlines()
+    marked = [line for line in lines if line.startswith("►")]
+    assert len(marked) == 1
+    assert "openvino" in marked[0]
+    assert "250" in marked[0]
+    assert any("torch: not installed" in line for line in lines)
