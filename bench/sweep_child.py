@@ -29,8 +29,7 @@ from penstock.options import DeviceRequest, PredictOptions
 from penstock.planning import contender, store
 from penstock.planning.candidates import candidates
 from penstock.planning.clock import Clock
-from penstock.planning.contender import Contender, Setting
-from penstock.planning.search import beside
+from penstock.planning.contender import Beside, Contender, Setting
 from penstock.pool.devices import shared
 from penstock.pool.memory import available_bytes
 from penstock.surroundings import Surroundings
@@ -149,7 +148,7 @@ class Sweep:
     def _start(self, setting: Setting) -> Contender:
         clock = Clock(self.around.stop, LIMIT_S)
         tolerance = self.started.options.tolerance
-        found = contender.start(setting, beside(self.started), tolerance, self.around, clock)
+        found = contender.start(setting, Beside.of(self.started), tolerance, self.around, clock)
         self.cleanup.callback(found.engine.close)
         return found
 

@@ -252,6 +252,7 @@ class _Run:
             parts=sum(bool(record.files) for record in records),
             seconds=now - self._began,
             start_seconds=ready - self._began,
+            search_seconds=started.search_s,
             run_seconds=now - ready,
             rows_per_s=(rows + failed - rows_before) / (now - ready),
             rows_before=rows_before,

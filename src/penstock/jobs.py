@@ -16,7 +16,8 @@ from importlib import metadata
 from typing import Any
 
 from penstock import placing, registry, shapes, steps
-from penstock.core import batching, division, mapping
+from penstock.binding import bind, prefer_floats
+from penstock.core import batching, division, mapping, tuning
 from penstock.core.events import Prepared
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source
@@ -30,7 +31,6 @@ from penstock.core.records import (
     Recipe,
     Signature,
     Span,
-    TensorSpec,
 )
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
@@ -41,9 +41,7 @@ from penstock.pool import devices
 from penstock.pool.memory import available_bytes
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
-from penstock.sources.csv import CsvFiles
 from penstock.sources.image_search import find_images
-from penstock.sources.jsonl import JsonLines
 from penstock.sources.memory import InMemory, SharedMemory
 from penstock.sources.selection import SelectedRows
 from penstock.surroundings import Surroundings
@@ -86,6 +84,8 @@ class Started:
     start_s: float = 0.0
     """From the start of the first replica's process to its compiled step."""
     plan: Plan | None = None
+    search_s: float = 0.0
+    """What finding the plan took, where it was not known before."""
     leases: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What it has reserved of its GPUs."""
 
@@ -243,10 +243,13 @@ def _decide(
             batch_size = choose_batch_size(signature, largest, source, options, kind)
         job = Job(source, bindings, options.keep, batch_size, preprocess, buckets, options.trace is not None)
         placement = placing.with_loaders(placement, job, options.loaders)
-        sample = fixed.sample if fixed else _first_rows(source, batch_size)
+        is_decided = fixed is not None or choice is not None or options.batch_size is not None
+        if not is_decided and signature.fixed_batch is None and kind == "cpu":
+            job = _bearable(engine, job, placement)
+        sample = fixed.sample if fixed else _first_rows(source, job.batch_size)
         prepared = engine.prepare(job, placement, sample, max(answers_rows, CHECKED_ROWS if options.check else 0))
         runtime, threads = runtime_and_threads
-        recipe = Recipe(runtime, placement.devices[0].kind, batch_size, threads, options.precision, buckets)
+        recipe = Recipe(runtime, kind, job.batch_size, threads, options.precision, buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
         notes = signature.notes
         if fixed is None and options.batch_size is not None and batch_size < options.batch_size:
@@ -260,63 +263,13 @@ def _decide(
         raise
 
 
-def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
-    """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
-    while hasattr(source, "source"):  # rows of, or images in, another source
-        source = source.source
-    if isinstance(source, (CsvFiles, JsonLines)):
-        fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
-        pairs = [pair for binding in bindings for pair in binding.columns_of_features()]
-        fed |= {name for feature, names in pairs if feature.dtype.startswith("float") for name in names}
-        source.read_as_floats(sorted(fed - set(keep)))
-
-
-def bind(
-    signature: Signature, source: Source, schema: Mapping[str, TensorSpec], options: PredictOptions
-) -> tuple[Binding, ...]:
-    """Columns for every input. A model that declares no inputs takes every column that is not kept.
-
-    Arrays without names, as `model.predict` takes them, go to the inputs in order. `schema` is that of the source, or
-    what the user's function makes of it.
-    """
-    for name in options.keep:
-        if name not in schema:
-            mapping.find(source.schema(), name, "--keep")
-    options = replace(options, keep=tuple(name for name in options.keep if name in schema))
-    # Of (x, y), as a dataset for training gives it, the model takes x.
-    is_enough = len(schema) == len(signature.inputs) or getattr(source, "may_have_targets", False)
-    if getattr(source, "is_positional", False) and is_enough and signature.inputs and not options.inputs:
-        in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
-        return mapping.bind(signature, schema, in_order, options.keep)
-    if signature.inputs:
-        return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
-    if options.inputs:
-        # Who names some inputs means these and no others.
-        free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
-    else:
-        free = tuple(spec for name, spec in schema.items() if name not in options.keep)
-    if not free:
-        raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")
-    declared = replace(signature, inputs=tuple(_as_keras_takes_it(spec) for spec in free))
-    return mapping.bind(declared, schema, options.inputs, options.keep)
-
-
-def as_lenient_as_keras(signature: Signature, schema: Mapping[str, TensorSpec]) -> Signature:
-    """`model.predict` casts floats for an integer input without a word; its drop-in does, too, on the device."""
-    inputs = tuple(
-        replace(spec, dtype=schema[spec.name].dtype)
-        if spec.name in schema and schema[spec.name].dtype.startswith("float") and "int" in spec.dtype
-        else spec
-        for spec in signature.inputs
-    )
-    return replace(signature, inputs=inputs)
-
-
-def _as_keras_takes_it(spec: TensorSpec) -> TensorSpec:
-    """Keras turns float64 arrays into float32 before a model sees them; integers stay. Lists may have any length."""
-    if spec.varies and spec.shape:
-        spec = replace(spec, shape=(None, *spec.shape[1:]))
-    return replace(spec, dtype="float32") if spec.dtype == "float64" else spec
+def _bearable(engine: Engine, job: Job, placement: Placement) -> Job:
+    """The job, with smaller batches where one by the rule of thumb would keep a CPU busy for long."""
+    few = replace(job, batch_size=tuning.TRIED_ROWS)
+    if job.batch_size <= 2 * few.batch_size or not getattr(job.source, "is_resumable", True):
+        return job
+    few_s = engine.prepare(few, placement, _first_rows(job.source, few.batch_size)).batch_seconds
+    return replace(job, batch_size=tuning.bearable_size(job.batch_size, few_s))
 
 
 def choose_batch_size(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock import jobs, placing, steps, written
+from penstock.binding import as_lenient_as_keras, bind
 from penstock.checking import check_answers
-from penstock.core import division
+from penstock.core import division, tuning
 from penstock.core.answering import shown, with_labels
 from penstock.core.columns import OPAQUE, is_list, join
 from penstock.core.protocols import Source
@@ -22,6 +25,7 @@ from penstock.errors import InputError, UsageError
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import PredictOptions
 from penstock.planning import starting
+from penstock.pool.loading import load_batches
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
 from penstock.sources.memory import InMemory, is_list_of_arrays
@@ -97,9 +101,11 @@ def _is_fed_as_it_is(source: InMemory, signature: Signature) -> bool:
 def _predict_columns(
     live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions
 ) -> dict[str, Any]:
-    bindings = jobs.bind(jobs.as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
+    bindings = bind(as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
     engine = EmbeddedEngine(live.replicas, placing.embedded_placement(live), Meter().observe, StopFlag())
+    if options.batch_size is None:
+        batch_size = _bearable(live, Job(source, bindings, options.keep, batch_size))
     engine.take(Job(source, bindings, options.keep, batch_size))
     row_bytes = sum(binding.row_bytes for binding in bindings)
     spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
@@ -107,6 +113,22 @@ def _predict_columns(
         raise InputError("the input has no rows", received="arrays without rows")
     with contextlib.closing(engine):
         return _gather(engine.run(spans), options)
+
+
+def _bearable(live: LiveModel, job: Job) -> int:
+    """The batch size by the rule of thumb, or a smaller one of a model that would be busy with it for long."""
+    if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
+        return job.batch_size
+    if live.few_s is None:
+        few = replace(job, batch_size=tuning.TRIED_ROWS)
+        batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
+        # What a model rejects is told by the run itself.
+        with contextlib.suppress(Exception):
+            for _ in range(2):
+                began = time.perf_counter()
+                live.replicas[0].predict(dict(batch.arrays))
+                live.few_s = time.perf_counter() - began
+    return tuning.bearable_size(job.batch_size, live.few_s or 0.0)
 
 
 def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any]:

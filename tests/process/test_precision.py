@@ -107,4 +107,4 @@ def test_jax_says_what_a_batch_takes_without_running_it(on_jax: dict[str, Any]) 
     once, twice = model["predicted"]
     assert 64 * 64 < once < twice < 2 * once
     assert model["compiled"] == [1, 2]  # what was run already was not compiled again
-    assert model["peak"] > 50 * 2**20
+    assert model["peak"] is None  # on a CPU all memory is that of the process

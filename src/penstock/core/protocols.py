@@ -90,8 +90,8 @@ class Exporting(Protocol):
 class Gauged(Protocol):
     """A replica that knows about its device's memory, where the process's own memory does not tell."""
 
-    def peak_bytes(self) -> int:
-        """The most that this process has held on the device so far."""
+    def peak_bytes(self) -> int | None:
+        """The most that this process has held on the device so far; None where that is all of its memory."""
         ...
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -144,7 +144,10 @@ class Engine(Protocol):
         ...
 
     def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
-        """Take the job; compile and time the step on the rows of `sample`; give back `answers_rows` of its answers."""
+        """Take the job; compile and time the step on the rows of `sample`; give back `answers_rows` of its answers.
+
+        Until it runs, another job may be taken instead.
+        """
         ...
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+START = "start"
+SEARCH = "search for a plan"
 SPAN = "span"
 """All that a loader did for a span; the marks of its batches lie inside."""
 LOAD = "load"

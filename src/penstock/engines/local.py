@@ -28,6 +28,7 @@ from penstock.core.events import (
     SpanDone,
     Work,
 )
+from penstock.core.last_words import speaks_of_memory
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
@@ -36,7 +37,6 @@ from penstock.core.stopping import StopFlag
 from penstock.engines.fed_by_processes import LoaderFeed
 from penstock.engines.running_short import Death, MemoryWatch, Tell, Verdict, quietly
 from penstock.errors import ModelError, PenstockError
-from penstock.pool.memory import speaks_of_memory
 from penstock.pool.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
@@ -114,12 +114,12 @@ class LocalEngine:
         return feed.pool.learnt
 
     def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
-        self._settings = _Settings(job, sample, answers_rows)
+        self._settings, self._prepared = _Settings(job, sample, answers_rows), None
         self._placement = placement
         if placement.has_loader_processes:
             feed = self._loader_feed()
             feed.begin(job, placement, sample)
-            self._pump_until(lambda: feed.warm is not None, self._stop)
+            self._pump_until(lambda: feed.rows_loaded_per_s is not None, self._stop)
         for handle in self._replicas.values():
             self._send_prepare(handle)
         self._pump_until(lambda: self._prepared is not None, self._stop)

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock.core.ceilings import Ceilings
+from penstock.core.last_words import speaks_of_memory
 from penstock.core.records import Device, RowFailure, Shortage, Span
 from penstock.errors import WorkersDied
 from penstock.pool.board import Notice
-from penstock.pool.memory import has_address_limit, oom_kills, speaks_of_memory
+from penstock.pool.memory import has_address_limit, oom_kills
 from penstock.pool.supervisor import ReplicaHandle
 
 Tell = Callable[[str], None]

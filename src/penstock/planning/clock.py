@@ -23,6 +23,7 @@ class Clock(StopFlag):
     def __init__(self, stop: StopFlag, seconds: float) -> None:
         super().__init__()
         self._stop = stop
+        self.seconds = seconds
         self.began = time.perf_counter()
         self._until = self.began + seconds
 

@@ -6,20 +6,23 @@ import time
 from dataclasses import dataclass, field, replace
 
 from penstock import registry
+from penstock.core import tuning
 from penstock.core.agreement import Proof, prove
 from penstock.core.events import Measure, Prepared
 from penstock.core.plans import Choice, Trial
 from penstock.core.records import Device, Job, ModelFile, Placement, Span
-from penstock.core.tuning import Ladder, Point
+from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
+from penstock.jobs import CHECKED_ROWS, Started
 from penstock.planning.clock import Clock
+from penstock.pool.devices import usable_cores
 from penstock.pool.supervisor import Launch
 from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
 
 WINDOW_S = 0.4
-_HOPELESS, _HOPELESS_AFTER = 0.4, 3
+_HOPELESS_AFTER, _BEHIND, _BEHIND_WHILE_GAINING = 3, 0.7, 0.4
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,19 @@ class Contender:
         found = self.engine.measure(order, self.setting.replicas, clock)
         problem = next((each.problem for each in found if each.problem is not None), None)
         rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
+        if self.setting.devices[0].kind == "cpu":
+            rate = tuning.with_its_way(rate, order.batch_size, usable_cores())
         return Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
 
     def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> Point | None:
         """The knee of the ladder, as far as time allows; None where not even the first size ran.
 
-        One that stays far behind what another reached (`to_beat`, rows a second) is not climbed to its end. The last
-        size begins before so many seconds of the search are left (`until`).
+        One that stays behind what another reached (`to_beat`, rows a second) is not climbed to its end. The last size
+        begins before so many seconds of the search are left (`until`).
         """
         while (size := ladder.next()) is not None:
             rates = [point.rows_per_s for point in ladder.points]
-            is_hopeless = len(rates) >= _HOPELESS_AFTER and max(rates) < _HOPELESS * to_beat
-            if rates and (is_hopeless or clock.left < max(until, 4 * WINDOW_S)):
+            if rates and (_is_hopeless(rates, to_beat) or clock.left < max(until, 4 * WINDOW_S)):
                 break
             ladder.add(self.measure(size, clock))
         return ladder.best
@@ -120,6 +124,14 @@ class Contender:
         )
 
 
+def _is_hopeless(rates: list[float], to_beat: float) -> bool:
+    """Whether larger batches will not bring it there: far behind, or behind and no longer gaining."""
+    if len(rates) < _HOPELESS_AFTER:
+        return False
+    is_gaining = rates[-1] > (1 + LEAST_GAIN) * max(rates[:-1])
+    return max(rates) < (_BEHIND_WHILE_GAINING if is_gaining else _BEHIND) * to_beat
+
+
 @dataclass(frozen=True)
 class Beside:
     """The job as the model's own framework runs it: what a contender is started beside, and held against."""
@@ -130,6 +142,16 @@ class Beside:
     placement: Placement
     row_timeout: float
     descriptors: tuple[int, ...]
+
+    @classmethod
+    def of(cls, started: Started) -> Beside:
+        """Contenders begin with the rows that are compared, and no more: the own batches may take them long."""
+        job = started.job
+        if not job.buckets and started.signature.fixed_batch is None:
+            job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
+        descriptors = (started.shared.descriptor,) if started.shared is not None else ()
+        timeout = started.options.row_timeout
+        return cls(job, started.sample, started.prepared, started.placement, timeout, descriptors)
 
 
 def open_engine(setting: Setting, beside: Beside, around: Surroundings, clock: Clock) -> tuple[LocalEngine, Prepared]:

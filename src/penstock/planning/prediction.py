@@ -28,19 +28,20 @@ _MOST_WRITTEN_ROWS = 1 << 16
 def plan_of(found: Found, started: Started, rows: int, search_s: float) -> Plan:
     """The plan behind what a search found."""
     promised = predict(rates_of(found, started))
-    return Plan(
+    plan = Plan(
         found.choice,
         tuple(found.trials),
         tuple(f"{device} {device.name}".strip() for device in started.placement.devices),
         rows,
         round(promised.rows_per_s, 3),
-        round(found.start_s + rows / promised.rows_per_s, 2),
+        0.0,
         promised.by,
         str(promised),
         found.reason,
         round(search_s, 2),
         start_s=round(found.start_s, 2),
     )
+    return plan.for_rows(rows)
 
 
 def rates_of(found: Found, started: Started) -> Rates:

@@ -20,7 +20,7 @@ from penstock.core.tuning import Ladder, Point
 from penstock.core.words import rate
 from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
-from penstock.jobs import CHECKED_ROWS, Started
+from penstock.jobs import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock
@@ -36,6 +36,8 @@ _RIVAL = 0.6
 """A contender that reached this share of the best is measured once more beside it."""
 _OWN_SHARE = 0.3
 """Of the time of a search, what the batch sizes of the model's own framework may take."""
+_FINALS_SHARE = 0.2
+"""Of the time of a search, what is kept for the best of all: a second look, other replicas, other lanes."""
 _LIGHT = ("openvino", "onnx", "onnx-tensorrt")
 _LIGHT_START_S = 2.0
 """What runtimes need to start that import neither TensorFlow nor Keras."""
@@ -69,24 +71,6 @@ class _Best:
     @property
     def rate(self) -> float:
         return self.point.rows_per_s
-
-
-def beside(started: Started) -> Beside:
-    """What contenders need of the job that the model's own framework runs.
-
-    They begin with the rows that are compared, and no more: a batch by the rule of thumb may take them half a minute.
-    """
-    job = started.job
-    if not job.buckets and started.signature.fixed_batch is None:
-        job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
-    return Beside(
-        job,
-        started.sample,
-        started.prepared,
-        started.placement,
-        started.options.row_timeout,
-        (started.shared.descriptor,) if started.shared is not None else (),
-    )
 
 
 def choice_of(started: Started) -> Choice:
@@ -218,7 +202,7 @@ class Search:
         self.around.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
         found = self._start(setting)
         if found is not None:
-            self._climb(found)
+            self._climb(found, until=self._finals_s)
 
     def _why_not(self, candidate: Candidate, folder: str | None) -> str | None:
         left = max(0.0, self.clock.left)
@@ -227,16 +211,20 @@ class Search:
                 return f"the model does not convert: {self._conversion_problem}"
             return f"{NOT_TRIED}: converting takes a while, and {left:.0f} s of the search were left"
         needed = (_LIGHT_START_S if candidate.runtime in _LIGHT else self.started.start_s) + _LADDER_S
-        if left >= needed:
+        if left >= needed + self._finals_s:
             return None
         return f"{NOT_TRIED}: it takes about {needed:.0f} s, and {left:.0f} s of the search were left"
+
+    @property
+    def _finals_s(self) -> float:
+        return _FINALS_SHARE * self.clock.seconds
 
     def _start(self, setting: Setting) -> Contender | None:
         """A contender that gives the right answers; None, with the reason noted, where it does not."""
         is_own = (setting.runtime, setting.model) == (self.started.recipe.runtime, self.model)
         tolerance = None if is_own else self.started.options.tolerance
         found, why = self._attempt(
-            lambda: contender.start(setting, beside(self.started), tolerance, self.around, self.clock)
+            lambda: contender.start(setting, Beside.of(self.started), tolerance, self.around, self.clock)
         )
         if found is None:
             self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.replicas, rejected=why))
@@ -244,7 +232,7 @@ class Search:
             self._alive.append(found)
         return found
 
-    def _climb(self, climber: Contender, until: float = 0.0) -> None:
+    def _climb(self, climber: Contender, until: float) -> None:
         if not climber.engine.is_up:
             self.trials.append(Trial(climber.setting.runtime, rejected=self._conversion_problem or "it died"))
             return

@@ -10,6 +10,7 @@ from penstock.core import tuning
 from penstock.core.plans import Plan
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile
+from penstock.core.tracing import SEARCH
 from penstock.engines.local import LocalEngine
 from penstock.errors import DeviceError, ModelError, OutputError, UsageError, WorkersDied
 from penstock.jobs import CHECKED_ROWS, Fixed, Started
@@ -18,8 +19,8 @@ from penstock.packages import CONVERTER, PACKAGES
 from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
-from penstock.planning.contender import Setting
-from penstock.planning.search import Search, beside, choice_of
+from penstock.planning.contender import Beside, Setting
+from penstock.planning.search import Search, choice_of
 from penstock.runtimes.live import LiveModel
 from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
@@ -198,6 +199,12 @@ class _Start:
         )
         plan = self._search(file, started, rows, budget.seconds, notes)
         self.around.note(f"plan: {plan.reason}")
+        begun = self._by_what_was_found(file, started, plan)
+        begun.search_s = plan.search_s
+        return begun
+
+    def _by_what_was_found(self, file: ModelFile, started: Started, plan: Plan) -> Started:
+        """The job by the plan of a search: what is up already where that is it, or its processes anew."""
         # What was measured up to a failure is not trusted with the job itself.
         has_failed = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
         assert isinstance(started.engine, LocalEngine)
@@ -214,6 +221,8 @@ class _Start:
     def _search(self, file: ModelFile, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
         clock = Clock(self.around.stop, seconds)
         found = Search(file, self.step, started, rows, self.around, clock).run()
+        if self.meter.trace is not None:
+            self.meter.trace.note(SEARCH, clock.began)
         plan = prediction.plan_of(found, started, rows, clock.spent)
         plan = replace(plan, budget_s=seconds, notes=notes, step=self.step)
         if self._may_keep:
@@ -264,7 +273,7 @@ class _Start:
                 )
             file = store.converted_model(self.model, folder)
             setting = Setting(runtime, file, own.recipe.threads, own.placement.devices[:1], own.placement.lanes)
-            contender.start(setting, beside(own), options.tolerance, self.around, clock).engine.close()
+            contender.start(setting, Beside.of(own), options.tolerance, self.around, clock).engine.close()
 
     def _told_precision(self, started: Started) -> tuple[str, ...]:
         """How far the answers are from the model's own, where another precision was asked for; people are told."""
@@ -279,7 +288,7 @@ class _Start:
             started.placement.lanes,
         )
         clock = Clock(self.around.stop, _PATIENCE_S)
-        engine, exact = contender.open_engine(setting, beside(started), self.around, clock)
+        engine, exact = contender.open_engine(setting, Beside.of(started), self.around, clock)
         engine.close()
         proof = contender.proof_of(started.prepared, exact, 1.0)
         rows = f"in the first {len(exact.answered)} rows"

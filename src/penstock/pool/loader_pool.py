@@ -128,10 +128,13 @@ class LoaderPool:
         return self._learnt
 
     def begin(self, job: Job, count: int, slot_bytes: int, slot_count: int) -> None:
-        """Take the job, and start so many loaders."""
+        """Take the job, and start so many loaders. Those that were tried on a few rows before keep what they hold."""
         self._job, self._slot_bytes, self._slot_count = job, slot_bytes, slot_count
         os.ftruncate(self._launch.batch_slots, slot_bytes * slot_count)
-        self._free = list(range(slot_count))
+        granted = {slot for loader in self._loaders.values() for slot in loader.slots}
+        # The first ones are used first: then loaders hold none that is beyond the slots of another job.
+        assert max(granted, default=0) < slot_count
+        self._free = [slot for slot in reversed(range(slot_count)) if slot not in granted]
         for loader in self._loaders.values():
             loader.send(Begin(job, slot_bytes, slot_count))
         self.resize(count)

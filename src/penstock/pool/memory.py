@@ -14,15 +14,6 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 _ROOT = Path("/")
-_WORDS = (
-    "bad_alloc",
-    "cannot allocate memory",
-    "memoryerror",
-    "out of memory",
-    "resource_exhausted",
-    "failed to allocate",
-    "can't start new thread",
-)
 
 
 def peak_bytes() -> int:
@@ -65,11 +56,6 @@ def oom_kills(root: Path = _ROOT) -> int:
             if count is not None:
                 return count
     return _entry(root / "proc/vmstat", "oom_kill") or 0
-
-
-def speaks_of_memory(words: str) -> bool:
-    """Whether the last words of a process are about memory."""
-    return any(word in words.lower() for word in _WORDS)
 
 
 def _groups(root: Path) -> Iterator[Path]:

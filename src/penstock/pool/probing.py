@@ -96,4 +96,5 @@ def _run_lanes(replica: Replica, batch: Columns, order: Measure, warm_s: float) 
 
 
 def _peak(replica: Replica) -> int:
-    return replica.peak_bytes() if isinstance(replica, Gauged) else peak_bytes()
+    on_device = replica.peak_bytes() if isinstance(replica, Gauged) else None
+    return peak_bytes() if on_device is None else on_device

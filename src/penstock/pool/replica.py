@@ -159,6 +159,8 @@ class ReplicaProcess:
 
     def _prepare(self, message: Prepare) -> Prepared:
         assert self._replica is not None
+        if self._pipeline is not None:
+            self._pipeline.close()
         if message.warm is not None:
             slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
             self._batches = BatchInlet(slots, self._channel.send)

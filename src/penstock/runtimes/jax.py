@@ -12,7 +12,7 @@ from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, peak_of_process, ran_out, what_was_short
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import AS_MADE, STRICT_FLOAT32, check_kind
 from penstock.runtimes.xla import xla_flags
 
@@ -107,7 +107,7 @@ class JaxReplica:
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
         raise out_of_memory(batch, reason)
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self) -> int | None:
         return peak_on(self._target)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -185,11 +185,10 @@ class JaxRanking:
         return self.top_k(tensor, 1)[1][..., 0]
 
 
-def peak_on(target: Any) -> int:
-    """The most that was held on a JAX device. The CPU keeps no count of its own: there it is all of this process."""
-    counted = target.memory_stats() or {}
-    peak = counted.get("peak_bytes_in_use")
-    return int(peak) if peak is not None else peak_of_process()
+def peak_on(target: Any) -> int | None:
+    """The most that was held on a JAX device; the CPU keeps no count of its own."""
+    peak = (target.memory_stats() or {}).get("peak_bytes_in_use")
+    return int(peak) if peak is not None else None
 
 
 def _to_float32(tensor: Any) -> Any:

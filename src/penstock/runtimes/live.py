@@ -28,6 +28,8 @@ class LiveModel:
         self.backend: str = _backend_of(model)
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
+        self.few_s: float | None = None
+        """What a few rows take, once that was measured."""
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]

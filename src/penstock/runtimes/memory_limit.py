@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import re
 
+from penstock.core.last_words import speaks_of_memory
 from penstock.core.records import Columns, Device
 from penstock.errors import OutOfMemory, one_line
 
-_WORDS = (
-    "resource_exhausted",
-    "out of memory",
-    "out_of_memory",
-    "can't allocate memory",
-    "bad_alloc",
-    "ynnpack operation failed",  # what XLA says on a CPU whatever the library met; seen where memory was limited
-)
-"""How frameworks say it where they have no class of errors for it."""
 _BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -35,17 +27,13 @@ def ran_out(error: BaseException) -> bool:
     Not Python's own MemoryError: with the memory of the process at its end, frameworks hang in their own cleaning up,
     and only another process can go on.
     """
-    return not isinstance(error, MemoryError) and _says_so(str(error))
+    return not isinstance(error, MemoryError) and speaks_of_memory(str(error))
 
 
 def what_was_short(error: BaseException) -> str:
     """The framework's reason in one line: the line that speaks of memory, which need not be the first."""
-    lines = [_BOLD.sub("", line).strip() for line in str(error).splitlines() if _says_so(line)]
+    lines = [_BOLD.sub("", line).strip() for line in str(error).splitlines() if speaks_of_memory(line)]
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else one_line(error)
-
-
-def _says_so(text: str) -> bool:
-    return any(word in text.lower() for word in _WORDS)
 
 
 def memory_fraction(device: Device) -> float | None:
@@ -56,12 +44,3 @@ def memory_fraction(device: Device) -> float | None:
     if device.kind != "gpu" or not device.memory_limit or not device.memory_bytes:
         return None
     return min(1.0, device.memory_limit / device.memory_bytes)
-
-
-def peak_of_process() -> int:
-    """The most resident memory that this process has held so far: its device's memory, where that is the machine's."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), 0)
-    except OSError:
-        return 0  # not Linux

@@ -11,8 +11,8 @@ from penstock.core.answering import Answers, NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.converting import ConvertedStep, read_step
-from penstock.runtimes.memory_limit import out_of_memory
-from penstock.runtimes.onnx_session import is_out_of_memory, open_session, reason
+from penstock.runtimes.memory_limit import out_of_memory, ran_out
+from penstock.runtimes.onnx_session import open_session, reason
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, HostInputs, Inputs, OneByOne, divide_inputs, rows_at_once
 
 _DTYPES = {
@@ -77,7 +77,7 @@ class OnnxConverted:
         try:
             found = self._session.run(list(self._step.outputs), feeds)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not ran_out(error):
                 raise
             raise out_of_memory(batch, reason(error)) from None
         return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
@@ -109,7 +109,7 @@ class OnnxReplica:
         try:
             outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not ran_out(error):
                 raise
             raise out_of_memory(batch, reason(error)) from None
         return keep(self._answers, outputs, NumpyRanking())

@@ -125,10 +125,6 @@ def reason(error: Exception) -> str:
     return text[text.find("ONNX Runtime only") :][:300] if "ONNX Runtime only" in text else text[:300]
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    return "allocate memory" in str(error) or "out of memory" in str(error).lower()
-
-
 def _hint(error: Exception, version: str) -> str | None:
     text = str(error)
     if "opset" in text.lower() and ("guarantees" in text or "Unsupported" in text):

@@ -11,7 +11,7 @@ from penstock.core.records import Columns, Device, ModelFile, Signature, TensorS
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.jax import JaxRanking, peak_on, to_numpy, xla_environment
-from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.memory_limit import out_of_memory, ran_out
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
 from penstock.runtimes.precision import check_kind
 
@@ -136,11 +136,11 @@ class StableHloReplica:
                     received=one_line(error),
                     hint="export it without custom calls",
                 ) from None
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not ran_out(error):
                 raise
             raise out_of_memory(batch, one_line(error)) from None
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self) -> int | None:
         return peak_on(self._target)
 
     def predicted_bytes(self, batch: Columns) -> int | None:

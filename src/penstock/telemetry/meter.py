@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from penstock.core.bounds import Bound, measured
 from penstock.core.protocols import Sink
 from penstock.core.records import Device, Timings
-from penstock.core.tracing import NONE, SHORT_S, SPAN, WAIT_FOR_WRITER
+from penstock.core.tracing import NONE, SHORT_S, SPAN, START, WAIT_FOR_WRITER
 from penstock.telemetry.trace import TracedSink, TraceWriter
 
 _LATELY_S = 10.0
@@ -78,6 +78,8 @@ class Meter:
 
     def begin(self) -> None:
         """The run begins now: the first spans are handed out."""
+        if self.trace is not None:
+            self.trace.note(START, self.trace.began)
         with self._lock:
             self._moments = deque([self._moment(self._clock())])
 

@@ -13,11 +13,12 @@ class Summary:
     """What a run did.
 
     `rows` and `failed` count the whole job; `rows_before` of them were there before this run began. `seconds` is the
-    whole call, `start_seconds` the part of it until the first replica was ready, `run_seconds` the rest until the last
-    commit; `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how many loader processes there were,
-    `padding` which share of the values was padding, where rows differ in size. `bottleneck` is what the threads waited
-    for, `plan` why it was run like this, `memory_events` where memory ran out and what was done about it, and `trace`
-    the file that says what happened when.
+    whole call, `start_seconds` the part of it until the first replica was ready (`search_seconds` of that for finding
+    the plan, where it was not known before), `run_seconds` the rest until the last commit; `rows_per_s` is this run's
+    rows over `run_seconds`. `loaders` says how many loader processes there were, `padding` which share of the values
+    was padding, where rows differ in size. `bottleneck` is what the threads waited for, `plan` why it was run like
+    this, `memory_events` where memory ran out and what was done about it, and `trace` the file that says what happened
+    when.
     """
 
     output: str
@@ -28,6 +29,7 @@ class Summary:
     start_seconds: float
     run_seconds: float
     rows_per_s: float
+    search_seconds: float = 0.0
     rows_before: int = 0
     devices: tuple[str, ...] = ()
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class Summary:
         if self.rows_before:
             lines.append(f"{self.rows_before:,} of them were there before this run")
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
-        lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start, then {speed} rows/s")
+        searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
+        lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")
         recipe = {name: value for name, value in self.recipe.items() if name != "buckets"}
         lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
         if self.plan:

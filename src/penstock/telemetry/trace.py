@@ -61,7 +61,7 @@ class TraceWriter:
                 received=f"{path}: {error.strerror or error}",
                 hint="--trace takes the path of a file, in a folder that is there and may be written to",
             ) from None
-        self._began = began
+        self.began = began
         self._lock = threading.Lock()
         self._buffer: list[str] = []
         self._buffered = 0
@@ -138,8 +138,8 @@ class TraceWriter:
         args += f',"slot":{slot}' if slot != NONE else ""
         args += f',"device":"{device}"' if device is not None else ""
         # Both ends are rounded, not the duration: what ended when the next began still does.
-        start = round((started - self._began) * 1e9)
-        duration = round((ended - self._began) * 1e9) - start
+        start = round((started - self.began) * 1e9)
+        duration = round((ended - self.began) * 1e9) - start
         self._add(
             f'{{"ph":"X","name":{name},"cat":{_quoted(what)},"pid":{track},"tid":{thread},'
             f'"ts":{start / 1000:.3f},"dur":{duration / 1000:.3f},"args":{{{args[1:]}}}}}'
@@ -175,7 +175,7 @@ class TraceWriter:
 
     def _time(self, moment: float) -> str:
         """Microseconds since the run began."""
-        return f"{(moment - self._began) * 1e6:.3f}"
+        return f"{(moment - self.began) * 1e6:.3f}"
 
     def _add(self, event: str) -> None:
         self._buffer.append(("[\n" if self._is_first else ",\n") + event)

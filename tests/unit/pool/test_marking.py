@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from penstock.core.events import Chunk, SpanDone
 from penstock.core.records import Columns, Job, Result, Span, Timings
@@ -29,6 +30,24 @@ from penstock.pool.pipeline import Pipeline
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.transfer import send
 from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, Outlet, X, piping, spans_of
+
+LATE_S = 0.05
+
+
+class LateSlots(FreeSlots):
+    """Slots of which one is given back only while it is waited for."""
+
+    late = 0
+
+    def take(self) -> int:
+        if not self.count:
+            threading.Timer(LATE_S, self.give_back, (self.late,)).start()
+        return super().take()
+
+
+class LateMarkedSlots(MarkedSlots, LateSlots):
+    """The same, with a note of it."""
+
 
 TRACED = Job(Blocks([3, 5]), (X,), (), 4, is_traced=True)
 
@@ -78,25 +97,18 @@ def test_lane_does_not_wait_for_data_before_there_is_work() -> None:
 
 
 def test_time_of_handing_over_and_of_waiting_for_slots_is_told_apart() -> None:
-    slots = Slots.create(1, 4096)
-    free, messages = FreeSlots([0]), list[Chunk | SpanDone]()
-
-    def say(message: Chunk | SpanDone) -> None:
-        messages.append(message)
-        if isinstance(message, Chunk):
-            threading.Timer(0.05, free.give_back, (message.slot,)).start()
-
+    slots, free, messages = Slots.create(1, 4096), LateSlots([0]), list[Chunk | SpanDone]()
     result = Result(Span(7, 0, 3, ()), {"y": np.zeros((3, 4096), np.uint8)})
-    send(result, Timings(marks=[Level(SLOTS_IN_USE, 0.0, 0)]), slots, free, say)
+    send(result, Timings(marks=[Level(SLOTS_IN_USE, 0.0, 0)]), slots, free, messages.append)
     done = messages[-1]
     assert isinstance(done, SpanDone)
-    assert 0.1 <= done.timings.wait_for_slot < 0.1 + TIMEOUT_S
-    assert 0.0 < done.timings.hand_over < done.timings.wait_for_slot
     marks = [mark for mark in done.timings.marks if isinstance(mark, Mark)]
     (whole,) = [mark for mark in marks if mark.what == HAND_OVER]
-    waits = [mark for mark in marks if mark.what == WAIT_FOR_SLOT]
+    waits = [mark for mark in marks if mark.what == WAIT_FOR_SLOT and mark.end - mark.start > LATE_S / 2]
     assert (whole.span, whole.rows, whole.batch) == (7, 3, NONE)
     assert len(waits) == 2
+    assert done.timings.wait_for_slot >= sum(wait.end - wait.start for wait in waits)
+    assert done.timings.hand_over + done.timings.wait_for_slot == pytest.approx(whole.end - whole.start)
     assert all(whole.start <= wait.start <= wait.end <= whole.end for wait in waits)
     slots.close()
 
@@ -112,15 +124,13 @@ def test_result_of_a_job_that_is_not_traced_travels_without_marks() -> None:
 
 
 def test_slots_note_only_real_waits_and_only_where_asked() -> None:
-    free = MarkedSlots()
+    free = LateMarkedSlots()
     free.give_back(3)
     assert free.take() == 3
     free.span, free.marks = 5, []
-    free.give_back(1)
-    free.take()
-    threading.Timer(0.05, free.give_back, (2,)).start()
+    free.late = 2
     assert free.take() == 2
-    waits = [mark for mark in free.marks if isinstance(mark, Mark) and mark.end - mark.start > 0.01]
+    waits = [mark for mark in free.marks if isinstance(mark, Mark) and mark.end - mark.start > LATE_S / 2]
     assert [(mark.what, mark.span, mark.slot) for mark in waits] == [(WAIT_FOR_SLOT, 5, 2)]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.pool.memory import available_bytes, cgroup_rooms, oom_kills, peak_bytes, speaks_of_memory
+from penstock.core.last_words import speaks_of_memory
+from penstock.pool.memory import available_bytes, cgroup_rooms, oom_kills, peak_bytes
 
 
 def write(path: Path, text: str) -> None:
