@@ -21,6 +21,7 @@ from penstock.pool.supervisor import Launch
 _WARM = -1
 _SLOTS_OF_A_LOADER = 2
 _SPANS_AHEAD = 2
+_SLOW_S = 1.0
 _AHEAD_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 512
 _LEAST_SLOT_BYTES = 1 << 20
@@ -49,7 +50,8 @@ class LoaderFeed:
         """What one loader reads; known once the first rows are all there."""
         self.warm_chunks: list[tuple[Chunk, bytes]] = []
         self._slots: Slots | None = None
-        self._warm_rows = 0
+        self._sample: Span | None = None
+        self._is_timed_again = False
         self.slot_bytes = self.slot_count = 0
         self._policy: LoaderCount | None = None
         self._seen_at = time.monotonic()
@@ -69,8 +71,8 @@ class LoaderFeed:
             self._policy = LoaderCount(placement.loaders, placement.most_loaders)
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
         self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
-        self._warm_rows = sample.rows
-        self.pool.submit(replace(sample, index=_WARM))
+        self._sample, self._is_timed_again = replace(sample, index=_WARM), False
+        self.pool.submit(self._sample)
 
     def with_first_batch(self, prepare: Prepare) -> Prepare:
         """What a replica needs to take batches from loader processes, and to warm up with the first of them."""
@@ -181,11 +183,20 @@ class LoaderFeed:
                 self.warm_chunks.append((message, bytes(self._slots.view(message.slot, message.nbytes))))
             self.pool.release(message.slot)
         elif isinstance(message, SpanLoaded):
-            self.rows_loaded_per_s = self._warm_rows / max(message.read_s, 1e-6)
+            self._time(message.read_s)
         elif self.warm is None:
             self.warm = message
         elif slot is not None:
             self.pool.release(slot)
+
+    def _time(self, read_s: float) -> None:
+        """How fast one loader reads: the first time it also imports what it needs, so the same rows are read again."""
+        assert self._sample is not None
+        if read_s < _SLOW_S and not self._is_timed_again:
+            self._is_timed_again = True
+            self.pool.submit(self._sample)
+        else:
+            self.rows_loaded_per_s = self._sample.rows / max(read_s, 1e-6)
 
 
 def _slots_for(placement: Placement, slot_bytes: int) -> int:

@@ -176,13 +176,24 @@ def test_span_that_goes_to_another_replica_is_loaded_once_more_but_waits_once(fe
 
 
 def test_first_batch_stays_in_its_slot_and_the_rest_of_its_span_is_dropped(feed: LoaderFeed) -> None:
-    warm = filled(-1, 2)
+    feed._sample, warm = Span(-1, 0, 4, ()), filled(-1, 2)
     feed._deliver(warm)
     feed._deliver(filled(-1, 3, 1))
     feed._deliver(Chunk((-1, 1), 6, 0, 10, 10))
-    feed._deliver(SpanLoaded(-1, 2, 0.0, 0.0))
+    feed._deliver(SpanLoaded(-1, 2, 2.0, 0.0))
     assert feed.warm == warm
     assert sorted(free(feed)) == [3, 6]
+    assert feed.rows_loaded_per_s == 2.0
+
+
+def test_the_first_rows_are_read_twice_as_the_first_time_is_slow(feed: LoaderFeed) -> None:
+    feed._sample = Span(-1, 0, 4, ())
+    feed._deliver(SpanLoaded(-1, 1, 0.5, 0.0))
+    assert feed.rows_loaded_per_s is None
+    assert feed.pool.withdraw() == [feed._sample]
+    feed._deliver(SpanLoaded(-1, 1, 0.1, 0.0))
+    assert feed.rows_loaded_per_s == 40.0
+    assert feed.pool.withdraw() == []
 
 
 def test_span_that_is_finished_is_forgotten(feed: LoaderFeed) -> None:
