@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 # Plans and converted models of the tests stay out of the user's own cache, and are gone afterwards.
 os.environ["PENSTOCK_CACHE"] = _CACHE.name
+# The tests start hundreds of processes: what they import is compiled once, also where no bytecode is written otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,10 +46,26 @@ def penstock_run() -> Penstock:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models of support/make_models.py, written once for all tests."""
-    folder = tmp_path_factory.mktemp("models")
+    """A folder with the models of support/make_models.py, written once for all tests, whichever worker runs them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "models"
     script = Path(__file__).parent / "support" / "make_models.py"
-    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True, env=ENVIRONMENT)
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "all there").exists():
+            subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True, env=ENVIRONMENT)
+            (folder / "all there").touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def light_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models of support/light_models.py: for tests that are about no framework."""
+    from tests.support import light_models
+
+    folder = tmp_path_factory.mktemp("light_models")
+    light_models.write(folder)
     return folder
 
 

@@ -153,7 +153,7 @@ class _Run:
         manifest = None if task.overwrite else found
         fixed = None
         if manifest is not None:
-            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights)
+            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
         around = Surroundings(self._log, self._stop, self._progress.note, task.is_verbose)
         started = starting.start(task.model, task.source, task.options, self._meter, around, fixed=fixed)
@@ -309,6 +309,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
         weights=started.signature.weights,
         max_failures=task.options.max_failures,
         part_rows=part_rows if started.is_streamed else None,
+        split=started.split,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from penstock import placing, registry, shapes, steps
 from penstock.binding import bind, prefer_floats
 from penstock.core import batching, division, mapping, tuning
+from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.events import Prepared
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source
@@ -51,7 +52,8 @@ _LEARN_ROWS = 16
 _BATCHES_ON_THE_HOST = 8
 """Being read, waiting, being copied: about as many are in memory at the same time."""
 CHECKED_ROWS = 64
-"""How many answers are compared with those of the model's own framework, where that is asked for."""
+"""How many answers are compared with those of the model's own framework, where that is asked for: as many as one batch
+has of them, and of small batches more than one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,15 @@ class Fixed:
     bindings: tuple[Binding, ...]
     sample: Span
     weights: str | None
+    split: tuple[int, int] | None = None
+    """Replicas on each device, and batches in flight in each."""
+
+    @property
+    def choice(self) -> Choice | None:
+        if self.split is None:
+            return None
+        recipe = self.recipe
+        return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *self.split, recipe.precision)
 
 
 @dataclass
@@ -106,11 +117,19 @@ class Started:
         """Whether the spans come as they come: their number is not known, and they cannot be read again."""
         return not getattr(self.source, "is_resumable", True)
 
+    @property
+    def split(self) -> tuple[int, int]:
+        """Replicas on each device, and batches in flight in each."""
+        first, *_ = devices = self.placement.devices
+        return sum(each.kind == "cpu" or each.uuid == first.uuid for each in devices), self.placement.lanes
+
     def divide(self, part_rows: int | None = None) -> Iterator[Span]:
         """Every span of the input."""
         input_bytes = sum(binding.row_bytes for binding in shapes.sized(self.job.bindings, self.job.buckets))
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
-        rows = division.rows_per_span(self.job.batch_size, input_bytes, output_bytes, part_rows)
+        rows = division.rows_per_span(
+            self.job.batch_size, input_bytes, output_bytes, part_rows, self.prepared.rows_loaded_per_s
+        )
         return iter(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
 
     def rows_per_second(self) -> float:
@@ -143,8 +162,8 @@ def start(
         placement = placing.embedded_placement(model)
         engine: Engine = EmbeddedEngine(model.replicas, placement, meter.observe, around.stop, around.note)
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
-    wanted = fixed.recipe.runtime if fixed else choice.runtime if choice else options.runtime
-    recipe = fixed.recipe if fixed else None
+    recipe, choice = (fixed.recipe, fixed.choice) if fixed else (None, choice)
+    wanted = recipe.runtime if recipe else choice.runtime if choice else options.runtime
     source, shared = _share(source)
     descriptors = (shared.descriptor,) if shared is not None else ()
 
@@ -246,15 +265,18 @@ def _decide(
         is_decided = fixed is not None or choice is not None or options.batch_size is not None
         if not is_decided and signature.fixed_batch is None and kind == "cpu":
             job = _bearable(engine, job, placement)
-        sample = fixed.sample if fixed else _first_rows(source, job.batch_size)
-        prepared = engine.prepare(job, placement, sample, max(answers_rows, CHECKED_ROWS if options.check else 0))
+        answers_rows = max(answers_rows, CHECKED_ROWS if options.check else 0)
+        sample_rows = max(job.batch_size, ENOUGH_ROWS) if answers_rows else job.batch_size
+        sample = fixed.sample if fixed else _first_rows(source, sample_rows)
+        prepared = engine.prepare(job, placement, sample, answers_rows)
         runtime, threads = runtime_and_threads
         recipe = Recipe(runtime, kind, job.batch_size, threads, options.precision, buckets)
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
         notes = signature.notes
-        if fixed is None and options.batch_size is not None and batch_size < options.batch_size:
-            wanted = f"--batch-size {options.batch_size:,}"
-            notes += (f"{wanted} is more than the memory of this machine holds: batches of {batch_size:,}",)
+        asked = options.batch_size
+        if fixed is None and asked is not None and batch_size < min(asked, _no_larger_than(source, asked)):
+            told = f"--batch-size {asked:,} is more than the memory of this machine holds: batches of {batch_size:,}"
+            notes += (told,)
         return Started(
             engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=notes
         )
@@ -268,7 +290,10 @@ def _bearable(engine: Engine, job: Job, placement: Placement) -> Job:
     few = replace(job, batch_size=tuning.TRIED_ROWS)
     if job.batch_size <= 2 * few.batch_size or not getattr(job.source, "is_resumable", True):
         return job
-    few_s = engine.prepare(few, placement, _first_rows(job.source, few.batch_size)).batch_seconds
+    try:
+        few_s = engine.prepare(few, placement, _first_rows(job.source, few.batch_size)).batch_seconds
+    except ModelError:
+        return job  # it rejects these few rows: a whole batch tells more
     return replace(job, batch_size=tuning.bearable_size(job.batch_size, few_s))
 
 
@@ -285,7 +310,7 @@ def choose_batch_size(
         return signature.fixed_batch
     row_bytes = sum(binding.row_bytes for binding in bindings)
     if options.batch_size is not None:
-        return min(options.batch_size, _most_on_the_host(row_bytes, options))
+        return min(_no_larger_than(source, options.batch_size), _most_on_the_host(row_bytes, options))
     has_images = any(len(binding.shape) >= 3 for binding in bindings)
     bounds = batching.IMAGES_ON_A_CPU if has_images and device_kind == "cpu" else ()
     most = batching.most_rows_of_outputs(_output_bytes(signature, options))
@@ -300,7 +325,7 @@ def _most_on_the_host(row_bytes: int, options: PredictOptions) -> int:
 
 
 def _no_larger_than(source: Source, size: int) -> int:
-    """A batch size that was planned for a long job; for a short one no more than holds its rows."""
+    """A batch size that was asked or planned for; of few rows no more than holds them all."""
     rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
     return min(size, 1 << max(0, rows - 1).bit_length())
 

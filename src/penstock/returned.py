@@ -119,16 +119,17 @@ def _bearable(live: LiveModel, job: Job) -> int:
     """The batch size by the rule of thumb, or a smaller one of a model that would be busy with it for long."""
     if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
         return job.batch_size
-    if live.few_s is None:
-        few = replace(job, batch_size=tuning.TRIED_ROWS)
-        batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
+    few = replace(job, batch_size=tuning.TRIED_ROWS)
+    batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
+    shapes = tuple(array.shape for array in batch.arrays.values())
+    if shapes not in live.few_s:
         # What a model rejects is told by the run itself.
         with contextlib.suppress(Exception):
             for _ in range(2):
                 began = time.perf_counter()
                 live.replicas[0].predict(dict(batch.arrays))
-                live.few_s = time.perf_counter() - began
-    return tuning.bearable_size(job.batch_size, live.few_s or 0.0)
+                live.few_s[shapes] = time.perf_counter() - began
+    return tuning.bearable_size(job.batch_size, live.few_s.get(shapes, 0.0))
 
 
 def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any]:

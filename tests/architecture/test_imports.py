@@ -75,7 +75,7 @@ def test_unit_tests_load_no_framework() -> None:
     """What the fence in tests/unit/conftest.py cannot see: imports at the top of the test modules."""
     code = (
         "import sys, pytest\n"
-        "status = pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', 'tests/unit'])\n"
+        "status = pytest.main(['--collect-only', '-qq', '--assert=plain', '-p', 'no:cacheprovider', 'tests/unit'])\n"
         "assert status == 0, status"
     )
     assert not loaded_after(code) & FRAMEWORKS

@@ -20,11 +20,11 @@ from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_comma
 
 
 @pytest.fixture(scope="module")
-def finished(models: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(light_models: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished job of several parts."""
     output = tmp_path_factory.mktemp("finished") / "out"
     subprocess.run(
-        penstock_command("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
+        penstock_command("predict", light_models / "digits.onnx", digits, "--output", output,
                          "--part-rows", 6000, "--keep", "name", "--quiet"),
         check=True, env=ENVIRONMENT,
     )  # fmt: skip
@@ -40,19 +40,20 @@ def test_pandas_pyarrow_duckdb_and_polars_open_the_folder_in_order(finished: Pat
     assert pl.scan_parquet(finished / "*.parquet").collect()["row"].to_list() == rows
 
 
-def test_finished_job_is_not_redone(models: Path, digits: Path, penstock_run: Penstock, finished: Path) -> None:
+def test_finished_job_is_not_redone(light_models: Path, digits: Path, penstock_run: Penstock, finished: Path) -> None:
     before = {name: os.stat(finished / name).st_mtime_ns for name in os.listdir(finished)}
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", finished, "--runtime", "jax",
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", finished,
                        "--part-rows", 6000, "--keep", "name")  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "nothing was redone" in ran.stdout
     assert {name: os.stat(finished / name).st_mtime_ns for name in os.listdir(finished)} == before
 
 
-def test_another_job_is_refused_and_overwrite_replaces_it(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_another_job_is_refused_and_overwrite_replaces_it(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
     np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
-    arguments = ["predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out",
-                 "--runtime", "jax", "--json"]  # fmt: skip
+    arguments = ["predict", light_models / "digits.onnx", tmp_path / "x.npy", "--output", tmp_path / "out", "--json"]
     assert summary_of(penstock_run(*arguments))["rows"] == 50
     ran = penstock_run(*arguments, "--batch-size", 16)
     assert ran.returncode == 7
@@ -63,10 +64,9 @@ def test_another_job_is_refused_and_overwrite_replaces_it(models: Path, penstock
     assert penstock.status(tmp_path / "out")["recipe"]["batch_size"] == 16
 
 
-def test_changed_input_is_another_job(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_changed_input_is_another_job(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
-    arguments = ["predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out",
-                 "--runtime", "jax"]  # fmt: skip
+    arguments = ["predict", light_models / "digits.onnx", tmp_path / "x.npy", "--output", tmp_path / "out"]
     assert penstock_run(*arguments).returncode == 0
     np.save(tmp_path / "x.npy", np.zeros((60, 64), np.uint8))
     ran = penstock_run(*arguments)
@@ -75,11 +75,11 @@ def test_changed_input_is_another_job(models: Path, penstock_run: Penstock, tmp_
 
 
 def test_status_while_running_and_after(
-    models: Path, digits: Path, penstock_run: Penstock, finished: Path, tmp_path: Path
+    light_models: Path, digits: Path, penstock_run: Penstock, finished: Path, tmp_path: Path
 ) -> None:
     assert "finished: 20,000 of 20,000 rows" in penstock_run("status", finished).stdout
     output = tmp_path / "out"
-    command = penstock_command("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
+    command = penstock_command("predict", light_models / "slow_digits.onnx", digits, "--output", output,
                                "--batch-size", 32, "--part-rows", 1000)  # fmt: skip
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     while journal_length(output) < 1 and process.poll() is None:
@@ -136,19 +136,18 @@ def test_devices_say_which_runtimes_can_use_them(penstock_run: Penstock) -> None
     assert all(verdict.startswith(("yes", "no: ")) for device in found for verdict in device["runtimes"].values())
 
 
-def test_dry_run_writes_nothing(models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--dry-run",
-                       "--runtime", "jax")  # fmt: skip
+def test_dry_run_writes_nothing(light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--dry-run")
     assert ran.returncode == 0, ran.stderr
     assert "would read 20,000 rows of 4 files" in ran.stdout
     assert not (tmp_path / "out").exists()
 
 
 def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--json",
-                       "--format", "npy", "--runtime", "jax")  # fmt: skip
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--json",
+                       "--format", "npy")  # fmt: skip
     summary = summary_of(ran)
     assert summary["rows"] == 20_000
     assert summary["seconds"] >= summary["start_seconds"] + summary["run_seconds"] - 0.01

@@ -28,25 +28,25 @@ def check(ran: object, code: int, *texts: str) -> None:
     assert stderr.count("error:") == 1
 
 
-def test_no_such_input(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", models / "digits.keras", tmp_path / "nowhere", "--output", tmp_path / "out")
+def test_no_such_input(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", tmp_path / "nowhere", "--output", tmp_path / "out")
     check(ran, 5, "no such file or folder", "nowhere")
     assert not (tmp_path / "out").exists()
 
 
-def test_glob_without_a_match(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", models / "digits.keras", tmp_path / "*.parquet", "--output", tmp_path / "out")
+def test_glob_without_a_match(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", tmp_path / "*.parquet", "--output", tmp_path / "out")
     check(ran, 5, "the glob matches no file")
 
 
-def test_unknown_format(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_unknown_format(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
-    ran = penstock_run("predict", models / "digits.keras", tmp_path / "rows.xlsx", "--output", tmp_path / "out")
+    ran = penstock_run("predict", light_models / "digits.onnx", tmp_path / "rows.xlsx", "--output", tmp_path / "out")
     check(ran, 5, "unknown format", "rows.xlsx", ".parquet")
 
 
 @pytest.mark.parametrize("name", ["empty.npy", "empty.parquet", "empty.csv", "empty.jsonl"])
-def test_empty_input(models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
+def test_empty_input(light_models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name.endswith("npy"):
         np.save(path, np.empty((0, 64), np.uint8))
@@ -54,16 +54,14 @@ def test_empty_input(models: Path, penstock_run: Penstock, tmp_path: Path, name:
         pq.write_table(pa.table({"x": pa.array([], pa.float32())}), path)
     else:
         path.write_text("x\n" if name.endswith("csv") else "", encoding="utf-8")
-    ran = penstock_run(
-        "predict", models / "two_signatures", path, "--signature", "double", "--output", tmp_path / "out"
-    )
+    ran = penstock_run("predict", light_models / "double.onnx", path, "--output", tmp_path / "out")
     assert ran.returncode == 5, ran.stderr
     assert name in ran.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["cut.npy", "cut.parquet", "cut.npz"])
-def test_truncated_file_is_named(models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
+def test_truncated_file_is_named(light_models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
     path, x = tmp_path / name, np.ones((1000, 64), np.uint8)
     if name.endswith("npy"):
         np.save(path, x)
@@ -73,34 +71,28 @@ def test_truncated_file_is_named(models: Path, penstock_run: Penstock, tmp_path:
         pq.write_table(pa.table({"x": x[:, 0]}), path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    ran = penstock_run("predict", models / "digits.keras", path, "--output", tmp_path / "out")
+    ran = penstock_run("predict", light_models / "digits.onnx", path, "--output", tmp_path / "out")
     check(ran, 5, name, "damaged")
 
 
-def test_missing_column(models: Path, penstock_run: Penstock, digits: Path, tmp_path: Path) -> None:
+def test_missing_column(light_models: Path, penstock_run: Penstock, digits: Path, tmp_path: Path) -> None:
     ran = penstock_run(
-        "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--input", "pixels=pixel",
-        "--runtime", "jax",
-    )  # fmt: skip
+        "predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--input", "pixels=pixel"
+    )
     check(ran, 5, "no such column", "did you mean 'pixels'?")
     assert not (tmp_path / "out").exists()
 
 
-def test_ambiguous_columns(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_ambiguous_columns(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     x = np.ones((10, 4), "f4")
     np.savez(tmp_path / "rows.npz", first=x, second=x)
-    ran = penstock_run(
-        "predict", models / "two_signatures", tmp_path / "rows.npz", "--signature", "double",
-        "--output", tmp_path / "out",
-    )  # fmt: skip
+    ran = penstock_run("predict", light_models / "double.onnx", tmp_path / "rows.npz", "--output", tmp_path / "out")
     check(ran, 5, "several columns could feed", "first, second", "--input x=first")
 
 
-def test_wrong_shape(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_wrong_shape(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((10, 63), np.uint8))
-    ran = penstock_run(
-        "predict", models / "digits.keras", tmp_path / "x.npy", "--output", tmp_path / "out", "--runtime", "jax"
-    )
+    ran = penstock_run("predict", light_models / "digits.onnx", tmp_path / "x.npy", "--output", tmp_path / "out")
     check(ran, 5, "uint8[63]", "float32[64]")
 
 
@@ -117,7 +109,7 @@ def test_model_that_is_not_there(x_npy: Path, penstock_run: Penstock, tmp_path: 
     check(penstock_run("predict", "no_module:build", x_npy, "--output", tmp_path / "out"), 6, "no such module")
 
 
-def test_model_that_does_not_load(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_model_that_does_not_load(x_npy: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     (tmp_path / "bad.keras").write_bytes(b"not a zip")
     ran = penstock_run("predict", tmp_path / "bad.keras", x_npy, "--output", tmp_path / "out")
     check(ran, 6, "damaged")
@@ -138,47 +130,49 @@ def test_framework_that_is_not_installed(x_npy: Path, models: Path, penstock_run
     check(ran, 8, "torch is not installed", "pip install 'penstock[torch]'")
 
 
-def test_gpu_that_is_not_there(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", "--devices", "gpu:77")
+def test_gpu_that_is_not_there(x_npy: Path, light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    ran = penstock_run(
+        "predict", light_models / "digits.onnx", x_npy, "--output", tmp_path / "out", "--devices", "gpu:77"
+    )
     check(ran, 8, "there is no such GPU", "penstock devices")
 
 
 @pytest.mark.parametrize(
     ("flag", "value"), [("--devices", "tpu"), ("--threads", "many"), ("--batch-size", "0"), ("--input", "x")]
 )
-def test_usage(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path, flag: str, value: str) -> None:
-    ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", flag, value)
+def test_usage(x_npy: Path, light_models: Path, penstock_run: Penstock, tmp_path: Path, flag: str, value: str) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", tmp_path / "out", flag, value)
     check(ran, 2, "received:", "allowed:")
 
 
-def test_without_output_it_says_what_it_would_write(x_npy: Path, models: Path, penstock_run: Penstock) -> None:
-    ran = penstock_run("predict", models / "digits.keras", x_npy, "--runtime", "jax")
+def test_without_output_it_says_what_it_would_write(x_npy: Path, light_models: Path, penstock_run: Penstock) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", x_npy)
     check(ran, 2, "--output is missing")
     assert "would write" in ran.stdout
     assert "digit float32[10]" in ran.stdout
 
 
-def test_foreign_folder_is_left_alone(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_foreign_folder_is_left_alone(x_npy: Path, light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("precious", encoding="utf-8")
     for more in ([], ["--overwrite"]):
-        ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", folder, *more)
+        ran = penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", folder, *more)
         check(ran, 7, "not empty", "thesis.txt")
     assert os.listdir(folder) == ["thesis.txt"]
 
 
-def test_locked_folder(x_npy: Path, models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_locked_folder(x_npy: Path, light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     folder = tmp_path / "out" / "_penstock"
     folder.mkdir(parents=True)
     with open(folder / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ran = penstock_run("predict", models / "digits.keras", x_npy, "--output", tmp_path / "out", "--overwrite")
+        ran = penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", tmp_path / "out", "--overwrite")
         check(ran, 7, "locked by a run that is alive")
 
 
-def test_output_that_is_a_file(x_npy: Path, models: Path, penstock_run: Penstock) -> None:
-    check(penstock_run("predict", models / "digits.keras", x_npy, "--output", x_npy), 7, "not a folder")
+def test_output_that_is_a_file(x_npy: Path, light_models: Path, penstock_run: Penstock) -> None:
+    check(penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", x_npy), 7, "not a folder")
 
 
 def test_status_and_resume_of_a_folder_without_a_job(penstock_run: Penstock, tmp_path: Path) -> None:
@@ -187,10 +181,10 @@ def test_status_and_resume_of_a_folder_without_a_job(penstock_run: Penstock, tmp
 
 
 def test_column_called_row_is_refused_with_the_flag_that_renames(
-    models: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "rows.npz", x=np.ones((5, 4), "f4"), row=np.arange(5))
-    arguments = ["predict", models / "two_signatures", tmp_path / "rows.npz", "--signature", "double",
-                 "--output", tmp_path / "out", "--keep", "row"]  # fmt: skip
+    arguments = ["predict", light_models / "double.onnx", tmp_path / "rows.npz", "--output", tmp_path / "out",
+                 "--keep", "row"]  # fmt: skip
     check(penstock_run(*arguments), 2, "'row'", "--rename row=NEW")
     assert penstock_run(*arguments, "--rename", "row=original_row").returncode == 0

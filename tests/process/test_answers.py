@@ -27,14 +27,16 @@ def whole(models: Path, digits: Path, penstock_run: Penstock, tmp_path_factory: 
     return np.stack(read_rows(out)["digit"].to_numpy(zero_copy_only=False))
 
 
-@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+@pytest.mark.parametrize(
+    ("runtime", "more"), [("tensorflow", ["--devices", "cpu:2"]), ("jax", ["--check"])], ids=["tensorflow", "jax"]
+)
 def test_the_best_classes_with_their_scores_and_names(
-    models: Path, digits: Path, whole: np.ndarray, penstock_run: Penstock, tmp_path: Path, runtime: str
+    models: Path, digits: Path, whole: np.ndarray, penstock_run: Penstock, tmp_path: Path, runtime: str, more: list[str]
 ) -> None:
     (tmp_path / "labels.txt").write_text("\n".join(LABELS) + "\n", encoding="utf-8")
     ran = penstock_run(
         "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", runtime,
-        "--threads", "1", "--top-k", "3", "--labels", tmp_path / "labels.txt", "--devices", "cpu:2", "--check",
+        "--threads", "1", "--top-k", "3", "--labels", tmp_path / "labels.txt", *more,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     table = read_rows(tmp_path / "out")
@@ -72,9 +74,9 @@ def test_one_output_of_several(models: Path, penstock_run: Penstock, tmp_path: P
     ],
 )
 def test_what_the_model_does_not_give_is_told(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, options: list[str], told: str
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, options: list[str], told: str
 ) -> None:
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", *options)
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", *options)
     assert ran.returncode == 2
     assert told in ran.stderr
     assert not (tmp_path / "out").exists()
@@ -94,14 +96,14 @@ def test_a_check_that_fails_names_output_row_and_values(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_resumed_job_keeps_what_it_was_asked_to_keep(models: Path, digits: Path, tmp_path: Path) -> None:
+def test_a_resumed_job_keeps_what_it_was_asked_to_keep(light_models: Path, digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    penstock.predict(models / "digits.keras", str(digits), output=out, top_k=2, labels=LABELS, progress=False)
+    penstock.predict(light_models / "digits.onnx", str(digits), output=out, top_k=2, labels=LABELS, progress=False)
     request = json.loads((out / "_penstock" / "manifest.json").read_text())["request"]
     assert (request["top_k"], request["labels"]) == (2, LABELS)
     assert penstock.resume(out, progress=False).rows == 20_000
     with pytest.raises(penstock.PenstockError, match="another job"):
-        penstock.predict(models / "digits.keras", str(digits), output=out, top_k=3, labels=LABELS, progress=False)
+        penstock.predict(light_models / "digits.onnx", str(digits), output=out, top_k=3, labels=LABELS, progress=False)
 
 
 def test_labels_without_classes_are_refused() -> None:

@@ -106,6 +106,7 @@ def test_on_several_devices_of_tensorflow(tmp_path: Path) -> None:
     compare(tmp_path, {"KERAS_BACKEND": "tensorflow", "EXPECT_DEVICES": "3"}, split)
 
 
+@pytest.mark.slow
 def test_on_several_devices_of_jax(tmp_path: Path) -> None:
     flags = "--xla_force_host_platform_device_count=3"
     compare(tmp_path, {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "EXPECT_DEVICES": "3"})

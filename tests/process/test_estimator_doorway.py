@@ -70,7 +70,7 @@ def test_checkpoints_are_those_that_the_original_wrote(old: tuple[Path, Told]) -
     assert state.startswith('model_checkpoint_path: "model.ckpt-200"'), "the paths in it are relative"
 
 
-@pytest.mark.parametrize("receiver", ["raw", "parsing"])
+@pytest.mark.parametrize("receiver", [pytest.param("raw", marks=pytest.mark.slow), "parsing"])
 def test_penstock_predicts_from_its_exports_what_the_estimator_predicts(
     old: tuple[Path, Told], penstock_run: Penstock, tmp_path: Path, receiver: str
 ) -> None:

@@ -43,6 +43,21 @@ def build():
     inputs = keras.Input((4,), name="x")
     return keras.Model(inputs, Slow(name="y")(inputs))
 
+def refuse(x):
+    if (x < 0).any():
+        raise ValueError("a negative number")
+    return 2 * x
+
+class Picky(Slow):
+    def call(self, x):
+        out = tf.numpy_function(refuse, [x], tf.float32)
+        out.set_shape(x.shape)
+        return out
+
+def build_picky():
+    inputs = keras.Input((4,), name="x")
+    return keras.Model(inputs, Picky(name="y")(inputs))
+
 def lift(columns):
     return {"x": columns["data"] + 1}
 """
@@ -73,7 +88,11 @@ def run(place: Path, command: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "options", [("--input", "x=data"), ("--preprocess", "slow:lift")], ids=["by threads", "by loader processes"]
+    "options",
+    [
+        pytest.param(("--input", "x=data"), id="by threads", marks=pytest.mark.slow),
+        pytest.param(("--preprocess", "slow:lift"), id="by loader processes"),
+    ],
 )
 def test_batches_are_smaller_than_by_the_rule_of_thumb(place: Path, options: tuple[str, ...]) -> None:
     said = run(
@@ -92,3 +111,17 @@ def test_batches_are_smaller_than_by_the_rule_of_thumb(place: Path, options: tup
 
 def test_live_models_get_smaller_batches_too(place: Path) -> None:
     run(place, [sys.executable, "-c", LIVE])
+
+
+def test_a_model_that_rejects_the_few_rows_is_judged_by_a_whole_batch(place: Path) -> None:
+    x = np.load(place / "x.npy")
+    x[:40] = -1
+    np.save(place / "x.npy", x)
+    command = penstock_command(
+        "predict", "slow:build_picky", "x.npy", "--input", "x=data", "--output", place / "out", "--runtime",
+        "tensorflow", "--plan", "off", "--max-failures", 0.5,
+    )  # fmt: skip
+    environment = ENVIRONMENT | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(place)}
+    ran = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert ran.returncode == 3, ran.stderr
+    assert read_rows(place / "out").column("row").to_pylist() == list(range(40, ROWS))

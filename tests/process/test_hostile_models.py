@@ -147,8 +147,12 @@ import json, os, sys
 from penstock.core.records import ModelFile
 from penstock.errors import PenstockError
 from penstock.runtimes.frozen_graph import load as load_graph
+from penstock.runtimes.lean_imports import lean_imports
 if sys.argv[1] == "tf_keras":
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
+with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):
+    __import__(sys.argv[1])
+if sys.argv[1] == "tf_keras":
     from penstock.runtimes.legacy_keras import load_tf_keras_model as load
 else:
     from penstock.runtimes.keras_loading import load_keras_model as load

@@ -17,12 +17,16 @@ from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_comma
 ROWS = 20_000
 
 
-def start_predict(models: Path, digits: Path, output: Path, *more: object) -> subprocess.Popen[str]:
+def predict_arguments(light_models: Path, digits: Path, output: Path) -> list[object]:
     """A run of many small parts, slow enough to be hit in the middle."""
-    command = penstock_command(
-        "predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax", "--threads", 1,
-        "--batch-size", 32, "--part-rows", 1000, *more,
-    )  # fmt: skip
+    return [
+        "predict", light_models / "slow_digits.onnx", digits, "--output", output, "--threads", 1, "--batch-size", 32,
+        "--part-rows", 1000,
+    ]  # fmt: skip
+
+
+def start_predict(light_models: Path, digits: Path, output: Path, *more: object) -> subprocess.Popen[str]:
+    command = penstock_command(*predict_arguments(light_models, digits, output), *more)
     return subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -42,9 +46,9 @@ def assert_all_rows(output: Path) -> None:
     assert read_rows(output).column("row").to_pylist() == list(range(ROWS))
 
 
-def test_killed_replica_loses_no_row(models: Path, digits: Path, tmp_path: Path) -> None:
+def test_killed_replica_loses_no_row(light_models: Path, digits: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    process = start_predict(models, digits, output, "--devices", "cpu:2")
+    process = start_predict(light_models, digits, output, "--devices", "cpu:2")
     wait_for(lambda: journal_length(output) >= 2, process)
     replicas_of(process)[0].kill()
     _, errors = process.communicate(timeout=120)
@@ -53,9 +57,11 @@ def test_killed_replica_loses_no_row(models: Path, digits: Path, tmp_path: Path)
     assert "was killed by SIGKILL" in (output / "_penstock" / "log.txt").read_text()
 
 
-def test_killed_coordinator_leaves_no_process_and_no_shared_memory(models: Path, digits: Path, tmp_path: Path) -> None:
+def test_killed_coordinator_leaves_no_process_and_no_shared_memory(
+    light_models: Path, digits: Path, tmp_path: Path
+) -> None:
     before = set(os.listdir("/dev/shm"))
-    process = start_predict(models, digits, tmp_path / "out", "--devices", "cpu:2")
+    process = start_predict(light_models, digits, tmp_path / "out", "--devices", "cpu:2")
     wait_for(lambda: journal_length(tmp_path / "out") >= 1, process)
     children = replicas_of(process)
     assert children
@@ -67,10 +73,10 @@ def test_killed_coordinator_leaves_no_process_and_no_shared_memory(models: Path,
 
 
 def test_interrupt_commits_what_is_in_flight_and_can_be_resumed(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    process = start_predict(models, digits, output, "--devices", "cpu:1")
+    process = start_predict(light_models, digits, output, "--devices", "cpu:1")
     wait_for(lambda: journal_length(output) >= 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -87,10 +93,10 @@ def test_interrupt_commits_what_is_in_flight_and_can_be_resumed(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_second_signal_stops_at_once(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, number: signal.Signals, code: int
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     output = tmp_path / "out"
-    process = start_predict(models, digits, output, "--devices", "cpu:1")
+    process = start_predict(light_models, digits, output, "--devices", "cpu:1")
     wait_for(lambda: journal_length(output) >= 1, process)
     process.send_signal(number)
     time.sleep(0.05)
@@ -98,8 +104,7 @@ def test_second_signal_stops_at_once(
     _, errors = process.communicate(timeout=30)
     # The first may have been enough, if nothing was in flight.
     assert process.returncode == code, errors
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax",
-                       "--threads", 1, "--batch-size", 32, "--part-rows", 1000)  # fmt: skip
+    ran = penstock_run(*predict_arguments(light_models, digits, output))
     assert ran.returncode == 0, ran.stderr
     assert_all_rows(output)
 

@@ -220,6 +220,7 @@ def rows_of(path: Path, column: str) -> np.ndarray[Any, Any]:
     return np.stack(read_rows(path).column(column).to_numpy())
 
 
+@pytest.mark.slow
 def test_keras_1_from_the_shell(legacy: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     given = np.load(legacy / "graph.npz")
     np.savez(tmp_path / "rows.npz", a=given["a"], b=given["b"])

@@ -54,9 +54,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(models: Path, output: Path, *more: object) -> list[str]:
+def command(light_models: Path, output: Path, *more: object) -> list[str]:
     return penstock_command(
-        "predict", models / "colour.keras", "photos", "--output", output, "--runtime", "jax", "--image-size", "32x32",
+        "predict", light_models / "colour.onnx", "photos", "--output", output, "--image-size", "32x32",
         "--batch-size", 16, "--part-rows", 32, "--json", *more,
     )  # fmt: skip
 
@@ -74,11 +74,11 @@ def failures_in(output: Path) -> dict[int, dict[str, str]]:
 
 
 def test_user_function_that_raises_exits_crashes_or_hangs_fails_its_row_alone(
-    models: Path, place: Path, tmp_path: Path
+    light_models: Path, place: Path, tmp_path: Path
 ) -> None:
     more = ["--preprocess", "functions:faulty", "--row-timeout", 4, "--limit", 60]
     ran = subprocess.run(
-        command(models, tmp_path / "out", *more),
+        command(light_models, tmp_path / "out", *more),
         capture_output=True,
         text=True,
         cwd=place,
@@ -108,10 +108,10 @@ def test_user_function_that_raises_exits_crashes_or_hangs_fails_its_row_alone(
     ],
 )
 def test_wrong_answers_of_the_user_function_fail_their_row_alone(
-    models: Path, place: Path, tmp_path: Path, options: list[str], row: int, words: str
+    light_models: Path, place: Path, tmp_path: Path, options: list[str], row: int, words: str
 ) -> None:
     ran = subprocess.run(
-        command(models, tmp_path / "out", "--limit", 60, *options),
+        command(light_models, tmp_path / "out", "--limit", 60, *options),
         capture_output=True, text=True, cwd=place, env=ENVIRONMENT, check=False,
     )  # fmt: skip
     assert ran.returncode == 3, ran.stderr
@@ -120,10 +120,10 @@ def test_wrong_answers_of_the_user_function_fail_their_row_alone(
     assert words in failures[row]["reason"]
 
 
-def test_killed_loaders_lose_no_row_and_fail_none(models: Path, place: Path, tmp_path: Path) -> None:
+def test_killed_loaders_lose_no_row_and_fail_none(light_models: Path, place: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = subprocess.Popen(
-        command(models, output, "--preprocess", "functions:slow", "--loaders", 2),
+        command(light_models, output, "--preprocess", "functions:slow", "--loaders", 2),
         cwd=place, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     generator = random.Random(1)
@@ -142,10 +142,10 @@ def test_killed_loaders_lose_no_row_and_fail_none(models: Path, place: Path, tmp
     assert_colours(read_rows(output))
 
 
-def test_killed_replicas_that_loaders_feed_lose_no_row(models: Path, place: Path, tmp_path: Path) -> None:
+def test_killed_replicas_that_loaders_feed_lose_no_row(light_models: Path, place: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = subprocess.Popen(
-        command(models, output, "--preprocess", "functions:slow", "--loaders", 2, "--devices", "cpu:2"),
+        command(light_models, output, "--preprocess", "functions:slow", "--loaders", 2, "--devices", "cpu:2"),
         cwd=place, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     kills = 0
@@ -164,12 +164,12 @@ def test_killed_replicas_that_loaders_feed_lose_no_row(models: Path, place: Path
 
 
 def test_killed_coordinator_leaves_no_loader_and_no_shared_memory(
-    models: Path, place: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, place: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     before = set(os.listdir("/dev/shm"))
     output = tmp_path / "out"
     process = subprocess.Popen(
-        command(models, output, "--preprocess", "functions:slow", "--loaders", 2),
+        command(light_models, output, "--preprocess", "functions:slow", "--loaders", 2),
         cwd=place, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     journal = output / "_penstock" / "journal"
@@ -190,10 +190,10 @@ def test_killed_coordinator_leaves_no_loader_and_no_shared_memory(
     assert read_rows(output).column("row").to_pylist() == list(range(400))
 
 
-def test_same_bits_from_one_loader_and_three(models: Path, place: Path, tmp_path: Path) -> None:
+def test_same_bits_from_one_loader_and_three(light_models: Path, place: Path, tmp_path: Path) -> None:
     for loaders in (1, 3):
         ran = subprocess.run(
-            command(models, tmp_path / str(loaders), "--loaders", loaders, "--threads", 1),
+            command(light_models, tmp_path / str(loaders), "--loaders", loaders, "--threads", 1),
             capture_output=True, text=True, cwd=place, env=ENVIRONMENT, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr

@@ -26,7 +26,10 @@ def write_table(path: Path, **columns: Any) -> Path:
 def keras_answers(model: Path, script: str, tmp_path: Path) -> dict[str, Any]:
     """What Keras itself predicts, from a process of its own: `script` sets `answers`."""
     code = (
-        "import os, sys, json, keras, numpy as np, pyarrow.parquet as pq\n"
+        "import json, numpy as np\n"
+        "from penstock.core.records import ModelFile\n"
+        "from penstock.runtimes.lean_imports import lean_imports\n"
+        "with lean_imports(ModelFile('keras', '', '', ()), 'tensorflow'): import keras\n"
         f"model = keras.saving.load_model({str(model)!r})\n{script}\n"
         "print('ANSWERS' + json.dumps({k: np.asarray(v).tolist() for k, v in answers.items()}))"
     )
@@ -38,27 +41,34 @@ def keras_answers(model: Path, script: str, tmp_path: Path) -> dict[str, Any]:
     return answers
 
 
-@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
-def test_several_inputs_and_outputs_by_column_names(
-    models: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
-) -> None:
+@pytest.fixture(scope="module")
+def two_by_two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A table of what two_by_two.keras takes, and what Keras predicts from it."""
+    folder = tmp_path_factory.mktemp("two_by_two")
     left, right = RNG.normal(size=(500, 4)).astype("f4"), RNG.normal(size=(500, 3)).astype("f4")
     columns: dict[str, Any] = {f"l{i}": left[:, i] for i in range(4)}
     columns["side"] = pa.FixedSizeListArray.from_arrays(pa.array(right.reshape(-1)), 3)
-    write_table(tmp_path / "rows.parquet", **columns)
+    np.save(folder / "left.npy", left)
+    np.save(folder / "right.npy", right)
+    expected = keras_answers(
+        models / "two_by_two.keras",
+        "answers = model.predict({'left': np.load('left.npy'), 'right': np.load('right.npy')}, verbose=0)",
+        folder,
+    )
+    return write_table(folder / "rows.parquet", **columns), expected
+
+
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+def test_several_inputs_and_outputs_by_column_names(
+    models: Path, penstock_run: Penstock, two_by_two: tuple[Path, dict[str, Any]], tmp_path: Path, runtime: str
+) -> None:
+    rows, expected = two_by_two
     ran = penstock_run(
-        "predict", models / "two_by_two.keras", tmp_path / "rows.parquet", "--output", tmp_path / "out",
+        "predict", models / "two_by_two.keras", rows, "--output", tmp_path / "out",
         "--input", "left=l*", "--input", "right=side", "--runtime", runtime,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     table = read_rows(tmp_path / "out")
-    np.save(tmp_path / "left.npy", left)
-    np.save(tmp_path / "right.npy", right)
-    expected = keras_answers(
-        models / "two_by_two.keras",
-        "answers = model.predict({'left': np.load('left.npy'), 'right': np.load('right.npy')}, verbose=0)",
-        tmp_path,
-    )
     assert set(table.column_names) == {"row", "total", "pair"}
     for name in ("total", "pair"):
         np.testing.assert_allclose(np.stack(table.column(name).to_numpy()), expected[name], rtol=1e-5, atol=1e-6)
@@ -132,14 +142,11 @@ def test_rows_that_the_model_rejects_are_recorded_and_take_no_other_down(
     assert rows == [row for row in range(1000) if row not in bad]
 
 
-def test_nulls_and_ragged_rows_are_recorded(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_nulls_and_ragged_rows_are_recorded(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     lists: list[list[float] | None] = [[1.0, 2.0, 3.0, 4.0]] * 200
     lists[10], lists[20] = None, [1.0, 2.0]
     write_table(tmp_path / "rows.parquet", x=pa.array(lists, pa.list_(pa.float32())))
-    ran = penstock_run(
-        "predict", models / "two_signatures", tmp_path / "rows.parquet", "--signature", "double",
-        "--output", tmp_path / "out",
-    )  # fmt: skip
+    ran = penstock_run("predict", light_models / "double.onnx", tmp_path / "rows.parquet", "--output", tmp_path / "out")
     assert ran.returncode == 3, ran.stderr
     reasons = (tmp_path / "out/_penstock/failures.jsonl").read_text()
     assert "is null" in reasons
@@ -147,13 +154,10 @@ def test_nulls_and_ragged_rows_are_recorded(models: Path, penstock_run: Penstock
     assert read_rows(tmp_path / "out").num_rows == 198
 
 
-def test_too_many_failures_stop_the_job(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_too_many_failures_stop_the_job(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     values: list[float | None] = [1.0, None] * 500
     write_table(tmp_path / "rows.parquet", **{name: pa.array(values) for name in "abcd"})
-    ran = penstock_run(
-        "predict", models / "two_signatures", tmp_path / "rows.parquet", "--signature", "double",
-        "--output", tmp_path / "out",
-    )  # fmt: skip
+    ran = penstock_run("predict", light_models / "double.onnx", tmp_path / "rows.parquet", "--output", tmp_path / "out")
     assert ran.returncode == 4
     assert "500 of the first 1,000 rows" in ran.stderr
 

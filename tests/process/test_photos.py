@@ -29,16 +29,14 @@ def failures_in(output: Path) -> list[dict[str, object]]:
 
 
 def test_20_corrupt_among_1000_photos_leave_980_rows_in_order(
-    models: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     paths = draw_folder(tmp_path / "photos", 1000)
     broken = sorted(np.random.default_rng(8).choice(1000, 20, replace=False).tolist())
     for way, number in enumerate(broken):
         damage(paths[number], way)
     output = tmp_path / "out"
-    ran = penstock_run(
-        "predict", models / "colour.keras", tmp_path / "photos", "--output", output, "--runtime", "jax", "--json"
-    )
+    ran = penstock_run("predict", light_models / "colour.onnx", tmp_path / "photos", "--output", output, "--json")
     assert ran.returncode == 3, ran.stderr
     summary = summary_of(ran)
     assert (summary["rows"], summary["failed"]) == (980, 20)
@@ -53,7 +51,7 @@ def test_20_corrupt_among_1000_photos_leave_980_rows_in_order(
     assert all(failure["stage"] == "load" and failure["reason"] for failure in failures)
 
 
-def test_every_format_is_decoded_by_its_content(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_every_format_is_decoded_by_its_content(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     (folder / "deeper").mkdir(parents=True)
     for number, suffix in enumerate([".jpg", ".png", ".webp", ".bmp", ".tiff"]):
@@ -69,7 +67,7 @@ def test_every_format_is_decoded_by_its_content(models: Path, penstock_run: Pens
     exif[0x0112] = 6
     Image.fromarray(sideways).save(folder / "9.jpg", exif=exif, quality=95)
     output = tmp_path / "out"
-    ran = penstock_run("predict", models / "colour.keras", folder, "--output", output, "--runtime", "jax")
+    ran = penstock_run("predict", light_models / "colour.onnx", folder, "--output", output)
     assert ran.returncode == 0, ran.stderr
     found = {number_of(row["path"]): row["colour"] for row in read_rows(output).to_pylist()}
     for number in (0, 1, 2, 3, 4, 5, 6):
@@ -80,7 +78,7 @@ def test_every_format_is_decoded_by_its_content(models: Path, penstock_run: Pens
 
 
 def test_images_in_tables_are_found_decoded_and_their_columns_kept(
-    models: Path, photos: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, photos: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     paths = sorted(photos.iterdir())[:60]
     encoded = pa.array([path.read_bytes() for path in paths], pa.binary())
@@ -100,8 +98,8 @@ def test_images_in_tables_are_found_decoded_and_their_columns_kept(
         ]
     ):
         output = tmp_path / f"out{position}"
-        options = ["--output", output, "--keep", "name", "--runtime", "jax", *more]
-        ran = penstock_run("predict", models / "colour.keras", tmp_path / table, *options)
+        options = ["--output", output, "--keep", "name", *more]
+        ran = penstock_run("predict", light_models / "colour.onnx", tmp_path / table, *options)
         assert ran.returncode == 0, (table, ran.stderr)
         rows = read_rows(output)
         assert rows.column("name").to_pylist() == names
@@ -146,7 +144,7 @@ def test_photos_of_any_size_are_padded_in_buckets_and_come_out_in_order(
 
 
 def test_limit_skip_and_sample_keep_the_numbers_of_the_whole_input(
-    models: Path, photos: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, photos: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     cases = [
         (["--limit", 30], list(range(30))),
@@ -155,15 +153,14 @@ def test_limit_skip_and_sample_keep_the_numbers_of_the_whole_input(
     ]
     for position, (options, expected) in enumerate(cases):
         output = tmp_path / f"out{position}"
-        arguments = ["--output", output, "--runtime", "jax", *options]
-        ran = penstock_run("predict", models / "colour.keras", photos, *arguments)
+        ran = penstock_run("predict", light_models / "colour.onnx", photos, "--output", output, *options)
         assert ran.returncode == 0, ran.stderr
         rows = read_rows(output)
         assert rows.column("row").to_pylist() == expected
         assert [number_of(path) for path in rows.column("path").to_pylist()] == expected
     output = tmp_path / "sampled"
-    sampled = ["--output", output, "--runtime", "jax", "--sample", 50, "--seed", 3]
-    assert penstock_run("predict", models / "colour.keras", photos, *sampled).returncode == 0
+    sampled = ["--output", output, "--sample", 50, "--seed", 3]
+    assert penstock_run("predict", light_models / "colour.onnx", photos, *sampled).returncode == 0
     rows = read_rows(output)
     assert rows.num_rows == 50
     assert [number_of(path) for path in rows.column("path").to_pylist()] == rows.column("row").to_pylist()

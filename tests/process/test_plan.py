@@ -139,8 +139,13 @@ def test_a_runtime_with_wrong_answers_is_rejected(
     values.reshape(-1)[:8] += 0.5
     kernel.CopyFrom(numpy_helper.from_array(values, kernel.name))
     onnx.save(network, str(file))
+    for mark in folders[0].glob("agreed-*"):
+        mark.unlink()
     try:
         ran = penstock_run("plan", models / "digits.keras", digits, "--json", "--fresh")
+        forced = penstock_run(
+            "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "onnx"
+        )
         found = json.loads(ran.stdout)
         text = penstock_run("plan", models / "digits.keras", digits).stdout
     finally:
@@ -150,6 +155,8 @@ def test_a_runtime_with_wrong_answers_is_rejected(
         assert "the answers are not those of the model's own framework: digit, row" in rejected[runtime]
     assert found["choice"]["runtime"] not in ("openvino", "onnx")
     assert "the answers are not those" in text
+    assert forced.returncode == 6
+    assert "the answers are not those of the model's own framework" in forced.stderr
 
 
 def test_a_short_job_is_not_searched_for_and_says_so(

@@ -18,8 +18,9 @@ from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows
 from tests.support import s3_server
 from tests.support.photos import draw_folder
 
-PHOTOS = 240
-OPTIONS = ("--runtime", "jax", "--threads", 1, "--batch-size", 8, "--part-rows", 16)
+PHOTOS = 128
+PART_ROWS = 8
+OPTIONS = ("--threads", 1, "--batch-size", 8, "--part-rows", PART_ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,10 @@ def rows_in(store: Any, prefix: str) -> pa.Table:
 
 
 def test_killed_run_from_s3_to_s3_is_resumed_and_loses_nothing(
-    models: Path, store: Any, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, store: Any, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     prefix = "bucket/predictions"
-    arguments = ("predict", models / "colour.keras", "s3://bucket/photos", "--output", f"s3://{prefix}", *OPTIONS)
+    arguments = ("predict", light_models / "colour.onnx", "s3://bucket/photos", "--output", f"s3://{prefix}", *OPTIONS)
     process = subprocess.Popen(
         penstock_command(*arguments), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -64,7 +65,7 @@ def test_killed_run_from_s3_to_s3_is_resumed_and_loses_nothing(
     process.communicate()
     assert psutil.wait_procs(children, timeout=20)[1] == []
     before = committed(store, prefix)
-    assert 2 <= before < PHOTOS / 16
+    assert 2 <= before < PHOTOS / PART_ROWS
 
     ran = penstock_run("resume", f"s3://{prefix}")
     assert ran.returncode == 3, ran.stderr
@@ -74,6 +75,6 @@ def test_killed_run_from_s3_to_s3_is_resumed_and_loses_nothing(
     assert b"00101.jpg" in store.cat_file(f"{prefix}/_penstock/failures.jsonl")
 
     whole = tmp_path / "local"
-    ran = penstock_run("predict", models / "colour.keras", "s3://bucket/photos", "--output", whole, *OPTIONS)
+    ran = penstock_run("predict", light_models / "colour.onnx", "s3://bucket/photos", "--output", whole, *OPTIONS)
     assert ran.returncode == 3, ran.stderr
     assert read_rows(whole).equals(table)

@@ -35,7 +35,7 @@ def test_one_replica_predicts_every_row_once_and_in_order(from_one_replica: pa.T
     assert from_one_replica.column("name")[7_345].as_py() == "1-2345"
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_several_replicas_give_the_same_bytes(
     models: Path, digits: Path, from_one_replica: pa.Table, penstock_run: Penstock, tmp_path: Path, replicas: int
 ) -> None:

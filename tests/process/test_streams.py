@@ -32,7 +32,7 @@ class Items:
             raise ValueError("thirty-three")
         return {"pixels": rows[number], "id": number}
 
-options = dict(output=out, keep="id", runtime="jax", batch_size=32, part_rows=128, progress=False)
+options = dict(output=out, keep="id", batch_size=32, part_rows=128, progress=False)
 match what:
     case "generator": penstock.predict(model, batches(), **options)
     case "skip": penstock.predict(model, batches(), skip=120, limit=300, **options)
@@ -49,9 +49,9 @@ match what:
 """
 
 
-def ran(models: Path, tmp_path: Path, what: str) -> list[int]:
+def ran(light_models: Path, tmp_path: Path, what: str) -> list[int]:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", str(models / "digits.keras"), str(tmp_path / "out"), what]
+    command = [sys.executable, "script.py", str(light_models / "digits.onnx"), str(tmp_path / "out"), what]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     table = read_rows(tmp_path / "out")
@@ -60,26 +60,26 @@ def ran(models: Path, tmp_path: Path, what: str) -> list[int]:
     return rows
 
 
-def test_generator_gives_every_row_once_and_in_order(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "generator") == list(range(600))
+def test_generator_gives_every_row_once_and_in_order(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "generator") == list(range(600))
 
 
-def test_skipped_rows_of_a_stream_keep_their_numbers(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "skip") == list(range(120, 420))
+def test_skipped_rows_of_a_stream_keep_their_numbers(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "skip") == list(range(120, 420))
 
 
-def test_single_rows_are_gathered(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "rows") == list(range(600))
+def test_single_rows_are_gathered(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "rows") == list(range(600))
 
 
-def test_item_that_raises_is_a_failed_row(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "items") == [row for row in range(600) if row != 33]
+def test_item_that_raises_is_a_failed_row(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "items") == [row for row in range(600) if row != 33]
     assert "thirty-three" in (tmp_path / "out" / "_penstock" / "failures.jsonl").read_text()
 
 
-def test_items_of_a_piece_are_read_in_loaders_under_their_own_numbers(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "items skip") == [row for row in range(20, 120) if row != 33]
+def test_items_of_a_piece_are_read_in_loaders_under_their_own_numbers(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "items skip") == [row for row in range(20, 120) if row != 33]
 
 
-def test_what_came_before_a_stream_broke_is_kept(models: Path, tmp_path: Path) -> None:
-    assert ran(models, tmp_path, "breaks") == list(range(200))
+def test_what_came_before_a_stream_broke_is_kept(light_models: Path, tmp_path: Path) -> None:
+    assert ran(light_models, tmp_path, "breaks") == list(range(200))

@@ -82,12 +82,12 @@ def assert_every_row_is_committed(events: list[Event], rows: int) -> None:
 
 
 def test_trace_of_a_table_has_every_batch_of_both_replicas(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text("what was here before")
     ran = penstock_run(
-        *("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "jax"),
+        *("predict", light_models / "slow_digits.onnx", digits, "--output", tmp_path / "out"),
         *("--devices", "cpu:2", "--batch-size", BATCH_ROWS, "--part-rows", 4000, "--trace", trace, "--json"),
     )
     summary = summary_of(ran)
@@ -109,12 +109,12 @@ def test_trace_of_a_table_has_every_batch_of_both_replicas(
 
 
 def test_trace_of_photos_shows_loader_processes_and_their_slots(
-    models: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     draw_folder(tmp_path / "photos", 300)
     trace = tmp_path / "trace.json"
     ran = penstock_run(
-        *("predict", models / "colour.keras", tmp_path / "photos", "--output", tmp_path / "out", "--runtime", "jax"),
+        *("predict", light_models / "colour.onnx", tmp_path / "photos", "--output", tmp_path / "out"),
         *("--loaders", 2, "--batch-size", 16, "--trace", trace, "--json"),
     )
     assert summary_of(ran)["rows"] == 300
@@ -137,10 +137,10 @@ def test_trace_of_photos_shows_loader_processes_and_their_slots(
     assert any(event["ph"] == "C" and event["name"] == "slots" for event in events)
 
 
-def test_run_that_is_killed_leaves_a_trace_that_opens(models: Path, digits: Path, tmp_path: Path) -> None:
+def test_run_that_is_killed_leaves_a_trace_that_opens(light_models: Path, digits: Path, tmp_path: Path) -> None:
     trace, output = tmp_path / "trace.json", tmp_path / "out"
     command = penstock_command(
-        *("predict", models / "digits.keras", digits, "--output", output, "--runtime", "jax"),
+        *("predict", light_models / "digits.onnx", digits, "--output", output),
         *("--batch-size", 1, "--part-rows", 500, "--trace", trace),
     )
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -161,10 +161,10 @@ def test_run_that_is_killed_leaves_a_trace_that_opens(models: Path, digits: Path
 
 
 def test_trace_that_cannot_be_written_is_told_before_the_job_begins(
-    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
     output, trace = tmp_path / "out", tmp_path / "no" / "such" / "folder" / "trace.json"
-    ran = penstock_run("predict", models / "digits.keras", digits, "--output", output, "--trace", trace)
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", output, "--trace", trace)
     assert ran.returncode == 7, ran.stderr
     assert "the trace cannot be written" in ran.stderr
     assert "hint: " in ran.stderr

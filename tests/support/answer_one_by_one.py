@@ -1,6 +1,7 @@
-"""Writes what Keras itself answers, row by row and unpadded: `python answer_one_by_one.py MODEL ROWS.json OUT.json`.
+"""Writes what Keras itself answers, row by row and unpadded: `python answer_one_by_one.py FOLDER MODEL…`.
 
-A row is a dict of lists, one for each input.
+The rows for `words.keras` are in `FOLDER/words.rows.json`, and its answers go to `FOLDER/words.answers.json`. A row
+is a dict of lists, one for each input.
 """
 
 from __future__ import annotations
@@ -8,21 +9,32 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
 
 
-def main(model_path: str, rows_path: str, out_path: str) -> None:
-    import keras
+def main(folder: Path, models: list[Path]) -> None:
+    for model in models:
+        rows = json.loads((folder / f"{model.stem}.rows.json").read_text())
+        (folder / f"{model.stem}.answers.json").write_text(json.dumps(answers_of(model, rows)))
+
+
+def answers_of(path: Path, rows: list[Any]) -> list[Any]:
     import numpy as np
 
-    model = keras.saving.load_model(model_path)
+    with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):
+        import keras
+    model = keras.saving.load_model(path)
     answers = []
-    for row in json.loads(Path(rows_path).read_text()):
+    for row in rows:
         inputs = {name: np.array([values]) for name, values in row.items()}
         given = model(inputs if len(inputs) > 1 else next(iter(inputs.values())))
         flat = list(given.values()) if isinstance(given, dict) else [given]
         answers.append([np.asarray(output)[0].tolist() for output in flat])
-    Path(out_path).write_text(json.dumps(answers))
+    return answers
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]), [Path(model) for model in sys.argv[2:]])

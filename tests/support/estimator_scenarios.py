@@ -276,7 +276,7 @@ def handed_over() -> Any:
     while not (is_handed_over() or taker.ended) and time.monotonic() < until:
         time.sleep(0.05)
     processes = len(psutil.Process().children())
-    taker.reaches(taker.count + 10_000, 60.0)
+    taker.reaches(taker.count + 3_000, 60.0)
     requests.is_gated = True
     answered = 0
     for _ in range(10):
@@ -288,7 +288,7 @@ def handed_over() -> Any:
     taker.rests()
     for token in ("", "bad", ""):
         requests.tokens.put(token)
-    taker.join(20.0)
+    taker.join(60.0)
     left = len(psutil.Process().children())
     requests.tokens.put("")  # whoever reads still waits for it
     ended = [taker.ended, taker.count == requests.rows_before_bad]

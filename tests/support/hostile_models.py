@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
 from tests.support.hostile_lookups import lookups
 
 _FEATURES = 4
@@ -50,7 +52,8 @@ def _code(folder: Path, name: str) -> Callable[[Any], Any]:
 
 
 def keras_files(hostile: Path, innocent: Path, folder: Path) -> None:
-    import keras
+    with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):
+        import keras
 
     layers = keras.layers
     lambda_layer = layers.Lambda(_code(folder, "lambda"), output_shape=(_FEATURES,))

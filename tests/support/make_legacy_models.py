@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
+
 OWN_LAYER = """
 import tensorflow as tf
 
@@ -59,7 +62,8 @@ def keep(folder: Path, name: str, model: Any, **inputs: Any) -> None:
 
 
 def main(folder: Path) -> None:
-    import tf_keras
+    with lean_imports(ModelFile("h5", "", "", ()), "tensorflow"):
+        import tf_keras
 
     tf_keras.utils.set_random_seed(3)
     for make in (pictures, refused, two_inputs, ragged_and_sparse, own_layer, weights):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
+
 
 def main(folder: Path) -> None:
-    import keras
-    import tensorflow as tf
+    with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):
+        import keras
+        import tensorflow as tf
 
     keras.utils.set_random_seed(3)
     layers = keras.layers

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
+
 KINDS = (
     "int8",
     "int16",
@@ -23,7 +26,8 @@ KINDS = (
 
 
 def main(folder: Path) -> None:
-    import tensorflow as tf
+    with lean_imports(ModelFile("saved_model", "", "", ()), "tensorflow"):
+        import tensorflow as tf
 
     for make in (_kinds, _not_rows, _composites, _widths, _hub, _parsing, _lookup, _sparse, _hub_of_old, _frozen):
         make(tf, folder)

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
+
 ROWS = 37
 
 
@@ -26,8 +29,9 @@ def main(folder: Path) -> None:
 
 
 def make_tflite(folder: Path, images: Any) -> dict[str, Any]:
-    import keras
-    import tensorflow as tf
+    with lean_imports(ModelFile("tflite", "", "", ()), "tensorflow"):
+        import keras
+        import tensorflow as tf
 
     keras.utils.set_random_seed(1)
     model = keras.Sequential(

@@ -89,7 +89,7 @@ class Taker(threading.Thread):
         except Exception as error:
             self.ended = type(error).__name__
 
-    def reaches(self, count: int, seconds: float = 10.0) -> bool:
+    def reaches(self, count: int, seconds: float = 60.0) -> bool:
         until = time.monotonic() + seconds
         while self.count < count and not self.ended and time.monotonic() < until:
             time.sleep(0.01)

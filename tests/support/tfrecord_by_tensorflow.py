@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.records import ModelFile
+from penstock.runtimes.lean_imports import lean_imports
+
 os.environ.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")
 ROWS = 300
 
@@ -87,7 +90,8 @@ def as_lists(tf: Any, tensor: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    import tensorflow as tf
+    with lean_imports(ModelFile("saved_model", "", "", ()), "tensorflow"):
+        import tensorflow as tf
 
     examples, sequences = make_examples(tf), make_sequences(tf)
     files = {

@@ -13,6 +13,8 @@ from penstock.core.answering import CLASSES, SCORES, NumpyRanking, shown
 from penstock.core.columns import to_arrow
 from penstock.core.records import Array, Column
 
+ENOUGH_ROWS = 16
+"""So few rows are compared where they come in small batches: one alone proves nothing."""
 _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
 
@@ -83,10 +85,10 @@ def _is_constant(column: Column) -> bool:
 
 
 def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
-    """A row whose probabilities name another class. Classes that score the same but for noise may change places."""
+    """A row whose scores name another class. Classes that score the same but for noise may change places."""
     for name, column in ours.items():
         other = theirs.get(name)
-        if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or not _are_probabilities(other):
+        if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or not _are_scores(other):
             continue
         mine, best = column.argmax(axis=1), other.argmax(axis=1)
         rows = np.arange(len(other))
@@ -115,10 +117,9 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Dis
     return None
 
 
-def _are_probabilities(values: Array) -> bool:
-    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind != "f":
-        return False
-    return bool((values >= 0).all() and np.allclose(values.sum(axis=1, dtype=np.float64), 1.0, atol=1e-3))
+def _are_scores(values: Array) -> bool:
+    """Whether rows can name a class by their largest value, be it a probability or a logit."""
+    return values.ndim == 2 and values.shape[1] >= 2 and values.dtype.kind == "f"
 
 
 def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:
@@ -146,6 +147,8 @@ def _differ(name: str, mine: Column, other: Column, tolerance: float) -> Disagre
     if mine.shape != other.shape:
         return Disagreement(name, 0, f"shape {mine.shape[1:]}", f"shape {other.shape[1:]}")
     if mine.dtype.kind in "fc" and other.dtype.kind in "fc":
+        if mine.dtype != other.dtype:
+            return Disagreement(name, 0, str(mine.dtype), str(other.dtype))
         return _differ_in_value(name, mine.astype(np.float64), other.astype(np.float64), tolerance)
     unequal = np.flatnonzero(np.asarray(mine != other, dtype=bool).reshape(len(mine), -1).any(axis=1))
     if not len(unequal):

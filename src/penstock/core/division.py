@@ -9,12 +9,21 @@ from penstock.core.records import Span
 SPAN_BATCHES = 8
 SPAN_INPUT_BYTES = 16 << 20
 SPAN_OUTPUT_BYTES = 16 << 20
+SPAN_LOAD_S = 5.0
 PART_BYTES = 64 << 20
 PART_SECONDS = 30.0
 
 
-def rows_per_span(batch_size: int, input_row_bytes: int, output_row_bytes: int, part_rows: int | None = None) -> int:
-    """At most 8 batches, about 16 MB of input, 16 MB of output and one part; always whole batches, at least one.
+def rows_per_span(
+    batch_size: int,
+    input_row_bytes: int,
+    output_row_bytes: int,
+    part_rows: int | None = None,
+    rows_loaded_per_s: float | None = None,
+) -> int:
+    """At most 8 batches, about 16 MB of input, 16 MB of output, one part, and what a loader reads in 5 seconds.
+
+    Always whole batches, at least one.
 
     Spans bound three things: the memory of a result that waits for its turn, the work that a crash repeats, and the
     work that an interrupt waits for.
@@ -24,6 +33,7 @@ def rows_per_span(batch_size: int, input_row_bytes: int, output_row_bytes: int, 
         SPAN_INPUT_BYTES // max(1, input_row_bytes),
         SPAN_OUTPUT_BYTES // max(1, output_row_bytes),
         part_rows or SPAN_BATCHES * batch_size,
+        SPAN_BATCHES * batch_size if rows_loaded_per_s is None else int(SPAN_LOAD_S * rows_loaded_per_s),
     )
     return max(1, rows // batch_size) * batch_size
 

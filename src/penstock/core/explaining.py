@@ -10,7 +10,7 @@ from penstock.core.words import duration, rate
 if TYPE_CHECKING:
     from penstock.core.plans import Plan, Trial
 
-_HEADINGS = ("", "runtime", "batch", "replicas × threads", "rows/s", "start", "memory", "agreement")
+_HEADINGS = ("", "runtime", "batch", "replicas × threads", "in flight", "rows/s", "start", "memory", "agreement")
 
 
 def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
@@ -28,7 +28,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
     return "\n".join(
         [
             *(_line(row, widths) for row in rows),
-            *([f"  and {hidden} more sizes: --verbose shows them"] if hidden else []),
+            *([f"  and {hidden} more measurements: --verbose shows them"] if hidden else []),
             *(f"  {trial.runtime}: {trial.rejected}" for trial in rejected),
             "",
             f"choice: {plan.choice}, {plan.choice.lanes} in flight" + (", converted" if plan.choice.converted else ""),
@@ -68,6 +68,7 @@ def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:
         trial.runtime,
         f"{trial.batch_size:,}",
         f"{trial.replicas} × {trial.threads}",
+        str(trial.lanes),
         rate(trial.rows_per_s).removesuffix(" rows/s"),
         f"{trial.start_s:.1f} s",
         f"{trial.memory_bytes / 2**20:,.0f} MB",
@@ -83,7 +84,4 @@ def _agreement(trial: Trial) -> str:
 
 
 def _is_chosen(trial: Trial, plan: Plan) -> bool:
-    choice = plan.choice
-    return (trial.runtime, trial.batch_size, trial.threads, trial.replicas, trial.lanes) == (
-        choice.runtime, choice.batch_size, choice.threads, choice.replicas, choice.lanes,
-    )  # fmt: skip
+    return trial.setting == plan.choice.setting

@@ -10,9 +10,11 @@ from penstock.errors import UsageError
 from penstock.options import PRECISIONS, RUNTIMES
 
 PLAN_VERSION = 1
-NOT_TRIED = "not tried"
 """How the reason begins why something was left out for want of time."""
 _MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
+
+
+_Setting = tuple[str, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Choice:
     lanes: int = 1
     precision: str = "model"
     converted: str | None = None
+
+    @property
+    def setting(self) -> _Setting:
+        return (self.runtime, self.batch_size, self.threads, self.replicas, self.lanes)
 
     def __post_init__(self) -> None:
         """Plans are also read from files that people may have edited."""
@@ -71,6 +77,10 @@ class Trial:
     """The largest difference to the model's own framework, as a share of an output's spread."""
     rejected: str | None = None
 
+    @property
+    def setting(self) -> _Setting:
+        return (self.runtime, self.batch_size, self.threads, self.replicas, self.lanes)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -92,6 +102,7 @@ class Plan:
         notes: What people are told whenever a job goes by it.
         step: The step that it was found for: the model and what feeds it.
         key: The same on these devices and with these versions.
+        is_cut_short: Whether there was not the time to try everything.
     """
 
     choice: Choice
@@ -109,15 +120,19 @@ class Plan:
     notes: tuple[str, ...] = ()
     step: str = ""
     key: str = ""
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether there was not the time to try everything."""
-        return any(trial.rejected is not None and trial.rejected.startswith(NOT_TRIED) for trial in self.trials)
+    is_cut_short: bool = False
 
     def for_rows(self, rows: int) -> Plan:
         """The same for another input of the same shape."""
         return replace(self, rows=rows, seconds=round(self.start_s + rows / max(self.rows_per_s, 1e-9), 2))
+
+    def is_outgrown_by(self, rows: int) -> bool:
+        """Whether its batches are as large as its input was, and another one has many more rows."""
+        return 2 * self.choice.batch_size >= self.rows and rows > 2 * self.rows
+
+    def rate_of(self, choice: Choice) -> float:
+        """The rows a second that were measured for a choice; 0 where nothing was."""
+        return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
 
     def __str__(self) -> str:
         from penstock.core.explaining import in_words

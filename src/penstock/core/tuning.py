@@ -1,6 +1,7 @@
 """How large a batch should be: a ladder of sizes, climbed until it no longer pays. Pure: points go in, sizes come out.
 
 sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not do
+        s/2, s/4 … while the smallest is the fastest
 then:   once more between the best size and its better neighbour
 answer: the knee, the smallest size that is within 2 % of the best
 """
@@ -59,7 +60,7 @@ class Ladder:
             self.stopped = self._why_stop(last)
         if self.stopped is None:
             return min(2 * last.batch_size, self.most)
-        return self._refinement()
+        return self._smaller() or self._refinement()
 
     def add(self, point: Point) -> None:
         self.points.append(point)
@@ -98,6 +99,15 @@ class Ladder:
         step = last.batch_size - before.batch_size
         slope = max(0, last.memory_bytes - before.memory_bytes) / step if step else 0.0
         return last.memory_bytes + slope * (batch_size - last.batch_size)
+
+    def _smaller(self) -> int | None:
+        """Half of the smallest size, as long as that one is the fastest: it began too high."""
+        ran = [point for point in self.points if point.problem is None]
+        smallest = min(ran, key=lambda point: point.batch_size, default=None)
+        if smallest is None or self._is_refined or smallest.batch_size == 1:
+            return None
+        is_fastest = all(point.rows_per_s < smallest.rows_per_s for point in ran if point is not smallest)
+        return smallest.batch_size // 2 if is_fastest and len(ran) > 1 else None
 
     def _refinement(self) -> int | None:
         """Half-way, as steps of the ladder go, between the knee and the better of its neighbours."""

@@ -51,7 +51,7 @@ class LoaderFeed:
         self.warm_chunks: list[tuple[Chunk, bytes]] = []
         self._slots: Slots | None = None
         self._sample: Span | None = None
-        self._is_timed_again = False
+        self._is_timed = False
         self.slot_bytes = self.slot_count = 0
         self._policy: LoaderCount | None = None
         self._seen_at = time.monotonic()
@@ -62,8 +62,8 @@ class LoaderFeed:
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
         self.pool.learn(source, preprocess, sample)
 
-    def begin(self, job: Job, placement: Placement, sample: Span) -> None:
-        """Start the loaders, and have the first batch read, with which every replica warms up."""
+    def begin(self, job: Job, placement: Placement, sample: Span, *, is_timed: bool = False) -> None:
+        """Start the loaders, and have the first batch read, with which every replica warms up; and time it if asked."""
         self.warm, self.warm_chunks, self.rows_loaded_per_s = None, [], None
         self.slot_bytes = slot_bytes_of(job)
         self.slot_count = _slots_for(placement, self.slot_bytes)
@@ -71,7 +71,7 @@ class LoaderFeed:
             self._policy = LoaderCount(placement.loaders, placement.most_loaders)
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
         self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
-        self._sample, self._is_timed_again = replace(sample, index=_WARM), False
+        self._sample, self._is_timed = replace(sample, index=_WARM), is_timed
         self.pool.submit(self._sample)
 
     def with_first_batch(self, prepare: Prepare) -> Prepare:
@@ -192,8 +192,8 @@ class LoaderFeed:
     def _time(self, read_s: float) -> None:
         """How fast one loader reads: the first time it also imports what it needs, so the same rows are read again."""
         assert self._sample is not None
-        if read_s < _SLOW_S and not self._is_timed_again:
-            self._is_timed_again = True
+        if read_s < _SLOW_S and self._is_timed:
+            self._is_timed = False
             self.pool.submit(self._sample)
         else:
             self.rows_loaded_per_s = self._sample.rows / max(read_s, 1e-6)

@@ -114,11 +114,10 @@ class LocalEngine:
         return feed.pool.learnt
 
     def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
-        self._settings, self._prepared = _Settings(job, sample, answers_rows), None
-        self._placement = placement
+        self._settings, self._prepared, self._placement = _Settings(job, sample, answers_rows), None, placement
         if placement.has_loader_processes:
             feed = self._loader_feed()
-            feed.begin(job, placement, sample)
+            feed.begin(job, placement, sample, is_timed=answers_rows > 0)
             self._pump_until(lambda: feed.rows_loaded_per_s is not None, self._stop)
         for handle in self._replicas.values():
             self._send_prepare(handle)
@@ -368,6 +367,7 @@ class LocalEngine:
         )
         handle.close()
         del self._replicas[handle.number]
+        self._ready.discard(handle.number)
         verdict = self._memory.judge(death)
         self._deaths[handle.device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[handle.device] + 1
         is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import registry
-from penstock.core.records import Binding, ModelFile
+from penstock.core.records import Binding, ModelFile, TensorSpec
 from penstock.packages import CONVERTER, PACKAGES
 
+_IN_FLOAT32 = ("jax", "torch", "torch-compiled")
 _READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")
 """Runtimes that read a converted step."""
 _ORDER = {
@@ -29,16 +30,18 @@ class Candidate:
     why_not: str | None = None
 
 
-def candidates(model: ModelFile, own: str, device_kind: str, bindings: Sequence[Binding]) -> list[Candidate]:
+def candidates(
+    model: ModelFile, own: str, device_kind: str, bindings: Sequence[Binding], outputs: Sequence[TensorSpec] = ()
+) -> list[Candidate]:
     """Every other runtime that could execute the model on this kind of device; those that are not installed last."""
     found: list[Candidate] = []
     for name in _ORDER[device_kind]:
         if name == own or device_kind not in PACKAGES[name].device_kinds:
             continue
         if registry.executes(model, name) and is_alike(own, name):
-            found.append(Candidate(name, why_not=_missing(name) or _too_wide(name, bindings)))
+            found.append(Candidate(name, why_not=_missing(name) or _too_wide(name, bindings, outputs)))
         elif name in _READ_STEPS and can_convert(model, own):
-            why_not = _missing(name) or _missing_converter() or _too_wide(name, bindings)
+            why_not = _missing(name) or _missing_converter() or _too_wide(name, bindings, outputs)
             found.append(Candidate(name, is_converted=True, why_not=why_not))
     return sorted(found, key=lambda candidate: candidate.why_not is not None)
 
@@ -57,10 +60,14 @@ def needs_conversion(model: ModelFile, runtime: str) -> bool:
     return runtime in _READ_STEPS and model.kind in _KINDS_THAT_CONVERT
 
 
-def _too_wide(runtime: str, bindings: Sequence[Binding]) -> str | None:
-    """OpenVINO cuts whole numbers to 32 bits: rows with larger ones would fail there alone."""
-    wide = [binding.input for binding in bindings if binding.dtype in ("int64", "uint64", "uint32")]
-    return f"it has no whole numbers as wide as {wide[0]} takes" if runtime == "openvino" and wide else None
+def _too_wide(runtime: str, bindings: Sequence[Binding], outputs: Sequence[TensorSpec]) -> str | None:
+    """What a runtime cuts down: OpenVINO whole numbers to 32 bits, Keras on JAX or torch the weights of float64."""
+    if runtime == "openvino":
+        wide = [binding.input for binding in bindings if binding.dtype in ("int64", "uint64", "uint32")]
+        return f"it has no whole numbers as wide as {wide[0]} takes" if wide else None
+    dtypes = {binding.input: binding.dtype for binding in bindings} | {spec.name: spec.dtype for spec in outputs}
+    double = [name for name, dtype in dtypes.items() if dtype == "float64"]
+    return f"it does not compute {double[0]} in float64" if runtime in _IN_FLOAT32 and double else None
 
 
 def _missing(runtime: str) -> str | None:

@@ -15,6 +15,7 @@ from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
 from penstock.jobs import CHECKED_ROWS, Started
+from penstock.planning import store
 from penstock.planning.clock import Clock
 from penstock.pool.devices import usable_cores
 from penstock.pool.supervisor import Launch
@@ -47,7 +48,8 @@ class Contender:
     setting: Setting
     engine: LocalEngine
     start_s: float
-    proof: Proof
+    proof: Proof | None = None
+    """How its answers were held against the model's own; None where it is that framework."""
     is_own: bool = False
     room_bytes: int | None = None
     points: list[tuple[Point, int]] = field(default_factory=list)
@@ -83,18 +85,20 @@ class Contender:
             rate = tuning.with_its_way(rate, order.batch_size, usable_cores())
         return Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
 
-    def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> Point | None:
-        """The knee of the ladder, as far as time allows; None where not even the first size ran.
+    def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> bool:
+        """Climb a ladder; returns whether there was the time to reach its end.
 
         One that stays behind what another reached (`to_beat`, rows a second) is not climbed to its end. The last size
         begins before so many seconds of the search are left (`until`).
         """
         while (size := ladder.next()) is not None:
             rates = [point.rows_per_s for point in ladder.points]
-            if rates and (_is_hopeless(rates, to_beat) or clock.left < max(until, 4 * WINDOW_S)):
+            if _is_hopeless(rates, to_beat):
                 break
+            if rates and clock.left < max(until, 4 * WINDOW_S):
+                return False
             ladder.add(self.measure(size, clock))
-        return ladder.best
+        return True
 
     def trial(self, point: Point, lanes: int) -> Trial:
         return Trial(
@@ -106,7 +110,7 @@ class Contender:
             round(point.rows_per_s, 3),
             point.memory_bytes,
             round(self.start_s, 2),
-            None if self.is_own else self.proof.difference,
+            self.proof.difference if self.proof is not None else None,
             point.problem,
         )
 
@@ -185,12 +189,15 @@ def start(setting: Setting, beside: Beside, tolerance: float | None, around: Sur
     began = time.perf_counter()
     engine, prepared = open_engine(setting, beside, around, clock)
     try:
-        proof = proof_of(prepared, beside.prepared, tolerance) if tolerance is not None else Proof(0.0)
-        if proof.problem is not None:
+        proof = proof_of(prepared, beside.prepared, tolerance) if tolerance is not None else None
+        if proof is not None and proof.problem is not None:
             raise ModelError("the answers are not those of the model's own framework", received=proof.problem)
     except BaseException:
         engine.close()
         raise
+    if proof is not None and setting.model.kind == "converted":
+        kind = setting.devices[0].kind
+        store.note_agreement(setting.model.location, setting.model, setting.runtime, kind, proof.difference)
     return Contender(setting, engine, time.perf_counter() - began, proof)
 
 
@@ -207,3 +214,10 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
         return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")
     return proof
+
+
+def choice_of(started: Started, model: ModelFile) -> Choice:
+    """What a job runs by already, with the file that its processes have loaded."""
+    recipe = started.recipe
+    converted = model.location if model.kind == "converted" else None
+    return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *started.split, recipe.precision, converted)

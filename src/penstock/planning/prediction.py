@@ -25,7 +25,7 @@ _WRITTEN_BYTES = 8 << 20
 _MOST_WRITTEN_ROWS = 1 << 16
 
 
-def plan_of(found: Found, started: Started, rows: int, search_s: float) -> Plan:
+def plan_of(found: Found, started: Started, rows: int) -> Plan:
     """The plan behind what a search found."""
     promised = predict(rates_of(found, started))
     plan = Plan(
@@ -38,7 +38,7 @@ def plan_of(found: Found, started: Started, rows: int, search_s: float) -> Plan:
         promised.by,
         str(promised),
         found.reason,
-        round(search_s, 2),
+        is_cut_short=found.is_cut_short,
         start_s=round(found.start_s, 2),
     )
     return plan.for_rows(rows)
@@ -91,7 +91,7 @@ def _seconds_to_write(started: Started) -> float:
     places = np.arange(rows) % len(started.prepared.answered)
     columns = {name: take_positions(column, places) for name, column in answers.items()}
     result = written.renamed(Result(Span(0, 0, rows, ()), columns), options)
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(PenstockError):
+    with contextlib.suppress(PenstockError, OSError), tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         writer = registry.SINKS[options.format].open_part("part-00000000", folder, schema)
         writer.write(result)

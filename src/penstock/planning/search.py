@@ -1,6 +1,6 @@
 """The search: every way to run the model that is worth the time, measured on the job's own first rows.
 
-    own framework: converted once, then its batch sizes ─► each other runtime: same answers? ─► its batch sizes
+    own framework: its batch sizes, then converted once ─► each other runtime: same answers? ─► its batch sizes
     the best two, again, in turn ─► the best: more replicas with fewer threads each? more lanes? ─► the choice
 
 A contender that fails, dies or takes too long ends its own part of it, never the search.
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.core import batching, tuning
-from penstock.core.agreement import Proof
-from penstock.core.plans import NOT_TRIED, Choice, Trial
+from penstock.core.plans import Choice, Trial
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
 from penstock.core.words import rate
@@ -23,8 +22,8 @@ from penstock.errors import Interrupted, PenstockError
 from penstock.jobs import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
-from penstock.planning.clock import Clock
-from penstock.planning.contender import WINDOW_S, Beside, Contender, Setting
+from penstock.planning.clock import Clock, OutOfTime
+from penstock.planning.contender import WINDOW_S, Beside, Contender, Setting, choice_of
 from penstock.pool.devices import usable_cores
 from penstock.pool.memory import available_bytes
 from penstock.surroundings import Surroundings
@@ -42,6 +41,8 @@ _LIGHT = ("openvino", "onnx", "onnx-tensorrt")
 _LIGHT_START_S = 2.0
 """What runtimes need to start that import neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
+_CONVERSION_SHARE = 0.6
+"""Of the time that is left, what converting may take: whoever reads it needs some, too."""
 _CONVERSION_S, _PARAMETERS_A_SECOND = 3.0, 4e6
 """What converting takes, about: of a small model, and more for a large one."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
@@ -60,6 +61,7 @@ class Found:
     start_s: float
     trials: list[Trial]
     reason: str
+    is_cut_short: bool
 
 
 @dataclass
@@ -71,15 +73,6 @@ class _Best:
     @property
     def rate(self) -> float:
         return self.point.rows_per_s
-
-
-def choice_of(started: Started) -> Choice:
-    """What a job runs by already."""
-    recipe, devices = started.recipe, started.placement.devices
-    replicas = len([device for device in devices if device.kind == "cpu" or device.uuid == devices[0].uuid])
-    return Choice(
-        recipe.runtime, recipe.batch_size, recipe.threads, replicas, started.placement.lanes, recipe.precision
-    )
 
 
 @dataclass
@@ -105,6 +98,7 @@ class Search:
     _best: list[_Best] = field(default_factory=list)
     _alive: list[Contender] = field(default_factory=list)
     _conversion_problem: str | None = None
+    _is_cut_short: bool = False
 
     def run(self) -> Found:
         """Try what there is time for, and choose."""
@@ -112,8 +106,8 @@ class Search:
         try:
             own = self._own()
             others = self._candidates()
-            folder = self._converted(own, others)
             self._climb(own, until=(1 - _OWN_SHARE) * self.clock.left)
+            folder = self._converted(own, others)
             for candidate in others:
                 self._try(candidate, folder)
             self._play_off()
@@ -131,10 +125,12 @@ class Search:
         if not self._best:
             expected = self.started.rows_per_second()
             why = "nothing could be measured: these are the rules of thumb"
-            return Found(choice_of(self.started), expected, self.started.start_s, self.trials, why)
+            choice = choice_of(self.started, self.model)
+            return Found(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short)
         best = self._best[0]
         choice = best.contender.choice(best.point.batch_size, best.lanes)
-        return Found(choice, best.rate, best.contender.start_s, self.trials, self._reason(best, own))
+        reason = self._reason(best, own)
+        return Found(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short)
 
     def _reason(self, best: _Best, own: Contender) -> str:
         """Why this one: how fast it is, beside the model's own framework with batches by the rule of thumb."""
@@ -150,7 +146,7 @@ class Search:
         assert isinstance(started.engine, LocalEngine)
         recipe = started.recipe
         setting = Setting(recipe.runtime, self.model, recipe.threads, self._devices(), started.placement.lanes)
-        return Contender(setting, started.engine, started.start_s, Proof(0.0), is_own=True)
+        return Contender(setting, started.engine, started.start_s, is_own=True)
 
     def _devices(self) -> tuple[Device, ...]:
         """All replicas of a CPU, which share its cores; those of one GPU, as the others are like it."""
@@ -162,7 +158,9 @@ class Search:
         if self.started.options.runtime is not None:
             return []
         recipe = self.started.recipe
-        found = candidates(self.model, recipe.runtime, recipe.device_kind, self.started.job.bindings)
+        started = self.started
+        outputs = started.prepared.outputs
+        found = candidates(self.model, recipe.runtime, recipe.device_kind, started.job.bindings, outputs)
         self.trials += [Trial(each.runtime, rejected=each.why_not) for each in found if each.why_not is not None]
         return [each for each in found if each.why_not is None]
 
@@ -174,15 +172,22 @@ class Search:
         if store.is_whole(folder):
             store.touch(folder)
             return folder
+        if not own.engine.is_up:
+            self._conversion_problem = "the process that would do it has died"
+            return None
         expected_s = _CONVERSION_S + (self.started.signature.parameters or 0) / _PARAMETERS_A_SECOND
         if self.clock.left < expected_s + _LIGHT_START_S + _LADDER_S:
             return None
+        allowed_s = _CONVERSION_SHARE * self.clock.left
         self.around.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
         try:
             with store.staged(folder) as staging:
-                self._conversion_problem = own.engine.convert(staging, self.clock)
+                self._conversion_problem = own.engine.convert(staging, Clock(self.around.stop, allowed_s))
         except Interrupted:
             raise
+        except OutOfTime:
+            self._is_cut_short = True
+            self._conversion_problem = f"that took more than {allowed_s:.0f} s, which is all there was for it"
         except (PenstockError, OSError) as error:
             self._conversion_problem = error.problem if isinstance(error, PenstockError) else str(error)
         return folder if self._conversion_problem is None and store.is_whole(folder) else None
@@ -209,11 +214,13 @@ class Search:
         if candidate.is_converted and folder is None:
             if self._conversion_problem is not None:
                 return f"the model does not convert: {self._conversion_problem}"
-            return f"{NOT_TRIED}: converting takes a while, and {left:.0f} s of the search were left"
+            self._is_cut_short = True
+            return f"not tried: converting takes a while, and {left:.0f} s of the search were left"
         needed = (_LIGHT_START_S if candidate.runtime in _LIGHT else self.started.start_s) + _LADDER_S
         if left >= needed + self._finals_s:
             return None
-        return f"{NOT_TRIED}: it takes about {needed:.0f} s, and {left:.0f} s of the search were left"
+        self._is_cut_short = True
+        return f"not tried: it takes about {needed:.0f} s, and {left:.0f} s of the search were left"
 
     @property
     def _finals_s(self) -> float:
@@ -240,14 +247,15 @@ class Search:
         if climber.is_own:
             self.around.note(f"plan: measuring {climber.setting.runtime} ({self.clock.left:.0f} s left)")
         to_beat = self._best[0].rate if self._best else 0.0
-        _, why = self._attempt(lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=until))
+        is_done, why = self._attempt(lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=until))
+        self._is_cut_short |= is_done is False
         self.trials += [climber.trial(point, lanes) for point, lanes in climber.points]
         knee = ladder.best
         if knee is None and why is None:
             why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
         if why is not None:
             self.trials.append(Trial(climber.setting.runtime, rejected=why))
-        if knee is None or not climber.engine.is_up:
+        if knee is None:
             self._let_go(climber)
             return
         self.around.note(
@@ -318,11 +326,13 @@ class Search:
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
             best = self._best[0]
             if self.clock.left < best.contender.start_s + _LADDER_S:
+                self._is_cut_short = True
                 return
             self.around.note(f"plan: trying {setting.replicas} replicas of {setting.runtime}")
             more = self._start(setting)
             if more is None:
                 return
+            more.room_bytes = self._room(more)
             sizes = {best.point.batch_size}
             if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
                 sizes.add(max(1, best.point.batch_size // 2))
@@ -365,21 +375,24 @@ class Search:
 
     def _measured(self, measured: Contender, size: int, lanes: int) -> Point:
         """One more look at a size, noted among the trials; a point with a problem where there is no time for it."""
-        if self.clock.left < 4 * WINDOW_S or not measured.engine.is_up:
+        if not measured.engine.is_up:
+            return Point(size, problem="its process is gone")
+        if self.clock.left < 4 * WINDOW_S:
+            self._is_cut_short = True
             return Point(size, problem="there was no time for it")
         before = len(measured.points)
         point, why = self._attempt(lambda: measured.measure(size, self.clock, lanes=lanes))
         self.trials += [measured.trial(each, in_flight) for each, in_flight in measured.points[before:]]
         return point if point is not None else Point(size, problem=why)
 
-    @staticmethod
-    def _attempt(call: Callable[[], Value]) -> tuple[Value | None, str | None]:
+    def _attempt(self, call: Callable[[], Value]) -> tuple[Value | None, str | None]:
         """What a call gives, or why it gave nothing; only the user's own interrupt ends the search."""
         try:
             return call(), None
         except Interrupted:
             raise
         except PenstockError as error:
+            self._is_cut_short |= isinstance(error, OutOfTime)
             return None, f"{error.problem}: {error.received}" if error.received else error.problem
 
     def _let_go(self, contender_: Contender) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, replace
 
 from penstock import jobs, placing, registry, steps
@@ -12,15 +13,16 @@ from penstock.core.protocols import Source
 from penstock.core.records import ModelFile
 from penstock.core.tracing import SEARCH
 from penstock.engines.local import LocalEngine
-from penstock.errors import DeviceError, ModelError, OutputError, UsageError, WorkersDied
+from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
 from penstock.jobs import CHECKED_ROWS, Fixed, Started
 from penstock.options import NO_PLAN, PredictOptions
 from penstock.packages import CONVERTER, PACKAGES
 from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
-from penstock.planning.contender import Beside, Setting
-from penstock.planning.search import Search, choice_of
+from penstock.planning.contender import Beside, Setting, choice_of
+from penstock.planning.search import Search
+from penstock.runtimes.converting import cannot_write
 from penstock.runtimes.live import LiveModel
 from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
@@ -93,19 +95,23 @@ class _Start:
         if fixed is not None:
             return self._begin(self._file_for(fixed.recipe.runtime), fixed=fixed)
         plan = self._plan_at_hand()
+        broken: Plan | None = None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
             try:
                 return self._by_plan(plan)
             except _DOES_NOT_RUN as error:
                 if self.options.plan is not None:
                     raise
-                self._forget(plan, error)
+                broken = plan
+                self._tell_broken(error)
         may_search = may_search and self.options.plan != NO_PLAN
         file = self._file_for(self.options.runtime)
         wants_answers = may_search or self.options.precision != "model"
         started = self._begin(file, answers_rows=CHECKED_ROWS if wants_answers else 0)
+        if broken is not None:
+            store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
         try:
-            notes = self._told_precision(started)
+            notes = self._told_precision(file, started)
             return self._searched(file, started, notes) if may_search and not started.is_streamed else started
         except BaseException:
             started.close()
@@ -115,12 +121,14 @@ class _Start:
         """The plan that is known, or one that is searched for now."""
         known = store.load_plan(self._key()) if self._may_keep and not is_fresh else None
         if known is not None and not (known.is_cut_short and known.budget_s < tuning.MOST_SEARCH_S):
-            self.around.note("plan: found in the cache; --fresh searches again")
-            return known.for_rows(self._num_rows(known.choice.batch_size))
+            rows = self._num_rows(known.choice.batch_size)
+            if not known.is_outgrown_by(rows):
+                self.around.note("plan: found in the cache; --fresh searches again")
+                return known.for_rows(rows)
         self.around.note(f"loading {self.model.location}")
         file = self._file_for(self.options.runtime)
         with contextlib.closing(self._begin(file, answers_rows=CHECKED_ROWS)) as started:
-            notes = self._told_precision(started)
+            notes = self._told_precision(file, started)
             return self._search(file, started, self._num_rows(started.job.batch_size), tuning.MOST_SEARCH_S, notes)
 
     @property
@@ -161,11 +169,13 @@ class _Start:
         return plan
 
     def _deserves_more(self, plan: Plan) -> bool:
-        """Whether a plan was cut short by a job so much shorter than this one that it is worth another search."""
+        """Whether a plan was made for so much less than this job that it is worth another search."""
+        rows = self._num_rows(plan.choice.batch_size)
+        if plan.is_outgrown_by(rows):
+            return True
         if not plan.is_cut_short or plan.budget_s >= tuning.MOST_SEARCH_S:
             return False
-        allowed_s = tuning.Budget.of(plan.for_rows(self._num_rows(plan.choice.batch_size)).seconds).seconds
-        return allowed_s > _MUCH_MORE_TIME * plan.budget_s
+        return tuning.Budget.of(plan.for_rows(rows).seconds).seconds > _MUCH_MORE_TIME * plan.budget_s
 
     def _by_plan(self, plan: Plan) -> Started:
         """The job as a plan says. What was converted is found by the model, whatever path the plan names."""
@@ -177,10 +187,9 @@ class _Start:
         started.plan = plan
         return started
 
-    def _forget(self, plan: Plan, error: Exception) -> None:
-        store.forget(plan)
+    def _tell_broken(self, error: Exception) -> None:
         told = str(error).splitlines()[0]
-        self.around.note(f"plan: it does not run any more ({told}); the model's own framework does")
+        self.around.note(f"plan: it did not run ({told}); trying the model's own framework")
 
     def _searched(self, file: ModelFile, started: Started, notes: tuple[str, ...]) -> Started:
         """The job as the search says; as it was started where it is too short for one, or nothing better was found."""
@@ -197,34 +206,49 @@ class _Start:
         self.around.note(
             f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
         )
+        began = time.perf_counter()
         plan = self._search(file, started, rows, budget.seconds, notes)
         self.around.note(f"plan: {plan.reason}")
         begun = self._by_what_was_found(file, started, plan)
-        begun.search_s = plan.search_s
+        begun.search_s = time.perf_counter() - began
         return begun
 
     def _by_what_was_found(self, file: ModelFile, started: Started, plan: Plan) -> Started:
         """The job by the plan of a search: what is up already where that is it, or its processes anew."""
+        present = choice_of(started, file)
+        own = [
+            trial
+            for trial in plan.trials
+            if (trial.runtime, trial.replicas) == (present.runtime, present.replicas)
+            and trial.threads in (0, present.threads)
+        ]
         # What was measured up to a failure is not trusted with the job itself.
-        has_failed = any(trial.rejected for trial in plan.trials if trial.runtime == started.recipe.runtime)
+        has_failed = any(trial.rejected for trial in own)
         assert isinstance(started.engine, LocalEngine)
-        if plan.choice == choice_of(started) and started.engine.is_up and not has_failed:
-            started.plan = plan
-            return started
+        if started.engine.is_up and not has_failed:
+            if plan.choice == present:
+                started.plan = plan
+                return started
+            saved_s = plan.rows / started.rows_per_second() - plan.rows / max(plan.rate_of(plan.choice), 1e-9)
+            if saved_s < plan.start_s:
+                self.around.note("plan: starting it would take longer than it saves here; it is kept for other jobs")
+                return started
         started.close()
         try:
             return self._by_plan(plan)
         except _DOES_NOT_RUN as error:
-            self._forget(plan, error)
-            return self._begin(file)
+            self._tell_broken(error)
+            begun = self._begin(file)
+            store.forget(plan)
+            return begun
 
     def _search(self, file: ModelFile, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
         clock = Clock(self.around.stop, seconds)
         found = Search(file, self.step, started, rows, self.around, clock).run()
         if self.meter.trace is not None:
             self.meter.trace.note(SEARCH, clock.began)
-        plan = prediction.plan_of(found, started, rows, clock.spent)
-        plan = replace(plan, budget_s=seconds, notes=notes, step=self.step)
+        plan = prediction.plan_of(found, started, rows)
+        plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if self._may_keep:
             plan = replace(plan, key=self._key())
             store.save_plan(plan)
@@ -242,44 +266,51 @@ class _Start:
                     hint=package.install,
                 )
         folder = store.conversion_folder(self.step)
-        if store.is_whole(folder):
-            store.touch(folder)
-        else:
-            self._convert(folder, runtime)
-        return store.converted_model(self.model, folder)
+        file = store.converted_model(self.model, folder)
+        exact = replace(file, precision="model")
+        kind = placing.devices_for(self.options, None, None, runtime)[0].kind
+        if not store.is_whole(folder):
+            self.around.note("converting the model")
+            self._convert_and_compare(folder, exact, runtime)
+        elif not store.is_agreed(folder, exact, runtime, kind, self.options.tolerance):
+            self.around.note("comparing the converted model with the model's own framework")
+            self._convert_and_compare(folder, exact, runtime)
+        store.touch(folder)
+        return file
 
-    def _convert(self, folder: str, runtime: str) -> None:
-        """Convert the model, and see that what comes out gives its answers."""
-        self.around.note("converting the model")
-        options = replace(self.options, runtime=None)
-        own = jobs.start(self.model, self.source, options, Meter(), self.around, answers_rows=CHECKED_ROWS)
+    def _convert_and_compare(self, folder: str, file: ModelFile, runtime: str) -> None:
+        """Convert the model, where that is not done, and see that what comes out gives its answers.
+
+        Raises:
+            ModelError: It does not convert, or answers something else.
+        """
+        options = replace(self.options, runtime=None, precision="model")
+        model = replace(self.model, precision="model")
+        own = jobs.start(model, self.source, options, Meter(), self.around, answers_rows=CHECKED_ROWS)
         with contextlib.closing(own):
             assert isinstance(own.engine, LocalEngine)
             clock = Clock(self.around.stop, _PATIENCE_S)
             problem: str | None = f"it is loaded by {own.recipe.runtime}, and only TensorFlow's steps are converted"
-            if can_convert(self.model, own.recipe.runtime):
+            if store.is_whole(folder):
+                problem = None
+            elif can_convert(self.model, own.recipe.runtime):
                 try:
                     with store.staged(folder) as staging:
                         problem = own.engine.convert(staging, clock)
                 except OSError as error:
-                    raise OutputError(
-                        "the converted model cannot be written",
-                        received=str(error),
-                        hint="$PENSTOCK_CACHE names another folder for it",
-                    ) from None
+                    raise cannot_write(error) from None
             if problem is not None:
                 raise ModelError(
                     "the model does not convert", received=problem, hint="another --runtime runs it as it is"
                 )
-            file = store.converted_model(self.model, folder)
             setting = Setting(runtime, file, own.recipe.threads, own.placement.devices[:1], own.placement.lanes)
             contender.start(setting, Beside.of(own), options.tolerance, self.around, clock).engine.close()
 
-    def _told_precision(self, started: Started) -> tuple[str, ...]:
+    def _told_precision(self, file: ModelFile, started: Started) -> tuple[str, ...]:
         """How far the answers are from the model's own, where another precision was asked for; people are told."""
         if self.model.precision == "model" or started.is_streamed:
             return ()
-        whole = replace(self.model, precision="model")
+        whole = replace(file, precision="model")
         setting = Setting(
             started.recipe.runtime,
             whole,

@@ -24,6 +24,7 @@ from penstock.pool.devices import usable_cores
 
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
+_ABANDONED_S = 24 * 3600.0
 _OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout")
 """Options that say which rows are taken: the plan for the others is the same."""
 
@@ -110,9 +111,15 @@ def save_plan(plan: Plan) -> None:
     path = _plan_path(plan.key)
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False, encoding="utf-8") as file:
-            json.dump(plan.as_json(), file, indent=1)
-        os.replace(file.name, path)
+        _write(path, json.dumps(plan.as_json(), indent=1))
+
+
+def _write(path: str, text: str) -> None:
+    """Replace a small file, whole or not at all."""
+    folder = os.path.dirname(path)
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".new-", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)
 
 
 def forget(plan: Plan) -> None:
@@ -145,7 +152,32 @@ def conversion_folder(step: str) -> str:
 
 
 def is_whole(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, "model.onnx")) and os.path.isfile(os.path.join(folder, "signature.json"))
+    """Whether a converted step is there, of the size that it was written with."""
+    try:
+        with open(os.path.join(folder, "signature.json"), encoding="utf-8") as file:
+            num_bytes = json.load(file)["num_bytes"]
+        return bool(os.path.getsize(os.path.join(folder, "model.onnx")) == num_bytes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, difference: float) -> None:
+    """A converted step gave the answers of the model's own framework on this runtime, but for this difference."""
+    with contextlib.suppress(OSError):
+        _write(_agreement_path(folder, model, runtime, device_kind), repr(difference))
+
+
+def is_agreed(folder: str, model: ModelFile, runtime: str, device_kind: str, tolerance: float) -> bool:
+    """Whether that was seen before."""
+    try:
+        with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8") as file:
+            return float(file.read()) <= tolerance
+    except (OSError, ValueError):
+        return False
+
+
+def _agreement_path(folder: str, model: ModelFile, runtime: str, device_kind: str) -> str:
+    return os.path.join(folder, f"agreed-{runtime}-{device_kind}-{model.precision}")
 
 
 def touch(folder: str) -> None:
@@ -163,9 +195,10 @@ def staged(folder: str) -> Iterator[str]:
     staging = tempfile.mkdtemp(prefix=".staging-", dir=parent)
     try:
         yield staging
-        if is_whole(staging):
+        # Another run may have been faster with the same step, and be at work with it: it stays.
+        if is_whole(staging) and not is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another run was faster with the same step
+            with contextlib.suppress(OSError):
                 os.replace(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -184,8 +217,12 @@ def converted_model(model: ModelFile, folder: str) -> ModelFile:
 
 
 def _drop_oldest(parent: str) -> None:
-    """Converted steps are as large as their models: only the latest are kept."""
-    folders = [entry for entry in os.scandir(parent) if entry.is_dir() and not entry.name.startswith(".")]
+    """Converted steps are as large as their models: only the latest are kept, and nothing of runs that were killed."""
+    folders = [entry for entry in os.scandir(parent) if entry.is_dir()]
+    for entry in [entry for entry in folders if entry.name.startswith(".")]:
+        folders.remove(entry)
+        if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
     folders.sort(key=lambda entry: entry.stat().st_mtime)
     for entry in folders[: max(0, len(folders) - _KEPT_CONVERSIONS + 1)]:
         # A job that runs by it may start a replica again.

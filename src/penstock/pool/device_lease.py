@@ -88,23 +88,13 @@ class Lease:
         self._holders = holders
         self._token = token
 
-    def shrink(self, num_bytes: int) -> None:
-        """Keep only so much, once it is known what the run needs. What is kept never grows."""
-        self.num_bytes = min(self.num_bytes, num_bytes)
-        self._rewrite(lambda mine: [Holder(**(asdict(mine) | {"reserved_bytes": self.num_bytes}))])
-
     def close(self) -> None:
         """Give it back."""
-        self._rewrite(lambda mine: [])
-        self._holders = None
-
-    def _rewrite(self, change: Callable[[Holder], list[Holder]]) -> None:
         if self._holders is None:
             return
         with self._holders.locked():
-            entries = self._holders.read()
-            kept = [new for each in entries for new in (change(each) if each.token == self._token else [each])]
-            self._holders.write(kept)
+            self._holders.write([each for each in self._holders.read() if each.token != self._token])
+        self._holders = None
 
 
 def take(

@@ -93,7 +93,7 @@ class _Gathered:
         if example is None:
             return None
         whole = [example if piece is None else piece for piece in self.pieces] or [example]
-        outputs = {name: _joined([piece[name] for piece in whole]) for name in example}
+        outputs = {name: joined([piece[name] for piece in whole]) for name in example}
         places = np.minimum(np.arange(size), len(next(iter(outputs.values()))) - 1)
         return {name: take_positions(output, places) for name, output in outputs.items()}
 
@@ -368,7 +368,8 @@ def _first_row(outputs: Columns) -> Columns:
     return {name: take_positions(output, np.zeros(1, np.int64)) for name, output in outputs.items()}
 
 
-def _joined(pieces: list[Column]) -> Column:
+def joined(pieces: list[Column]) -> Column:
+    """The answers of several batches, one after the other."""
     shapes = {piece.shape[1:] if isinstance(piece, np.ndarray) else None for piece in pieces}
     # As long as the longest row of its piece: lists, as they would be from batch to batch.
     return join(pieces) if len(shapes) == 1 else to_lists(pieces)

@@ -6,6 +6,7 @@ by its control groups (versions 1 and 2), a shell's `ulimit -v` by the process i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ def peak_bytes() -> int:
     """The most resident memory that this process has held so far."""
     peak = _status_bytes("VmHWM:")
     return peak if peak is not None else int(psutil.Process(os.getpid()).memory_info().rss)
+
+
+def forget_peak() -> None:
+    """Count the peak anew from here; where the system does not offer that, it stays what it was."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
 
 def available_bytes() -> int:

@@ -11,7 +11,7 @@ from penstock.core.events import Measure, Measured
 from penstock.core.protocols import Gauged, Replica
 from penstock.core.records import Columns
 from penstock.errors import OutOfMemory, PenstockError, one_line
-from penstock.pool.memory import peak_bytes
+from penstock.pool.memory import forget_peak, peak_bytes
 
 _LEAST_CALLS = 2
 _STRANGER = 1 << 24
@@ -23,6 +23,8 @@ def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
     if not first_rows:
         return Measured(order.batch_size, problem="every one of the first rows fails")
     batch = sized(first_rows, order.batch_size)
+    if not order.is_warm:
+        forget_peak()
     if order.room_bytes is not None and isinstance(replica, Gauged):
         needed = replica.predicted_bytes(batch)
         if needed is not None and needed > order.room_bytes:

@@ -6,15 +6,17 @@ the line is closed, and ends at once when it is: a coordinator that was killed l
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 
+from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
 from penstock.core.events import (
@@ -41,7 +43,7 @@ from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
-from penstock.pool.fitting import Fitting
+from penstock.pool.fitting import Fitting, joined
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.probing import measure, rejects_strangers
@@ -161,12 +163,14 @@ class ReplicaProcess:
         assert self._replica is not None
         if self._pipeline is not None:
             self._pipeline.close()
+        more: Iterator[Batch] = iter(())
         if message.warm is not None:
             slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
             self._batches = BatchInlet(slots, self._channel.send)
             batch = self._batches.open(message.warm, message.warm_chunks)
         else:
-            batch = next(load_batches(message.job, message.sample))
+            more = load_batches(message.job, message.sample)
+            batch = next(more)
         self._bindings = message.job.bindings
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         self._fitting = Fitting(
@@ -181,7 +185,7 @@ class ReplicaProcess:
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
         if message.answers_rows:
-            prepared, alive = _with_answers(prepared, self._fitting, batch, message)
+            prepared, alive = _with_answers(prepared, self._fitting, itertools.chain([batch], more), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
@@ -219,17 +223,30 @@ def _give_up(error: MemoryError) -> NoReturn:
     os._exit(1)
 
 
-def _with_answers(prepared: Prepared, replica: Replica, batch: Batch, message: Prepare) -> tuple[Prepared, Array]:
-    """With the answers of the first rows that did not fail; and the places of all that did not."""
+def _with_answers(
+    prepared: Prepared, replica: Replica, batches: Iterable[Batch], message: Prepare
+) -> tuple[Prepared, Array]:
+    """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
     sample = message.sample
-    outputs, rejected = predict_surviving(replica, batch, sample.start)
-    failed = {failure.row for failure in (*batch.failures, *rejected)}
-    rows = [sample.start + int(position) for position in batch.positions]
-    alive = np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
-    taken = alive[: message.answers_rows]
-    answers = {name: take_positions(output, taken) for name, output in outputs.items()}
-    answered = tuple(sample.number(rows[place]) for place in taken)
-    return replace(prepared, answers=answers, answered=answered), alive
+    alive_at_first: Array | None = None
+    found: list[Columns] = []
+    answered: list[int] = []
+    for batch in batches:
+        outputs, rejected = predict_surviving(replica, batch, sample.start)
+        failed = {failure.row for failure in (*batch.failures, *rejected)}
+        rows = [sample.start + int(position) for position in batch.positions]
+        alive = np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
+        alive_at_first = alive if alive_at_first is None else alive_at_first
+        taken = alive[: message.answers_rows - len(answered)]
+        found.append({name: take_positions(output, taken) for name, output in outputs.items()})
+        answered += [sample.number(rows[place]) for place in taken]
+        if len(answered) >= min(message.answers_rows, ENOUGH_ROWS):
+            break
+    assert alive_at_first is not None
+    answers = {
+        name: joined([piece[name] for piece in found]) if len(found) > 1 else found[0][name] for name in found[0]
+    }
+    return replace(prepared, answers=answers, answered=tuple(answered)), alive_at_first
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from penstock.core.batching import Batch
 from penstock.core.columns import describe
 from penstock.core.events import Prepared
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Binding, Columns, Signature, Span, TensorSpec
+from penstock.core.records import Array, Binding, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.errors import ModelError, PenstockError
 from penstock.pool.surviving import check_rows, predict_surviving
@@ -24,7 +24,9 @@ def warm_up(replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Bin
         ModelError: The model gives something that is not one row for each row.
     """
     _timed(replica, batch, sample)
-    seconds, outputs = _timed(replica, batch, sample)
+    seconds, outputs, rejected = _timed(replica, batch, sample)
+    if rejected:  # finding them took longer than batches do
+        seconds = _time_without(replica, batch, sample, {failure.row for failure in rejected})
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
     follows = find_followed(replica, batch, outputs, bindings)
     follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.lengths))
@@ -87,7 +89,18 @@ def _grown(array: Array) -> Array:
     return np.concatenate([array, array[:, -1:]], axis=1)
 
 
-def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns]:
+def _time_without(replica: Replica, batch: Batch, sample: Span, rejected: set[int]) -> float:
+    """What a batch takes with others in the places of the rows that the model rejects."""
+    rows = [sample.start + int(position) for position in batch.positions]
+    alive = [place for place, row in enumerate(rows) if row not in rejected]
+    places = np.resize(alive, len(next(iter(batch.arrays.values()))))
+    clean = {name: array[places] for name, array in batch.arrays.items()}
+    started = time.perf_counter()
+    replica.predict(clean)
+    return time.perf_counter() - started
+
+
+def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns, list[RowFailure]]:
     started = time.perf_counter()
     outputs, rejected = predict_surviving(replica, batch, sample.start)
     if len(rejected) == batch.rows:
@@ -96,4 +109,4 @@ def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns
             received=rejected[0].reason,
             hint="check --input: are these the columns that the model was trained on?",
         )
-    return time.perf_counter() - started, outputs
+    return time.perf_counter() - started, outputs, rejected

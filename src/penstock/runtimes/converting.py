@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.signature_json import from_json, to_json
-from penstock.errors import ModelError, PenstockError, one_line
+from penstock.errors import ModelError, OutputError, PenstockError, one_line
 from penstock.runtimes.onnx_graph import embed, from_erfc, release_constants, unknown_operations
 
 OPSET = 18
@@ -81,6 +81,9 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
 
     Returns:
         Why it cannot be converted, in one line; None where it was.
+
+    Raises:
+        OutputError: The disk is full, or the folder may not be written to.
     """
     try:
         import tf2onnx  # noqa: F401
@@ -96,9 +99,19 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         return str(told)
     except PenstockError as error:
         return error.problem
+    except OSError as error:
+        raise cannot_write(error) from None
     except Exception as error:  # whatever a converter makes of a model that it does not know: the plan goes on
         return one_line(error)
     return None
+
+
+def cannot_write(error: OSError) -> OutputError:
+    return OutputError(
+        "the converted model cannot be written",
+        received=str(error),
+        hint="$PENSTOCK_CACHE names another folder for it",
+    )
 
 
 def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
@@ -240,7 +253,9 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         "outputs": outputs,
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
-    with open(os.path.join(folder, _MODEL), "wb") as opened:
-        opened.write(content)
-    with open(os.path.join(folder, _SIGNATURE), "w", encoding="utf-8") as opened_text:
-        json.dump(told, opened_text, indent=1)
+    told["num_bytes"] = len(content)
+    for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(told, indent=1).encode())):
+        with open(os.path.join(folder, name), "wb") as opened:
+            opened.write(written)
+            opened.flush()
+            os.fsync(opened.fileno())

@@ -16,6 +16,8 @@ from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_o
 from penstock.runtimes.precision import AS_MADE, STRICT_FLOAT32, check_kind
 from penstock.runtimes.xla import xla_flags
 
+_WIDE = ("int64", "uint64", "uint32", "float64")
+
 
 def xla_environment(device: Device, threads: int) -> dict[str, str]:
     """The variables that pin a process in which JAX runs."""
@@ -72,7 +74,11 @@ class JaxRuntime:
                 received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
                 hint="pip install 'jax[cuda12]', or --devices cpu",
             ) from None
-        return JaxReplica(call_keras_model(model), target, model.answers)
+        call = call_keras_model(model)
+        if any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs)):
+            # Without this JAX cuts to 32 bits whatever has 64, without a word.
+            jax.config.update("jax_enable_x64", True)
+        return JaxReplica(call, target, model.answers)
 
 
 class JaxReplica:

@@ -28,8 +28,8 @@ class LiveModel:
         self.backend: str = _backend_of(model)
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
-        self.few_s: float | None = None
-        """What a few rows take, once that was measured."""
+        self.few_s: dict[tuple[tuple[int, ...], ...], float] = {}
+        """What a few rows of these shapes take, once that was measured."""
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]

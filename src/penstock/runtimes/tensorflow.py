@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -174,6 +175,7 @@ class TensorFlowReplica:
         self._tf = tf
         self._place = place
         self._plain = tf.function(answering, autograph=False)
+        self._for_any_rows: dict[tuple[Any, ...], Any] = {}
         self._needs_xla = needs_xla
         if place.startswith("/GPU"):
             self._step = _compiled_for_gpu(answering)
@@ -216,7 +218,7 @@ class TensorFlowReplica:
                 return dict(step(tensors))
             except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
-                outputs = dict(self._plain(tensors))
+                outputs = self._run_plain(tensors)
                 if self._needs_xla:
                     raise RefusedByRuntime(
                         "XLA does not compile this model", received=one_line(error), hint="--runtime tensorflow"
@@ -224,7 +226,26 @@ class TensorFlowReplica:
                 print(f"penstock: without XLA, because it rejects this model: {one_line(error)}", flush=True)
                 self._step = None
                 return outputs
-        return dict(self._plain(tensors))
+        return self._run_plain(tensors)
+
+    def _run_plain(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Without XLA a step is traced once for any number of rows, as `model.predict` does it: tracing takes seconds.
+
+        Where a model insists on a number, it is traced for each.
+        """
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
+        key = tuple((name, tensor.dtype, shapes[name]) for name, tensor in tensors.items())
+        function = self._for_any_rows.get(key)
+        if function is None:
+            function = self._plain
+            if self.signature.fixed_batch is None:
+                specs = {name: self._tf.TensorSpec((None, *shapes[name]), t.dtype) for name, t in tensors.items()}
+                is_open = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
+                with contextlib.suppress(Exception):  # told by the run itself, if it is not the number of rows
+                    is_open.get_concrete_function()
+                    function = is_open
+            self._for_any_rows[key] = function
+        return dict(function(tensors))
 
 
 class TensorFlowOnGpu(TensorFlowReplica):

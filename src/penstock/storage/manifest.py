@@ -36,6 +36,7 @@ class Manifest:
         part_rows: Where the input streams, spans and parts are not known when the job starts: a part ends when it has
             so many rows. None for all other inputs.
         streamed: The spans and rows that such an input had, once it has ended.
+        split: Replicas on each device, and batches in flight in each: no bit depends on them, but the speed does.
     """
 
     request: dict[str, Any]
@@ -52,6 +53,7 @@ class Manifest:
     max_failures: float = 0.1
     part_rows: int | None = None
     streamed: tuple[int, int] | None = None
+    split: tuple[int, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -84,6 +86,7 @@ class Manifest:
             "parts": list(self.parts),
             "versions": self.versions,
             "weights": self.weights,
+            "split": self.split,
             "max_failures": self.max_failures,
             "part_rows": self.part_rows,
             "streamed": self.streamed,
@@ -148,6 +151,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         parts=tuple(document["parts"]),
         versions=document["versions"],
         weights=document["weights"],
+        split=tuple(document["split"]) if document.get("split") else None,
         max_failures=document["max_failures"],
         part_rows=document["part_rows"],
         streamed=_tuples(document["streamed"]),

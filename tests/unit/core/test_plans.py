@@ -52,3 +52,10 @@ def test_people_see_which_row_was_chosen_and_why_others_were_not() -> None:
     assert "openvino" in marked[0]
     assert "250" in marked[0]
     assert any("torch: not installed" in line for line in lines)
+
+
+def test_a_plan_for_a_few_rows_is_no_plan_for_millions() -> None:
+    few = replace(PLAN, choice=replace(PLAN.choice, batch_size=128), rows=100)
+    assert few.is_outgrown_by(3_000_000)
+    assert not few.is_outgrown_by(150)
+    assert not PLAN.is_outgrown_by(3_000_000)

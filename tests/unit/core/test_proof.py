@@ -43,9 +43,9 @@ def test_one_constant_output_among_others_is_enough() -> None:
     assert "bias" in (prove(answers, answers, 1e-4).problem or "")
 
 
-def test_another_class_is_found_even_within_the_tolerance() -> None:
-    theirs = softmax(SCORES)
-    row = 5
+@pytest.mark.parametrize("theirs", [softmax(SCORES), SCORES.astype(np.float32)], ids=["probabilities", "logits"])
+def test_another_class_is_found_even_within_the_tolerance(theirs: np.ndarray) -> None:  # type: ignore[type-arg]
+    theirs, row = theirs.copy(), 5
     first, second = np.argsort(theirs[row])[::-1][:2]
     middle = (theirs[row, first] + theirs[row, second]) / 2
     theirs[row, first], theirs[row, second] = middle + 2e-5, middle - 2e-5

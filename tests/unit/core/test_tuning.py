@@ -40,6 +40,12 @@ def test_a_runtime_that_is_fastest_at_one_row_gets_one_row() -> None:
     assert climb(Ladder(1, 1 << 16), lambda size: 200.0 / size**0.1).batch_size == 1
 
 
+@pytest.mark.parametrize(("first", "fastest"), [(512, 64), (8, 1), (64, 64)])
+def test_it_goes_down_where_it_began_too_high(first: int, fastest: int) -> None:
+    found = climb(Ladder(first, 1 << 16), lambda size: 100.0 - 9 * abs(size.bit_length() - fastest.bit_length()))
+    assert fastest <= found.batch_size <= 2 * fastest
+
+
 def test_one_slow_step_in_between_does_not_end_it() -> None:
     rates = {1: 100.0, 2: 99.0, 4: 180.0, 8: 300.0, 16: 310.0, 32: 305.0}
     assert climb(Ladder(1, 32), lambda size: rates.get(size, 250.0)).batch_size in (8, 12, 16)

@@ -187,7 +187,7 @@ def test_first_batch_stays_in_its_slot_and_the_rest_of_its_span_is_dropped(feed:
 
 
 def test_the_first_rows_are_read_twice_as_the_first_time_is_slow(feed: LoaderFeed) -> None:
-    feed._sample = Span(-1, 0, 4, ())
+    feed._sample, feed._is_timed = Span(-1, 0, 4, ()), True
     feed._deliver(SpanLoaded(-1, 1, 0.5, 0.0))
     assert feed.rows_loaded_per_s is None
     assert feed.pool.withdraw() == [feed._sample]

@@ -32,13 +32,13 @@ def test_the_last_thread_that_leaves_undoes_a_change() -> None:
     def stays_longer() -> None:
         with shared():
             is_in.set()
-            assert has_left.wait(5)
+            assert has_left.wait(60)
             seen.append("still inside")
 
     with shared(), shared():
         thread = threading.Thread(target=stays_longer)
         thread.start()
-        assert is_in.wait(5)
+        assert is_in.wait(60)
     has_left.set()
     thread.join()
     assert seen == ["made", "still inside", "undone"]

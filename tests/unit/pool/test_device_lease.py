@@ -84,15 +84,6 @@ def test_the_second_run_plans_from_what_the_first_leaves(tmp_path: Path) -> None
     assert entries(tmp_path / "leases") == []
 
 
-def test_what_a_run_turns_out_not_to_need_is_given_back(tmp_path: Path) -> None:
-    gpu, folder = Gpu(), str(tmp_path)
-    lease = take(GPU, fraction=1.0, measure=gpu, folder=folder)
-    lease.shrink(10 * GIB)
-    lease.shrink(90 * GIB)
-    assert lease.num_bytes == 10 * GIB
-    assert take(GPU, fraction=1.0, say=lambda text: None, measure=gpu, folder=folder).num_bytes == 130 * GIB
-
-
 def test_a_run_of_the_past_holds_nothing(tmp_path: Path) -> None:
     dead = holder(100, pid=2**22 + 1)
     reused = Holder("r", os.getpid(), device_lease.started_s(os.getpid()) - 100, 30 * GIB, 0)
@@ -132,7 +123,6 @@ def test_a_run_that_waits_can_be_stopped(tmp_path: Path) -> None:
 def test_the_cpu_needs_no_lease() -> None:
     lease = take(Device("cpu", 0))
     assert lease.num_bytes == 0
-    lease.shrink(5)
     lease.close()
 
 

@@ -106,7 +106,7 @@ def test_two_readers_of_one_stream_take_turns() -> None:
     def first() -> None:
         with streams.at("a", 0, Counting) as place:
             is_inside.set()
-            assert may_leave.wait(10)
+            assert may_leave.wait(60)
             order.append(f"first {sum(len(piece['x']) for piece in place.read(10))}")
 
     def second() -> None:
@@ -114,7 +114,7 @@ def test_two_readers_of_one_stream_take_turns() -> None:
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     threads[0].start()
-    assert is_inside.wait(10)
+    assert is_inside.wait(60)
     threads[1].start()
     threads[1].join(timeout=0.05)
     assert order == []
