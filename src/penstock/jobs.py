@@ -325,7 +325,9 @@ def _most_on_the_host(row_bytes: int, options: PredictOptions) -> int:
 
 
 def _no_larger_than(source: Source, size: int) -> int:
-    """A batch size that was asked or planned for; of few rows no more than holds them all."""
+    """A batch size that was asked or planned for; of few rows no more than holds them all. A stream has any number."""
+    if not getattr(source, "is_resumable", True):
+        return size
     rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
     return min(size, 1 << max(0, rows - 1).bit_length())
 

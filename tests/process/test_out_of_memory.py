@@ -124,14 +124,14 @@ class TestCaught:
         write_wide_model(tmp_path / "wide.onnx")
         command = penstock_command(
             "predict", tmp_path / "wide.onnx", "rows.parquet", "--output", tmp_path / "out", "--batch-size", 256,
-            "--limit", 64, "--threads", 1,
+            "--limit", 200, "--threads", 1,
         )  # fmt: skip
         limited = ["prlimit", f"--as={4 << 30}", *command]
         ran = run_limited(limited, place, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
         assert ran.returncode == 0, ran.stderr
         found = read_rows(tmp_path / "out")
-        assert found.column("row").to_pylist() == list(range(64))
-        np.testing.assert_array_equal(found.column("y").to_numpy(), np.load(place / "x.npy")[:64].max(axis=1))
+        assert found.column("row").to_pylist() == list(range(200))
+        np.testing.assert_array_equal(found.column("y").to_numpy(), np.load(place / "x.npy")[:200].max(axis=1))
         assert "cpu:0 ran out of memory at a batch of 256 rows" in (tmp_path / "out/_penstock/log.txt").read_text()
         assert min(journal(tmp_path / "out")[0]["reduced"].values()) < 256
 

@@ -67,23 +67,24 @@ class Contender:
         """
         lanes = self.setting.lanes if lanes is None else lanes
         order = Measure(batch_size, WINDOW_S / 2, lanes, self.room_bytes)
-        began = time.perf_counter()
-        point = self._glance(order, clock)
-        is_long = self.setting.replicas == 1 and time.perf_counter() - began > 2 * WINDOW_S
+        point, seconds = self._glance(order, clock)
+        is_long = self.setting.replicas == 1 and seconds > 2 * WINDOW_S
         if point.problem is None and not is_long:
-            again = self._glance(replace(order, is_warm=True), clock)
+            again, _ = self._glance(replace(order, is_warm=True), clock)
             is_better = again.rows_per_s > point.rows_per_s
             point = again if is_better or self.setting.replicas > 1 else point
         self.points.append((point, lanes))
         return point
 
-    def _glance(self, order: Measure, clock: Clock) -> Point:
+    def _glance(self, order: Measure, clock: Clock) -> tuple[Point, float]:
+        """What was seen, and the seconds that were measured: compiling is not among them."""
         found = self.engine.measure(order, self.setting.replicas, clock)
         problem = next((each.problem for each in found if each.problem is not None), None)
         rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
         if self.setting.devices[0].kind == "cpu":
             rate = tuning.with_its_way(rate, order.batch_size, usable_cores())
-        return Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
+        point = Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
+        return point, max(each.seconds for each in found)
 
     def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> bool:
         """Climb a ladder; returns whether there was the time to reach its end.
