@@ -14,7 +14,7 @@ import pytest
 
 from penstock.core.protocols import Replica, Runtime
 from penstock.core.records import Columns, Device, ModelFile
-from penstock.errors import DeviceError, ModelError, OutOfMemory
+from penstock.errors import DeviceError, ModelError, OutOfMemory, RefusedByRuntime
 from penstock.runtimes.onnx import OnnxRuntime
 from penstock.runtimes.openvino import OpenVinoRuntime
 from tests.conftest import ENVIRONMENT
@@ -72,6 +72,13 @@ def test_a_converted_step_answers_as_tensorflow_did(
     two_rows = {key: array[1:3] for key, array in told.batch.items()}
     assert_agree(replica.predict(two_rows), {key: array[1:3] for key, array in told.answers.items()}, 1e-4)
     replica.close()
+
+
+def test_whole_numbers_of_64_bits_stay_with_who_has_them(converted: tuple[Path, dict[str, Told]]) -> None:
+    folder, told = converted[0] / "wide", converted[1]["wide"]
+    assert_agree(load("onnx", folder).predict(told.batch), told.answers, 0.0)
+    with pytest.raises(RefusedByRuntime, match="OpenVINO cuts whole numbers to 32 bits"):
+        load("openvino", folder)
 
 
 @pytest.mark.parametrize(

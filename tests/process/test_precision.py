@@ -97,6 +97,11 @@ def test_xla_on_a_cpu_agrees(on_tensorflow: dict[str, Any]) -> None:
     assert difference(on_tensorflow["model"], on_tensorflow["xla"]) < 1e-5
 
 
+def test_whole_numbers_inside_a_model_keep_their_64_bits(found: dict[str, Any]) -> None:
+    expected = np.arange(10_000, 10_064) * 1_000_003 % 9973
+    np.testing.assert_array_equal(np.array(found["wide"]["answers"])[:, 0], expected)
+
+
 def test_what_xla_does_not_compile_is_refused_and_not_run_otherwise(on_tensorflow: dict[str, Any]) -> None:
     refused = on_tensorflow["xla of strings"]
     assert (refused["error"], refused["problem"]) == ("RefusedByRuntime", "XLA does not compile this model")

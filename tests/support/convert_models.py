@@ -51,6 +51,7 @@ def cases() -> Iterator[Case]:
     yield Case("masked gru", recurrent(layers.GRU(8), layers.Masking()), {"x": padded}, {}, lengths=(0,))
     yield Case("encoder", encoder(), {"tokens": RANDOM.integers(0, 50, (ROWS, 10)).astype("i4")}, {})
     yield Case("quantized", quantized(), {"x": sequence[:, 0]}, {})
+    yield Case("wide", wide(), {"x": np.arange(10_000, 10_000 + ROWS, dtype="f4")[:, None]}, {})
     yield Case("words", lookup(), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {})
     yield Case("bins", bins(), {"x": sequence[:, 0, :1]}, {})
     yield Case("bfloat16", half("mixed_bfloat16"), {"x": sequence[:, 0]}, {})
@@ -111,6 +112,13 @@ def quantized() -> Any:
     model = keras.Sequential([layers.Input((5,), name="x"), layers.Dense(16), layers.Dense(3)])
     model.quantize("int8")
     return model
+
+
+def wide() -> Any:
+    """Floats outside, whole numbers of 64 bits inside."""
+    given = layers.Input((1,), name="x")
+    rest = keras.ops.mod(keras.ops.cast(given, "int64") * 1_000_003, 9973)
+    return keras.Model(given, keras.ops.cast(rest, "float32"))
 
 
 def lookup() -> Any:

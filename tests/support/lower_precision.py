@@ -16,6 +16,7 @@ from penstock.runtimes.jax import JaxRuntime
 from penstock.runtimes.tensorflow import TensorFlowRuntime
 
 CPU = Device("cpu", 0)
+WIDE_ROWS = np.arange(10_000, 10_064, dtype=np.float32)[:, None]
 ROWS = np.random.default_rng(1).integers(0, 17, (64, 64), dtype=np.uint8)
 
 
@@ -59,6 +60,15 @@ def words_model(path: str) -> None:
     keras.Model(word, keras.layers.Dense(2, name="sense")(vector)).save(path)
 
 
+def wide_model(path: str) -> None:
+    """Floats outside, whole numbers of 64 bits inside."""
+    import keras
+
+    x = keras.Input((1,), name="x")
+    rest = keras.ops.mod(keras.ops.cast(x, "int64") * 1_000_003, 9973)
+    keras.Model(x, keras.ops.cast(rest, "float32")).save(path)
+
+
 def main(framework: str, models: str) -> None:
     runtime = {"tensorflow": TensorFlowRuntime(), "jax": JaxRuntime()}[framework]
     digits = ModelFile("keras", f"{models}/digits.keras", "", (framework,))
@@ -72,6 +82,10 @@ def main(framework: str, models: str) -> None:
         found[f"no layers, {precision}"] = outcome(runtime, replace(colour, precision=precision), photo)
     if framework == "tensorflow":
         found |= only_tensorflow(digits, models)
+    # The last: on JAX it changes what the whole process computes in.
+    wide = replace(digits, location=f"{models}/wide_on_{framework}.keras")
+    wide_model(wide.location)
+    found["wide"] = outcome(runtime, wide, {"x": WIDE_ROWS})
     print(json.dumps(found))
 
 

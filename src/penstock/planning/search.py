@@ -8,7 +8,7 @@ A contender that fails, dies or takes too long ends its own part of it, never th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,12 +30,11 @@ from penstock.surroundings import Surroundings
 
 _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30
-_ROUNDS = 2
 _RIVAL = 0.6
 """A contender that reached this share of the best is measured once more beside it."""
 _OWN_SHARE = 0.3
 """Of the time of a search, what the batch sizes of the model's own framework may take."""
-_FINALS_SHARE = 0.2
+_FINALS_SHARE = 0.3
 """Of the time of a search, what is kept for the best of all: a second look, other replicas, other lanes."""
 _LIGHT = ("openvino", "onnx", "onnx-tensorrt")
 _LIGHT_START_S = 2.0
@@ -293,33 +292,25 @@ class Search:
         """The two best were measured at different times: again, in turn, unless they are far apart."""
         if len(self._best) < 2 or self._best[1].rate < _RIVAL * self._best[0].rate:
             return
-        rates: list[list[float]] = [[], []]
-        for _ in range(_ROUNDS):
-            for place, each in enumerate(self._best):
-                point = self._measured(each.contender, each.point.batch_size, each.lanes)
-                if point.problem is not None:
-                    return
-                rates[place].append(point.rows_per_s)
-        for each, found in zip(self._best, rates, strict=True):
-            each.point = replace(each.point, rows_per_s=max(found))
-        self._best.sort(key=lambda each: -each.rate)
+        found = self._in_turn((each.contender, each.point.batch_size, each.lanes) for each in self._best)
+        if found is not None:
+            for each, point in zip(self._best, found, strict=True):
+                each.point = point
+            self._best.sort(key=lambda each: -each.rate)
 
     def _look_again(self) -> None:
-        """The best sizes of the best contender once more: one that was disturbed the first time gets another chance."""
+        """The best sizes of the best contender once more, in turn: by then the machine may do something else."""
         if not self._best or self.started.options.batch_size is not None:
             return
         best = self._best[0]
-        seen: dict[int, Point] = {}
+        rates: dict[int, float] = {}
         for point, lanes in best.contender.points:
-            known = seen.get(point.batch_size)
-            if lanes == best.lanes and point.problem is None and (known is None or known.rows_per_s < point.rows_per_s):
-                seen[point.batch_size] = point
-        for size in sorted(seen, key=lambda each: -seen[each].rows_per_s)[:3]:
-            again = self._measured(best.contender, size, best.lanes)
-            if again.problem is None and again.rows_per_s > seen[size].rows_per_s:
-                seen[size] = again
-        knee = Ladder(1, 1, best.contender.room_bytes, list(seen.values())).best
-        best.point = knee or best.point
+            if lanes == best.lanes and point.problem is None:
+                rates[point.batch_size] = max(point.rows_per_s, rates.get(point.batch_size, 0.0))
+        sizes = sorted(rates, key=lambda size: -rates[size])[:3]
+        found = self._in_turn((best.contender, size, best.lanes) for size in sizes)
+        if found is not None:
+            best.point = Ladder(1, 1, best.contender.room_bytes, found).best or best.point
 
     def _split(self) -> None:
         """More replicas with fewer threads each on a CPU, or more than one on a GPU, as long as that gains."""
@@ -336,9 +327,14 @@ class Search:
             sizes = {best.point.batch_size}
             if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
                 sizes.add(max(1, best.point.batch_size // 2))
-            points = [self._measured(more, size, setting.lanes) for size in sorted(sizes)]
+            entries = [(more, size, setting.lanes) for size in sorted(sizes)]
+            found = self._in_turn([*entries, (best.contender, best.point.batch_size, best.lanes)])
+            if found is None:
+                self._let_go(more)
+                return
+            *points, best.point = found
             fastest = max(points, key=lambda point: point.rows_per_s)
-            if fastest.problem is not None or fastest.rows_per_s < (1 + tuning.LEAST_GAIN) * best.rate:
+            if fastest.rows_per_s < (1 + tuning.LEAST_GAIN) * best.rate:
                 self._let_go(more)
                 return
             self._let_go(self._best.pop(0).contender)
@@ -372,6 +368,9 @@ class Search:
             fits = point.memory_bytes <= (best.contender.room_bytes or point.memory_bytes)
             if point.problem is None and fits and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
                 best.point, best.lanes = point, lanes
+
+    def _in_turn(self, entries: Iterable[tuple[Contender, int, int]]) -> list[Point] | None:
+        return contender.in_turn(list(entries), self._measured, self.clock)
 
     def _measured(self, measured: Contender, size: int, lanes: int) -> Point:
         """One more look at a size, noted among the trials; a point with a problem where there is no time for it."""

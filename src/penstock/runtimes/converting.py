@@ -18,7 +18,7 @@ from typing import Any
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.signature_json import from_json, to_json
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
-from penstock.runtimes.onnx_graph import embed, from_erfc, release_constants, unknown_operations
+from penstock.runtimes.onnx_graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
 
 OPSET = 18
 """The newest that tf2onnx writes; onnxruntime and OpenVINO have known it for years."""
@@ -43,12 +43,14 @@ class ConvertedStep:
         signature: What the original model takes and gives.
         inputs: The inputs that are fed, to their names in the file. What the answers do not depend on is not in it.
         outputs: Names in the file to the names that the step gave, in its order.
+        wide_arithmetic: An operation in it that needs whole numbers of 64 bits.
     """
 
     path: str
     signature: Signature
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    wide_arithmetic: str | None = None
 
 
 def read_step(model: ModelFile) -> ConvertedStep:
@@ -64,7 +66,11 @@ def read_step(model: ModelFile) -> ConvertedStep:
         if told["format"] != _FORMAT:
             raise ValueError(f"format {told['format']}")
         return ConvertedStep(
-            os.path.join(model.location, _MODEL), from_json(told["signature"]), told["inputs"], told["outputs"]
+            os.path.join(model.location, _MODEL),
+            from_json(told["signature"]),
+            told["inputs"],
+            told["outputs"],
+            told["wide_arithmetic"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError("this is not a converted model", received=f"{path}: {one_line(error)}") from None
@@ -253,7 +259,7 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         "outputs": outputs,
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
-    told["num_bytes"] = len(content)
+    told |= {"num_bytes": len(content), "wide_arithmetic": wide_arithmetic(proto)}
     for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(told, indent=1).encode())):
         with open(os.path.join(folder, name), "wb") as opened:
             opened.write(written)

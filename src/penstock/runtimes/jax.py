@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -75,18 +76,30 @@ class JaxRuntime:
                 hint="pip install 'jax[cuda12]', or --devices cpu",
             ) from None
         call = call_keras_model(model)
-        if any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs)):
-            # Without this JAX cuts to 32 bits whatever has 64, without a word.
+        is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
+        if is_wide:
+            # Without this JAX cuts to 32 bits whatever has 64.
             jax.config.update("jax_enable_x64", True)
-        return JaxReplica(call, target, model.answers)
+        return JaxReplica(call, target, model.answers, may_widen=not is_wide)
 
 
 class JaxReplica:
-    """A model on one JAX device of this process, compiled once for each shape of a batch."""
+    """A model on one JAX device of this process, compiled once for each shape of a batch.
 
-    def __init__(self, call: KerasCall, target: Any, answers: Answers | None = None) -> None:
+    Args:
+        call: The Keras model.
+        target: The device.
+        answers: What is kept of its outputs.
+        may_widen: Whether JAX may be told to compute in 64 bits, where the model asks for them inside: it holds for
+            the whole process.
+    """
+
+    def __init__(
+        self, call: KerasCall, target: Any, answers: Answers | None = None, *, may_widen: bool = False
+    ) -> None:
         import jax
 
+        self._may_widen = may_widen
         self._answers = answers
         self.signature = call.signature
         self.call = call
@@ -153,7 +166,16 @@ class JaxReplica:
     def _lowered(self, batch: Columns) -> Any:
         like = {name: self._like(array) for name, array in batch.items()}
         try:
-            return self._jax.jit(self._trace).lower(self._weights, like)
+            with warnings.catch_warnings():
+                if self._may_widen:
+                    warnings.filterwarnings("error", message="Explicitly requested dtype")
+                return self._jax.jit(self._trace).lower(self._weights, like)
+        except UserWarning:
+            if not self._may_widen:
+                raise
+            self._may_widen = False
+            self._jax.config.update("jax_enable_x64", True)
+            return self._lowered(batch)
         except (ValueError, NotImplementedError) as error:
             if self.call.precision == AS_MADE:
                 raise

@@ -11,6 +11,10 @@ _DOMAINS = ("", "ai.onnx.ml")
 """Where the operations of plain ONNX files come from; everything else needs a library of its own."""
 
 
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum", "ReduceSum", "ReduceProd", "MatMul",
+               "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")  # fmt: skip
+
+
 def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
     """1 - erf(x): what ONNX has of the function in which TensorFlow writes `gelu`."""
     from onnx.helper import tensor_dtype_to_np_dtype
@@ -84,3 +88,22 @@ def unknown_operations(graph: Any) -> Iterator[str]:
             yield node.op_type
         for body in _bodies(node):
             yield from unknown_operations(body)
+
+
+def wide_arithmetic(proto: Any) -> str | None:
+    """An operation that computes with whole numbers of 64 bits from the rows; None where there is none.
+
+    Shapes are 64 bits wide in every ONNX graph, and are no matter: no batch has 2^31 rows.
+    """
+    from onnx import TensorProto, shape_inference
+
+    graph = shape_inference.infer_shapes(proto).graph
+    kinds = {each.name: each.type.tensor_type.elem_type for each in (*graph.value_info, *graph.output, *graph.input)}
+    from_rows = {each.name for each in graph.input}
+    for node in graph.node:
+        if node.op_type in ("Shape", "Size") or not from_rows.intersection(node.input):
+            continue
+        from_rows.update(node.output)
+        if node.op_type in _ARITHMETIC and kinds.get(node.output[0]) in (TensorProto.INT64, TensorProto.UINT64):
+            return str(node.op_type)
+    return None

@@ -49,6 +49,10 @@ class OpenVinoRuntime:
         properties = _properties(core, model, threads)
         if model.kind == "converted":
             step = read_step(model)
+            if step.wide_arithmetic is not None:
+                raise RefusedByRuntime(
+                    "OpenVINO cuts whole numbers to 32 bits", received=f"{step.wide_arithmetic} of 64 bits in the model"
+                )
             return OpenVinoConverted(Network(core, _read(core, step.path), properties), step)
         return OpenVinoReplica(Network(core, _read(core, model.location), properties), model)
 
