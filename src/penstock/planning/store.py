@@ -21,6 +21,7 @@ from penstock.errors import UsageError
 from penstock.options import PredictOptions
 from penstock.packages import CONVERTER, PACKAGES
 from penstock.pool.devices import usable_cores
+from penstock.runtimes.converting import FORMAT
 
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
@@ -148,7 +149,7 @@ def read_plan(path: str) -> Plan:
 
 def conversion_folder(step: str) -> str:
     """Where the converted step belongs. Another version of anything that takes part makes another step."""
-    return os.path.join(cache_folder(), "converted", _digest({"step": step, "versions": _versions()}))
+    return os.path.join(cache_folder(), "converted", _digest({"step": step, "format": FORMAT, "versions": _versions()}))
 
 
 def is_whole(folder: str) -> bool:

@@ -25,7 +25,8 @@ OPSET = 18
 _MOST_BYTES = 1_900_000_000
 """Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
-_FORMAT = 1
+FORMAT = 2
+"""Of what is written beside a step; another one makes another step."""
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -63,7 +64,7 @@ def read_step(model: ModelFile) -> ConvertedStep:
     try:
         with open(path, encoding="utf-8") as opened:
             told = json.load(opened)
-        if told["format"] != _FORMAT:
+        if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']}")
         return ConvertedStep(
             os.path.join(model.location, _MODEL),
@@ -253,7 +254,7 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
     if not taken.issubset(inputs.values()):
         raise _NotConvertible("the model reads something beside its inputs and weights")
     told = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "signature": to_json(signature),
         "inputs": {name: key for name, key in inputs.items() if key in taken},
         "outputs": outputs,
