@@ -274,7 +274,7 @@ def _decide(
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
         notes = signature.notes
         asked = options.batch_size
-        if fixed is None and asked is not None and batch_size < min(asked, _no_larger_than(source, asked)):
+        if fixed is None and asked is not None and batch_size < _no_larger_than(source, asked):
             told = f"--batch-size {asked:,} is more than the memory of this machine holds: batches of {batch_size:,}"
             notes += (told,)
         return Started(

@@ -104,7 +104,7 @@ def _predict_columns(
     bindings = bind(as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
     batch_size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
     engine = EmbeddedEngine(live.replicas, placing.embedded_placement(live), Meter().observe, StopFlag())
-    if options.batch_size is None:
+    if options.batch_size is None and signature.fixed_batch is None:
         batch_size = _bearable(live, Job(source, bindings, options.keep, batch_size))
     engine.take(Job(source, bindings, options.keep, batch_size))
     row_bytes = sum(binding.row_bytes for binding in bindings)
@@ -119,10 +119,10 @@ def _bearable(live: LiveModel, job: Job) -> int:
     """The batch size by the rule of thumb, or a smaller one of a model that would be busy with it for long."""
     if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
         return job.batch_size
-    few = replace(job, batch_size=tuning.TRIED_ROWS)
-    batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
-    shapes = tuple(array.shape for array in batch.arrays.values())
+    shapes = tuple(spec.shape for spec in job.source.schema().values())
     if shapes not in live.few_s:
+        few = replace(job, batch_size=tuning.TRIED_ROWS)
+        batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
         # What a model rejects is told by the run itself.
         with contextlib.suppress(Exception):
             for _ in range(2):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.answering import Answers
-from penstock.core.records import Device
+from penstock.core.records import Device, Shape
 from penstock.core.scaling import Scaling
 from penstock.errors import ModelError
 from penstock.runtimes import jax as jax_runtime
@@ -28,7 +28,7 @@ class LiveModel:
         self.backend: str = _backend_of(model)
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
-        self.few_s: dict[tuple[tuple[int, ...], ...], float] = {}
+        self.few_s: dict[tuple[Shape | None, ...], float] = {}
         """What a few rows of these shapes take, once that was measured."""
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
