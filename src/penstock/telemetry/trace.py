@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.core.protocols import PartWriter, Sink
@@ -43,14 +43,16 @@ class TraceWriter:
 
     Args:
         path: The file; one that is there is replaced.
-        began: When the run began, by `time.perf_counter`: the zero of all times.
+        began: When the run began, by `clock`: the zero of all times.
+        clock: What tells the time; that of all other processes, unless a test brings its own.
 
     Raises:
         OutputError: The file cannot be written.
     """
 
-    def __init__(self, path: str, began: float) -> None:
+    def __init__(self, path: str, began: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.path = path
+        self._clock = clock
         self.problem: str | None = None
         """Why the trace ends before the run did, where it does."""
         try:
@@ -75,7 +77,7 @@ class TraceWriter:
 
     def observe(self, number: int, device: Device, rows: int, marks: Iterable[Mark | Level]) -> None:
         """A replica has delivered a span of `rows` rows: what it and its loaders noted on the way."""
-        now = time.perf_counter()
+        now = self._clock()
         replica = f"replica {number} on {device}"
         with self._lock:
             for mark in marks:
@@ -91,7 +93,7 @@ class TraceWriter:
 
     def leaves(self, span: int) -> None:
         """It is this span's turn: all before it have left the engine."""
-        now = time.perf_counter()
+        now = self._clock()
         with self._lock:
             arrived = self._arrived.pop(span, None)
             if arrived is None:
@@ -105,7 +107,7 @@ class TraceWriter:
     @contextlib.contextmanager
     def doing(self, what: str, span: int = NONE, rows: int = NONE) -> Iterator[None]:
         """Note what this thread of the coordinator does inside the block."""
-        started = time.perf_counter()
+        started = self._clock()
         try:
             yield
         finally:
@@ -113,7 +115,7 @@ class TraceWriter:
 
     def note(self, what: str, started: float, span: int = NONE, rows: int = NONE) -> None:
         """This thread of the coordinator has done something since `started`."""
-        now = time.perf_counter()
+        now = self._clock()
         mark = Mark(what, threading.current_thread().name, started, now, span, rows=rows)
         with self._lock:
             self._slice(mark, COORDINATOR)

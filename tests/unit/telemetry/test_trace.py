@@ -29,6 +29,11 @@ MARKS: list[Mark | Level] = [
 ]
 
 
+def trace_to(path: Path) -> TraceWriter:
+    """A trace two seconds after its run began, whatever the time is here: what it is given it writes at once."""
+    return TraceWriter(str(path), BEGAN, clock=lambda: BEGAN + 2.0)
+
+
 def events_of(path: Path) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = json.loads(path.read_text())
     return events
@@ -39,7 +44,7 @@ def names_of(events: list[dict[str, Any]], kind: str) -> dict[tuple[int, int], s
 
 
 def test_trace_says_what_when_where_and_which_rows(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
     trace.observe(0, GPU, 32, MARKS)
     trace.close()
     events = events_of(tmp_path / "trace.json")
@@ -65,7 +70,7 @@ def test_trace_says_what_when_where_and_which_rows(tmp_path: Path) -> None:
 
 
 def test_process_and_thread_are_named_once(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
     for _ in range(3):
         trace.observe(0, GPU, 32, MARKS)
     trace.observe(1, GPU, 32, [Mark(PREDICT, "lane-0", 1002.0, 1003.0, span=4, batch=0, rows=32)])
@@ -82,7 +87,7 @@ def test_process_and_thread_are_named_once(tmp_path: Path) -> None:
 
 
 def test_wait_of_a_result_for_its_turn_is_an_event_of_its_own(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
     trace.observe(0, GPU, 32, MARKS)
     trace.leaves(3)
     trace.leaves(3)
@@ -95,7 +100,7 @@ def test_wait_of_a_result_for_its_turn_is_an_event_of_its_own(tmp_path: Path) ->
 
 def test_trace_that_was_not_ended_is_an_array_without_its_bracket(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = TraceWriter(str(path), BEGAN)
+    trace = trace_to(path)
     trace.observe(0, GPU, 32, MARKS)
     written = path.read_text()
     assert len(json.loads(written + "]")) > 3
@@ -105,7 +110,7 @@ def test_trace_that_was_not_ended_is_an_array_without_its_bracket(tmp_path: Path
 
 def test_events_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    trace = TraceWriter(str(path), BEGAN)
+    trace = trace_to(path)
     for _ in range(2000):
         trace.observe(0, GPU, 32, MARKS)
     assert path.read_text().count('"predict"') > 1000
@@ -115,14 +120,14 @@ def test_events_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
 def test_existing_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("x" * 10_000)
-    TraceWriter(str(path), BEGAN).close()
+    trace_to(path).close()
     assert [each["ph"] for each in events_of(path)] == ["M", "M", "M"]
 
 
 @pytest.mark.parametrize("path", ["no/such/folder/trace.json", "."])
 def test_path_that_cannot_be_written_is_told_with_a_hint(path: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
-        TraceWriter(str(tmp_path / path), BEGAN)
+        trace_to(tmp_path / path)
     assert str(tmp_path / path) in str(caught.value.received)
     assert caught.value.hint is not None
 
@@ -130,14 +135,14 @@ def test_path_that_cannot_be_written_is_told_with_a_hint(path: str, tmp_path: Pa
 def test_trace_that_can_no_longer_be_written_stops_nobody(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full on this system")
-    trace = TraceWriter("/dev/full", BEGAN)
+    trace = trace_to(Path("/dev/full"))
     trace.observe(0, GPU, 32, MARKS)
     trace.close()
     assert trace.problem == "No space left on device"
 
 
 def test_threads_of_the_coordinator_write_at_the_same_time(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
 
     def work() -> None:
         for _ in range(200):
@@ -156,7 +161,7 @@ def test_threads_of_the_coordinator_write_at_the_same_time(tmp_path: Path) -> No
 
 
 def test_meter_traces_what_it_observes_and_who_waits_for_the_writer(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
     meter = Meter(trace)
     meter.observe(0, GPU, Timings(rows=32, marks=MARKS))
     with meter.waiting_for_writer(3):
@@ -169,7 +174,7 @@ def test_meter_traces_what_it_observes_and_who_waits_for_the_writer(tmp_path: Pa
 
 
 def test_sink_is_traced_and_writes_the_same(tmp_path: Path) -> None:
-    trace = TraceWriter(str(tmp_path / "trace.json"), BEGAN)
+    trace = trace_to(tmp_path / "trace.json")
     sink = TracedSink(JsonLinesSink(), trace)
     schema = OutputSchema((TensorSpec("y", "int64", ()),), 1)
     sink.check(schema)
