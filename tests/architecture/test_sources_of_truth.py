@@ -10,11 +10,12 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMES = [str(path.relative_to(SOURCE)) for path in FILES]
-MOST_LINES = 400
+MOST_LINES = 600
+"""A concept has one file: about 400 lines are a reason to look again, these are a wall."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+def test_no_file_is_longer_than_600_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
