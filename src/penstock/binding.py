@@ -14,15 +14,24 @@ from penstock.sources.csv import CsvFiles
 from penstock.sources.jsonl import JsonLines
 
 
-def prefer_floats(source: Source, bindings: Iterable[Binding], keep: Iterable[str]) -> None:
-    """Text has no types: what feeds a float is read as floats, also where it begins with whole numbers."""
+def prefer_floats(source: Source, columns: Iterable[str], keep: Iterable[str]) -> None:
+    """Text has no types: what is wanted as floats is read as floats, also where it begins with whole numbers."""
     while hasattr(source, "source"):  # rows of, or images in, another source
         source = source.source
     if isinstance(source, (CsvFiles, JsonLines)):
-        fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
-        pairs = [pair for binding in bindings for pair in binding.columns_of_features()]
-        fed |= {name for feature, names in pairs if feature.dtype.startswith("float") for name in names}
-        source.read_as_floats(sorted(fed - set(keep)))
+        source.read_as_floats(sorted(set(columns) - set(keep)))
+
+
+def fed_as_floats(bindings: Iterable[Binding]) -> set[str]:
+    """The columns that feed floats."""
+    fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
+    pairs = [pair for binding in bindings for pair in binding.columns_of_features()]
+    return fed | {name for feature, names in pairs if feature.dtype.startswith("float") for name in names}
+
+
+def described_as_floats(columns: Mapping[str, TensorSpec]) -> set[str]:
+    """The columns that a source calls floats: a function gets them as such, also where a word stands among them."""
+    return {name for name, spec in columns.items() if spec.dtype.startswith("float")}
 
 
 def bind(

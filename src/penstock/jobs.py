@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from penstock import placing, registry, shapes, steps
-from penstock.binding import bind, prefer_floats
+from penstock.binding import bind, described_as_floats, fed_as_floats, prefer_floats
 from penstock.core import batching, division, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.events import Prepared
@@ -243,13 +243,15 @@ def _decide(
             fit_to(signature.inputs)  # raw bytes in a record are numbers where the model says so
         preprocess = steps.make_preprocess(source, signature, options)
         if preprocess is not None:
+            prefer_floats(source, described_as_floats(preprocess.takes), options.keep)
             preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))
         else:
             source = find_images(source, signature, options.inputs, options.reading, options.keep)
         options = steps.keep_by_default(options, source)
         columns = preprocess.gives if preprocess is not None else source.schema()
         bindings = fixed.bindings if fixed else bind(signature, source, columns, options)
-        prefer_floats(source, bindings, options.keep)
+        if preprocess is None:  # else bindings name what the function gives, which is not in the file
+            prefer_floats(source, fed_as_floats(bindings), options.keep)
         given = options.buckets
         buckets = fixed.recipe.buckets if fixed else shapes.choose_buckets(source, bindings, preprocess, given)
         largest = shapes.sized(bindings, buckets)

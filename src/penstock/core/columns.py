@@ -193,6 +193,22 @@ def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
     return column, whole
 
 
+def common_shape(column: pa.Array) -> tuple[int, ...] | None:
+    """The shape that every row of a column of lists has; None where rows differ, or one of them is or holds a null."""
+    shape: list[int] = []
+    rows = len(column)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    values, is_whole = _flatten(column)
+    if not rows or not is_whole or values.null_count:
+        return None
+    while is_list(column.type):
+        column = column.flatten()
+        shape.append(len(column) // max(1, rows))
+        rows = len(column)
+    return tuple(shape)
+
+
 def _is_uniform(column: pa.Array) -> bool:
     if pa.types.is_fixed_size_list(column.type) or len(column) < 2:
         return True

@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import OPAQUE, describe, to_array
+from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_array
 from penstock.core.deferred import Deferred
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
 from penstock.core.watching import Watch
@@ -31,6 +31,10 @@ MOST_ROWS = 1024
 
 class WrongAnswer(ValueError):
     """The function returned something that is not a block of the expected columns."""
+
+
+class Uneven(ValueError):
+    """Rows of a column of lists that cannot be one array: they are handed to the function in smaller blocks."""
 
 
 class Undecodable(ValueError):
@@ -51,7 +55,7 @@ class Preprocess:
         location: `module:function`, or the name of a function that travels by value.
         payload: That function, pickled.
         is_by_row: It takes one row, a dict of single values, instead of a block.
-        takes: The columns of the source.
+        takes: The columns of the source. Lists that had one length in all of the first rows are arrays of that shape.
         gives: Its own columns, learnt from the first rows; every later row must agree.
     """
 
@@ -90,29 +94,30 @@ class Preprocess:
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "function"}
 
-    def learn(self, block: Block, watch: Watch) -> Preprocess:
-        """The same function, with the columns that it gives for the first rows.
+    def learn(self, blocks: Sequence[Block], watch: Watch) -> Preprocess:
+        """The same function, with the columns that it takes and gives for the first rows.
 
         Raises:
             UsageError: It fails on every one of them.
         """
-        self.function  # noqa: B018 - one that cannot be imported is told as such, not as failing on every row
+        # Known for the column, not for the rows of a call: a row must not depend on which others it comes with.
+        takes = {name: _taken(spec, [block.columns[name] for block in blocks]) for name, spec in self.takes.items()}
+        ready = replace(self, takes=takes)
+        # Imported once. One that cannot be imported is told as such here, not as failing on every row.
+        vars(ready)["function"] = self.function
         first: RowFailure | None = None
         empty: dict[str, TensorSpec] | None = None
-        unread = {failure.row for failure in block.failures}
-        for position in range(block.rows):
-            if block.start + position in unread:
-                continue
-            for tried in self.apply(rows_of(block, position, position + 1), watch):
+        for block, position in _readable(blocks):
+            for tried in ready.apply(rows_of(block, position, position + 1), watch):
                 if tried.failures:
                     first = first or tried.failures[0]
                     continue
                 gives = {name: describe(name, column) for name, column in _plain(tried.columns).items()}
                 if not any(spec.varies and spec.dtype == OPAQUE for spec in gives.values()):
-                    return replace(self, gives=gives)
+                    return replace(ready, gives=gives)
                 empty = empty or gives  # a list without values does not say what they are
         if empty is not None:
-            return replace(self, gives=empty)
+            return replace(ready, gives=empty)
         raise UsageError(
             "the preprocessing function fails on every one of the first rows",
             received=f"{self.location}: {first.reason}" if first else self.location,
@@ -227,6 +232,22 @@ def _place_of(error: BaseException) -> str:
     return f" ({name}, line {frames[-1].lineno})"
 
 
+def _readable(blocks: Sequence[Block]) -> Iterator[tuple[Block, int]]:
+    """Every row that could be read: its block, and its place in it."""
+    for block in blocks:
+        unread = {failure.row for failure in block.failures}
+        yield from ((block, place) for place in range(block.rows) if block.start + place not in unread)
+
+
+def _taken(spec: TensorSpec, first: Sequence[SourceColumn]) -> TensorSpec:
+    """What the function gets of a column: lists that have one length in all of the first rows are an array."""
+    lists = [column.drop_null() for column in first if isinstance(column, pa.Array)]
+    shapes = {common_shape(column) for column in lists if len(column)}
+    if not spec.varies or len(shapes) != 1 or None in shapes:
+        return spec
+    return replace(spec, shape=shapes.pop(), varies=False)
+
+
 def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
     """A column as people know it: numbers as arrays, text as str, images and audio decoded."""
     if isinstance(column, Deferred):
@@ -234,6 +255,8 @@ def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
     if isinstance(column, np.ndarray):
         return column
     spec = describe("", column)
+    if spec.varies and not takes.varies:
+        return _even(column, spec)
     is_regular = spec.shape is not None and None not in spec.shape and not spec.varies
     if spec.dtype != STRING and is_regular and not column.null_count:
         try:
@@ -241,6 +264,20 @@ def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
         except (ValueError, TypeError):
             pass  # dates and the like: as Python objects, below
     return _objects(column.to_pylist())
+
+
+def _even(column: pa.Array, spec: TensorSpec) -> Array:
+    """Lists of one length as one array. A row that has another length is one by itself."""
+    shape = common_shape(column)
+    if shape is None and len(column) > 1:
+        raise Uneven
+    if shape is None:
+        return _objects(column.to_pylist())
+    if spec.dtype in (STRING, OPAQUE):
+        while is_list(column.type):
+            column = column.flatten()
+        return _objects(column.to_pylist()).reshape(-1, *shape)
+    return to_array(column, spec.dtype, shape)[0]
 
 
 def _decoded(column: Deferred, takes: TensorSpec) -> Array:

@@ -63,7 +63,7 @@ class EmbeddedEngine:
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> Preprocess:
         """What the user's function gives. There is no other process: it runs here."""
-        return preprocess.learn(next(iter(source.read(sample, tuple(preprocess.takes)))), UNWATCHED)
+        return preprocess.learn(list(source.read(sample, tuple(preprocess.takes))), UNWATCHED)
 
     def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
         """As every engine. A live model is its own framework: there are no answers to compare."""

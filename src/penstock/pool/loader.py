@@ -72,8 +72,8 @@ class LoaderProcess:
                 self._room = SlotRoom(Writable(slots, self._granted, self._channel.send), self._watch)
             case Learn(source=source, preprocess=preprocess, sample=sample, poisoned=poisoned):
                 self._watch.take(LoadSpan(sample, is_careful=True, poisoned=poisoned))
-                block = next(iter(source.read(sample, tuple(preprocess.takes))))
-                self._channel.send(Learnt(preprocess.learn(block, self._watch)))
+                blocks = list(source.read(sample, tuple(preprocess.takes)))
+                self._channel.send(Learnt(preprocess.learn(blocks, self._watch)))
             case LoadSpan():
                 self._load(message)
 

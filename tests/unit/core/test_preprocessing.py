@@ -49,12 +49,12 @@ def _spec(name: str, column: SourceColumn) -> TensorSpec:
 
 
 def learnt(function: Callable[..., Any], block: Block, *, is_by_row: bool = False) -> dict[str, TensorSpec]:
-    return dict(preprocess(function, block, is_by_row=is_by_row).learn(block, UNWATCHED).gives)
+    return dict(preprocess(function, block, is_by_row=is_by_row).learn([block], UNWATCHED).gives)
 
 
 def made(function: Callable[..., Any], block: Block, *, is_by_row: bool = False) -> dict[str, list[Any]]:
     """What a function makes of a block, all of it as lists, after it was learnt from the same block."""
-    ready = preprocess(function, block, is_by_row=is_by_row).learn(block, UNWATCHED)
+    ready = preprocess(function, block, is_by_row=is_by_row).learn([block], UNWATCHED)
     found: dict[str, list[Any]] = {}
     for piece in ready.apply(block, UNWATCHED):
         assert not piece.failures, piece.failures
@@ -93,6 +93,45 @@ class TestWhatItIsGiven:
 
     def test_lists_of_different_lengths_are_lists(self) -> None:
         assert self.seen(v=pa.array([[1], [2, 3], []]))["v"].tolist() == [[1], [2, 3], []]
+
+    def seen_after_learning(self, *pieces: list[Any]) -> list[Any]:
+        """Every call's column, of a function that learnt on the first piece and is applied to all of them in one."""
+        blocks = [block_of(v=pa.array(piece)) for piece in pieces]
+        noted: list[Any] = []
+
+        def note(given: dict[str, Any]) -> dict[str, Any]:
+            noted.append(given["v"])
+            return {"y": np.zeros(len(given["v"]))}
+
+        ready = preprocess(note, blocks[0]).learn(blocks[:1], UNWATCHED)
+        for piece in itself(ready, note).apply(
+            block_of(v=pa.array([row for rows in pieces for row in rows])), UNWATCHED
+        ):
+            assert piece.failures == ()
+        return noted
+
+    def test_lists_of_one_length_are_an_array(self) -> None:
+        (seen,) = self.seen_after_learning([[1.5, 2], [3, 4]])
+        assert (seen.dtype, seen.tolist()) == (np.float64, [[1.5, 2.0], [3.0, 4.0]])
+        (nested,) = self.seen_after_learning([[[1], [2]], [[3], [4]]])
+        assert nested.tolist() == [[[1], [2]], [[3], [4]]]
+        (texts,) = self.seen_after_learning([["a", "b"], ["é", ""]])
+        assert (texts.shape, texts[1, 0]) == ((2, 2), "é")
+
+    def test_row_of_another_length_than_the_first_rows_is_an_array_by_itself(self) -> None:
+        seen = self.seen_after_learning([[1, 2], [3, 4]], [[5]])
+        assert [column.tolist() for column in seen] == [[[1, 2]], [[3, 4]], [[5]]]
+
+    def test_row_without_a_list_comes_as_none_by_itself(self) -> None:
+        seen = self.seen_after_learning([[1, 2], None, [3, 4]])
+        assert [column.tolist() for column in seen] == [[[1, 2]], [None], [[3, 4]]]
+
+    def test_what_a_column_of_lists_is_does_not_depend_on_which_rows_come_together(self) -> None:
+        (seen,) = self.seen_after_learning([[1], [2, 3]], [[4, 5], [6, 7]])
+        assert seen.tolist() == [[1], [2, 3], [4, 5], [6, 7]]
+        rows = [[1, 2], [3, 4, 5], [6, 7]]
+        block = block_of(v=pa.array(rows))
+        assert made(lambda c: {"y": c["v"]}, block) == {"y": rows}
 
     def test_numbers_with_gaps_and_dates_are_objects(self) -> None:
         day = datetime.date(2024, 2, 29)
@@ -175,7 +214,7 @@ class TestWhatItGives:
     @pytest.mark.parametrize("value", [7, "word"])
     def test_lists_agree_with_the_first_rows_whatever_their_lengths(self, rows: list[int], value: object) -> None:
         first, block = block_of(n=np.array([3])), block_of(n=np.array(rows))
-        ready = preprocess(lambda r: {"y": [value] * int(r["n"])}, first, is_by_row=True).learn(first, UNWATCHED)
+        ready = preprocess(lambda r: {"y": [value] * int(r["n"])}, first, is_by_row=True).learn([first], UNWATCHED)
         (piece,) = ready.apply(block, UNWATCHED)
         assert piece.failures == ()
         assert piece.columns["y"].to_pylist() == [[value] * n for n in rows]  # type: ignore[union-attr]
@@ -229,7 +268,7 @@ class TestLearning:
 
         unread = RowFailure(10, "a.csv", "read", "E", "broken")
         block = block_of(10, (unread,), x=X)
-        itself(preprocess(function, block, is_by_row=True), function).learn(block, UNWATCHED)
+        itself(preprocess(function, block, is_by_row=True), function).learn([block], UNWATCHED)
         assert asked == [2.0]
 
     @pytest.mark.parametrize("is_by_row", [False, True])
@@ -243,10 +282,19 @@ class TestLearning:
         assert "colour" in (caught.value.received or "")
         assert "function" in (caught.value.received or "")
 
+    def test_every_block_of_the_first_rows_is_asked(self) -> None:
+        def function(columns: dict[str, Any]) -> dict[str, Any]:
+            if columns["x"][0, 0] < 2:
+                raise ValueError("not this one")
+            return {"y": columns["x"]}
+
+        blocks = [block_of(row, x=X[row : row + 1]) for row in range(3)]
+        assert preprocess(function, blocks[0]).learn(blocks, UNWATCHED).gives == {"y": TensorSpec("y", "float32", (2,))}
+
     def test_every_call_is_announced(self) -> None:
         diary = Diary()
         block = block_of(5, x=X)
-        preprocess(lambda c: c, block).learn(block, diary)
+        preprocess(lambda c: c, block).learn([block], diary)
         assert diary.begun == [(5, 1)]
         assert diary.ends == 1
 
@@ -299,7 +347,7 @@ class Adding:
 )
 def test_functions_by_value_survive_pickling_also_after_they_ran(function: Callable[..., Any]) -> None:
     block = block_of(x=X)
-    ready = preprocess(function, block).learn(block, UNWATCHED)
+    ready = preprocess(function, block).learn([block], UNWATCHED)
     copied = pickle.loads(pickle.dumps(ready))
     assert copied == ready
     assert copied.location

@@ -190,7 +190,7 @@ class TestWithAFunction:
         source = Fixture({"n": np.array([1, 3, 0, 2])})
         first = next(source.read(Span(0, 0, 1, ()), ["n"]))
         ready = replace(Preprocess.of(tokens, is_by_row=False), takes={"n": TensorSpec("n", "int64", ())})
-        ready = ready.learn(first, UNWATCHED)
+        ready = ready.learn([first], UNWATCHED)
         job = Job(source, (Binding("x", ("y",), "int64", (None,)),), (), 2, ready, {"x": [[2, 4]]})
         batches = list(load_batches(job, Span(0, 0, 4, ())))
         assert [batch.arrays["x"].tolist() for batch in batches] == [
@@ -206,7 +206,7 @@ class TestWithAFunction:
 
         source = Fixture({"n": np.array([1, 2, 8, 7])})
         ready = replace(Preprocess.of(halves, is_by_row=False), takes={"n": TensorSpec("n", "int64", ())})
-        ready = ready.learn(next(source.read(Span(0, 0, 2, ()), ["n"])), UNWATCHED)
+        ready = ready.learn(list(source.read(Span(0, 0, 2, ()), ["n"])), UNWATCHED)
         job = Job(source, (Binding("x", ("y",), "uint8", ()),), (), 4, ready)
         (batch,) = load_batches(job, Span(0, 0, 4, ()))
         assert [(failure.row, failure.reason) for failure in batch.failures] == [
