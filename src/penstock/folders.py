@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from penstock import jobs, registry, written
+from penstock import jobs, registry, steps, written
 from penstock.checking import check_answers
 from penstock.core import division
 from penstock.core.plans import Plan
+from penstock.core.protocols import OfFiles
 from penstock.core.records import ModelFile, Result
 from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
@@ -21,10 +22,11 @@ from penstock.interrupts import graceful
 from penstock.options import PredictOptions
 from penstock.planning import starting
 from penstock.runtimes.live import LiveModel
+from penstock.sources import unchanged
 from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
-from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.surroundings import Surroundings
 from penstock.telemetry.meter import Meter
@@ -69,13 +71,13 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         try:
             check_place(place, overwrite=task.overwrite)
             found = load_manifest(place)
-            if found is not None and found.fingerprint != mark and not task.overwrite:
-                raise OutputError(
-                    "the output folder holds another job",
-                    received=f"{task.output}: {describe_difference(found, task.request, fragments)}",
-                    hint="choose another --output, or --overwrite to remove that job",
-                )
             records = whole_records(place, place.records())
+            if found is not None and found.fingerprint != mark and not task.overwrite:
+                _check_same_job(task, found, records)
+                progress.note("the input was touched since the job began; what was read of it is the same: going on")
+                found = replace(found, fragments=tuple(fragments), fingerprint=mark)
+                with output_errors():
+                    found.save(place)
             if found is not None and not task.overwrite and is_finished(found, records):
                 place.failures().settle(records)
                 return _summary_of(task.output, found, records, began)
@@ -87,6 +89,34 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
                 return _Run(task, place, progress, began, log, stop, trace).execute(found, mark)
         finally:
             _leave_no_trace(place, existed)
+
+
+def _check_same_job(task: FolderJob, found: Manifest, records: list[PartRecord]) -> None:
+    """See that a job differs from the one that was found only in the times of its input files.
+
+    What was read of these is compared by its digests. What was not is read as it is now: so the answers are those of
+    the input as it is.
+
+    Raises:
+        OutputError: It is another job.
+        InputError: The input is another one.
+    """
+    is_same = jobs.fingerprint(task.model_digest, found.fragments, task.request) == found.fingerprint
+    has_files = isinstance(task.source, OfFiles)
+    if not is_same or not has_files:
+        raise OutputError(
+            "the output folder holds another job",
+            received=f"{task.output}: {'other data' if is_same else describe_difference(found, task.request)}",
+            hint="choose another --output, or --overwrite to remove that job",
+        )
+    files = changed_files(found, task.source.fragments())
+    for path, how in files.items():
+        if how is not None:
+            raise unchanged.changed(path, how)
+    digests = {span: digest for record in records for span, digest in record.digests.items()}
+    committed = found.spans[: records[-1].stop_span if records else 0]
+    source = steps.select_rows(task.source, task.options)
+    unchanged.compare(source, committed, digests, found.columns, set(files))
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
@@ -191,7 +221,7 @@ class _Run:
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
                 spans = started.divide(manifest.part_rows) if started.is_streamed else committer.pending
-                self._write_all(started.engine.run(spans), committer, started.options)
+                self._write_all(started, started.engine.run(spans), committer)
             finally:
                 self._progress.end()
             if started.is_streamed:
@@ -220,18 +250,20 @@ class _Run:
             ended.save(self._place)
         return ended
 
-    def _write_all(self, results: Iterator[Result], committer: Committer, options: PredictOptions) -> None:
+    def _write_all(self, started: jobs.Started, results: Iterator[Result], committer: Committer) -> None:
         """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
         problem: PenstockError | None = None
-        with contextlib.closing(_Writer(committer, self._meter)) as writer:
+        digester = unchanged.Digester(started.source, started.job.columns)
+        with contextlib.closing(_Writer(committer, self._meter, digester)) as writer:
             try:
                 for result in results:
-                    writer.put(written.renamed(result, options))
+                    writer.put(written.renamed(result, started.options))
                     problem = self._too_many_failures(result)
                     if problem is not None:
                         break
             except InputError as error:
-                problem = error
+                # A file that is being rewritten looks damaged: what happened to it is the better thing to tell.
+                problem = unchanged.find_changed(self._task.source.fragments()) or error
             with output_errors():
                 writer.finish()
         if problem is not None:
@@ -310,6 +342,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
         max_failures=task.options.max_failures,
         part_rows=part_rows if started.is_streamed else None,
         split=started.split,
+        columns=started.job.columns,
     )
 
 
@@ -318,9 +351,10 @@ class _Writer:
 
     _DEPTH = 4
 
-    def __init__(self, committer: Committer, meter: Meter) -> None:
+    def __init__(self, committer: Committer, meter: Meter, digester: unchanged.Digester) -> None:
         self._committer = committer
         self._meter = meter
+        self._digester = digester
         self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
         self._error: BaseException | None = None
         self._is_dropped = False
@@ -357,7 +391,7 @@ class _Writer:
                 continue
             try:
                 with self._meter.writing(result.span.index, result.rows):
-                    self._committer.accept(result)
+                    self._committer.accept(replace(result, digest=self._digester.digest(result.span)))
             except OSError as error:
                 self._error = OutputError("the output cannot be written", received=str(error))
             except BaseException as error:

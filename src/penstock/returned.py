@@ -44,7 +44,7 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
         with contextlib.closing(started):
             if options.check and isinstance(opened, ModelFile):
                 check_answers(opened, started, log=log, stop=StopFlag())
-            columns = _gather(started.engine.run(started.divide()), options)
+            columns = _gather(started.results(), options)
     return _pack(columns, "dict" if options.top_k or options.argmax else started.signature.structure)
 
 
@@ -74,7 +74,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
         with log_without_folder(False) as log:
             started = jobs.start(live, source, options, Meter(), Surroundings(log, StopFlag()))
             with contextlib.closing(started):
-                columns_out = _gather(started.engine.run(started.divide()), options)
+                columns_out = _gather(started.results(), options)
     if options.outputs or options.top_k or options.argmax:
         return columns_out
     for spec in signature.outputs:
@@ -176,7 +176,7 @@ def stream_blocks(
         with contextlib.closing(started):
             if options.check and isinstance(model, ModelFile):
                 check_answers(model, started, log=log, stop=StopFlag())
-            for result in started.engine.run(started.divide()):
+            for result in started.results():
                 shown = written.renamed(result, started.options)
                 yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from penstock.core.protocols import OfFiles
 from penstock.errors import InputError
+from penstock.sources import unchanged
 
 from .case import Case
 from .promises import Paths, Promise, close, opened
@@ -65,6 +67,30 @@ def fingerprint_changes_with_the_content_of_any_file(case: Case, paths: Paths) -
             touch(path)
 
     _changes_are_seen(case, paths, rewrite)
+
+
+def touched_files_are_told_from_changed_ones(case: Case, paths: Paths) -> None:
+    """What was read is digested; the same bytes with another time are the same, and any other bytes are not."""
+    if not all(map(os.path.isfile, paths)):
+        return
+    with opened(case, paths) as source:
+        spans = list(source.divide(3))
+        digester = unchanged.Digester(source, case.columns)
+        digests = {str(span.index): digester.digest(span) for span in spans}
+        assert all(digests.values())
+        assert isinstance(source, OfFiles)
+        own = {extent.file.path for span in spans for extent in source.extents(span, case.columns)}
+        for path in own:
+            touch(path)
+        unchanged.compare(source, spans, digests, case.columns, own)
+        for path in own:
+            before = Path(path).read_bytes()
+            Path(path).write_bytes(before[::-1])
+            with pytest.raises(InputError, match="the input changed since the job began") as caught:
+                unchanged.compare(source, spans, digests, case.columns, own)
+            assert path in str(caught.value)
+            Path(path).write_bytes(before)
+        unchanged.compare(source, spans, digests, case.columns, own)
 
 
 def damaged_row_is_named_and_takes_no_other_down(case: Case, paths: Paths) -> None:
@@ -143,6 +169,7 @@ FILE_PROMISES: dict[Promise, Callable[[Case], bool]] = {
     fingerprint_changes_with_the_time_of_any_file: lambda case: case.has_files,
     fingerprint_changes_with_the_size_of_any_file: lambda case: case.has_files,
     fingerprint_changes_with_the_content_of_any_file: lambda case: case.has_files,
+    touched_files_are_told_from_changed_ones: lambda case: case.has_files,
     damaged_row_is_named_and_takes_no_other_down: lambda case: case.spoil is not None,
     damage_is_refused_or_cannot_be: lambda case: case.spoil is None,
     file_that_is_gone_is_named: lambda case: _is_table(case) or (case.is_row_a_file and case.numbers is None),

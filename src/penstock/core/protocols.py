@@ -12,6 +12,7 @@ from penstock.core.records import (
     Block,
     Columns,
     Device,
+    Extent,
     Fragment,
     Job,
     ModelFile,
@@ -49,6 +50,15 @@ class Source(Protocol):
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         """The rows of `span` in order, in blocks of whatever size is read fastest."""
+        ...
+
+
+@runtime_checkable
+class OfFiles(Protocol):
+    """A source that can say which bytes of which files a span is made from."""
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
+        """The bytes behind these columns of a span, in a fixed order."""
         ...
 
 

@@ -158,6 +158,19 @@ class Fragment:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Bytes of an input file that a span is made from. `file` is as it was when the input was listed.
+
+    `nbytes` is None for a whole file that is a row of its own. Spans may share an extent, where what they are made from
+    can only be read from its beginning.
+    """
+
+    file: Fragment
+    start: int = 0
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Span:
     """A fixed range of rows: the unit of order, retry and resume.
 
@@ -214,13 +227,14 @@ class Result:
 
     `columns` holds the outputs first, then the kept columns, whose keys begin with KEPT: an output may have the same
     name until both have the names that are written. `reduced_to` is the smallest batch that it took, where those of the
-    recipe did not fit into the memory.
+    recipe did not fit into the memory. `digest` is of the bytes that it was made from, put in before it is written.
     """
 
     span: Span
     columns: Mapping[str, Column]
     failures: tuple[RowFailure, ...] = ()
     reduced_to: int | None = None
+    digest: str = ""
 
     @property
     def rows(self) -> int:

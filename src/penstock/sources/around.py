@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.core.protocols import Source
-from penstock.core.records import Fragment
+from penstock.core.protocols import OfFiles, Source
+from penstock.core.records import Extent, Fragment, Span
 
 
 class Around:
@@ -22,3 +22,6 @@ class Around:
 
     def fragments(self) -> Sequence[Fragment]:
         return self.source.fragments()
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
+        return self.source.extents(span, columns) if isinstance(self.source, OfFiles) else ()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
-from penstock.core.records import STRING, Array, Block, Fragment, RowFailure, SourceColumn, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import DeviceError, InputError, one_line
 from penstock.options import ReadOptions
 from penstock.sources import wav
@@ -55,6 +55,9 @@ class AudioFiles:
 
     def origin(self, span: Span, row: int) -> str:
         return self._files.origin(span, row)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._files.extents(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         paths = self._files.paths_of(span)

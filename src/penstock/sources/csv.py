@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
-from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files import open_binary
 from penstock.sources.lines import Excerpt, LineFiles, parse_surviving
@@ -64,6 +64,9 @@ class CsvFiles:
 
     def origin(self, span: Span, row: int) -> str:
         return self._lines.origin(span)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._lines.extents(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()

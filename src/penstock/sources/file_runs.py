@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import Array, Fragment, Span
+from penstock.core.records import Array, Extent, Fragment, Span
 from penstock.errors import InputError
 from penstock.sources import files
 from penstock.sources.files import fail_empty
@@ -34,7 +34,7 @@ class FileRuns:
         return len(self.paths)
 
     def fragments(self) -> Sequence[Fragment]:
-        """One for every 1,000 files: a digest of their paths, sizes and times."""
+        """One for every 1,000 files: a digest of their paths and sizes, and one of their times."""
         groups: list[Fragment] = []
         sizes = np.zeros(len(self.paths), np.int64)
         for start in range(0, len(self.paths), FILES_PER_FRAGMENT):
@@ -63,6 +63,10 @@ class FileRuns:
         first: int = span.locator[0]
         return list(self.paths[first : first + span.rows])
 
+    def extents(self, span: Span) -> Iterator[Extent]:
+        first: int = span.locator[0]
+        return map(Extent, _look_at(self.paths[first : first + span.rows]))
+
     def origin(self, span: Span, row: int) -> str:
         first: int = span.locator[0]
         return self.paths[first + row - span.start]
@@ -83,11 +87,12 @@ def _fragment(path: str) -> Fragment:
 
 
 def _joined(found: Sequence[Fragment]) -> Fragment:
-    digest = hashlib.blake2b(digest_size=16)
+    digest, times = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=7)
     for file in found:
-        digest.update(os.fsencode(file.path) + f"\0{file.size}\0{file.mtime_ns}\0".encode())
+        digest.update(os.fsencode(file.path) + f"\0{file.size}\0".encode())
+        times.update(f"{file.mtime_ns} ".encode())
     path = f"{found[0].path} and {len(found) - 1} more: {digest.hexdigest()}"
-    return Fragment(path, sum(file.size for file in found), max(file.mtime_ns for file in found))
+    return Fragment(path, sum(file.size for file in found), int.from_bytes(times.digest()))
 
 
 def path_column(paths: Sequence[str]) -> pa.Array:

@@ -24,6 +24,7 @@ __all__ = [
     "fragment",
     "fragments",
     "is_url",
+    "listed",
     "open_as_listed",
     "open_binary",
     "read_bytes",
@@ -155,6 +156,11 @@ def fragment(path: str) -> Fragment:
 def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
     """Files as the fingerprint sees them, from their listing where there is one."""
     return paths.fragments() if isinstance(paths, Paths) else [fragment(path) for path in paths]
+
+
+def listed(paths: Sequence[str], number: int) -> Fragment:
+    """One of the files as its listing has it; as it is now where there is no listing."""
+    return paths.fragments()[number] if isinstance(paths, Paths) else fragment(paths[number])
 
 
 def fail_unreadable(path: str, error: OSError) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.core.records import Block, Fragment, SourceColumn, Span, TensorSpec
+from penstock.core.records import Block, Extent, Fragment, SourceColumn, Span, TensorSpec
 from penstock.options import ReadOptions
 from penstock.sources.file_runs import FileRuns, path_column
 from penstock.sources.images import ImagePaths, image_spec
@@ -46,6 +46,9 @@ class ImageFiles:
 
     def origin(self, span: Span, row: int) -> str:
         return self._runs.origin(span, row)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._runs.extents(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         paths = self._runs.paths_of(span)

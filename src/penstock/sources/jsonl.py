@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from penstock.core.columns import describe, whole
-from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.lines import BOM, Excerpt, LineFiles, parse_surviving
 
@@ -61,6 +61,9 @@ class JsonLines:
 
     def origin(self, span: Span, row: int) -> str:
         return self._lines.origin(span)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._lines.extents(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import Array, Fragment, RowFailure, Span
+from penstock.core.records import Array, Extent, Fragment, RowFailure, Span
 from penstock.errors import InputError
-from penstock.sources.files import fail_empty, fail_unreadable, fragments, open_binary, read_bytes
+from penstock.sources.files import fail_empty, fail_unreadable, fragments, listed, open_binary, read_bytes
 
 _SCAN_BYTES = 16 << 20
+_HEADER_BYTES = 64 << 10
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 BOM = b"\xef\xbb\xbf"
 
@@ -69,9 +70,18 @@ class LineFiles:
         number, first, end = span.locator
         path = self.paths[number]
         try:
-            return Excerpt(path, first, span.rows, read_bytes(path, first, end - first))
+            raw = read_bytes(path, first, end - first)
+            if not raw.endswith(b"\n") and end != listed(self.paths, number).size:
+                raise _mixed_up(f"{path}: no record ends at byte {end} any more")
+            return Excerpt(path, first, span.rows, raw)
         except OSError as error:
             raise fail_unreadable(path, error) from error
+
+    def extents(self, span: Span) -> Iterator[Extent]:
+        """The bytes of a span; near the beginning of a file, all from its beginning: a header is read, too."""
+        number, first, end = span.locator[:3]
+        start = first if first > _HEADER_BYTES else 0
+        yield Extent(listed(self.paths, number), start, end - start)
 
     def records(self, excerpt: Excerpt) -> list[bytes]:
         """The records of an excerpt, told apart as they were when they were counted.
@@ -84,11 +94,8 @@ class LineFiles:
         pieces = [excerpt.raw[start:stop] for start, stop in itertools.pairwise(edges)]
         found = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
         if len(found) != excerpt.rows:
-            raise InputError(
-                "the records of this file cannot be told apart",
-                received=f"{excerpt.path}, bytes from {excerpt.offset}: {len(found)} records, {excerpt.rows} counted",
-                hint="did the file change, or is there a stray quote in it?",
-            )
+            counted = f"{len(found)} records, {excerpt.rows} counted"
+            raise _mixed_up(f"{excerpt.path}, bytes from {excerpt.offset}: {counted}")
         return found
 
     def origin(self, span: Span) -> str:
@@ -193,6 +200,14 @@ def _field_quotes(
         is_open = not is_open
         closed_at = closed_at if is_open else place
     return kept
+
+
+def _mixed_up(received: str) -> InputError:
+    return InputError(
+        "the records of this file cannot be told apart",
+        received=received,
+        hint="did the file change, or is there a stray quote in it?",
+    )
 
 
 def parse_surviving(

@@ -12,9 +12,9 @@ from typing import IO
 import numpy as np
 
 from penstock.core.columns import describe
-from penstock.core.records import Array, Block, Column, Columns, Fragment, Span, TensorSpec
+from penstock.core.records import Array, Block, Column, Columns, Extent, Fragment, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.files import fail_empty, fragments, is_url, open_binary, read_bytes, size_of
+from penstock.sources.files import fail_empty, fragments, is_url, listed, open_binary, read_bytes, size_of
 from penstock.sources.pieces import origin_of_run, spans_of_files
 from penstock.sources.streams import OpenStreams
 
@@ -51,6 +51,16 @@ class ArrayFiles:
 
     def origin(self, span: Span, row: int) -> str:
         return origin_of_run(self.paths, span.start, span.locator, row)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        for file, start, rows in span.locator:
+            known = listed(self.paths, file)
+            arrays = self._remote.get(known.path) or _open(known.path)
+            if not all(arrays[name].is_stored for name in columns):
+                yield Extent(known, 0, known.size)
+                continue
+            for name in columns:
+                yield Extent(known, *arrays[name].place_of(start, rows))
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
@@ -120,6 +130,12 @@ class _Member:
     @property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def place_of(self, start: int, rows: int) -> tuple[int, int]:
+        """Where a run of rows lies in the file: first byte and number of bytes. The first run has the header."""
+        assert self._offset is not None
+        first = self._offset + start * self.row_bytes
+        return (first, rows * self.row_bytes) if start else (0, first + rows * self.row_bytes)
 
     def rows(self, start: int, rows: int) -> Array:
         """A run of rows: a view of the file, or fetched from a URL in one range."""

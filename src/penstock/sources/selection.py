@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
-from penstock.core.records import Array, Block, RowFailure, Span, TensorSpec
+from penstock.core.records import Array, Block, Extent, RowFailure, Span, TensorSpec
 from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
 from penstock.core.watching import Watch
 from penstock.errors import InputError, UsageError
@@ -73,6 +73,10 @@ class SelectedRows(Around):
                     return self.source.origin(inner, first + place)
                 place -= count
         return ""
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        for inner, _ in _opened(span):
+            yield from super().extents(inner, columns)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start

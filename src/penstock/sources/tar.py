@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import STRING, Array, Block, Fragment, RowFailure, SourceColumn, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options import ReadOptions
 from penstock.sources import files
@@ -115,6 +115,10 @@ class TarFiles:
             found = itertools.islice(_samples(walk(file, length, start, stop)), row - span.start, None)
             sample = next(found, None)
         return f"{path}/{sample.name}" if sample is not None else path
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        number, start, stop = span.locator
+        yield Extent(files.listed(self.paths, number), start, stop - start)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         schema = self.schema()

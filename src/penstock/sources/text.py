@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import STRING, Array, Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files import fail_unreadable, open_binary
 from penstock.sources.lines import BOM, LineFiles
@@ -45,6 +45,9 @@ class TextLines:
     def origin(self, span: Span, row: int) -> str:
         file, _, _, lines = span.locator
         return f"{self._lines.paths[file]}, line {lines + row - span.start + 1}"
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._lines.extents(span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         file, first, end, _ = span.locator

@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from penstock.core.records import STRING, Block, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import STRING, Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options import ReadOptions
 from penstock.sources.example_features import FeatureSpec, choose_features, raw_for_input
 from penstock.sources.example_reader import EXAMPLE, ExampleReader
 from penstock.sources.examples import BadExample, Message, is_sequence, parse
-from penstock.sources.files import fail_empty, fragments, open_binary
+from penstock.sources.files import fail_empty, fragments, listed, open_binary
 from penstock.sources.streams import OpenStreams
 from penstock.sources.tapes import PLAIN, PlainTape, TapeStream, changed, open_tape, unreadable
 from penstock.sources.tfrecord_framing import (
@@ -156,6 +156,13 @@ class TFRecordFiles:
                 return f"{self.paths[file]}, record {record + place}, in bytes {first} to {end}"
             place -= rows
         return ""
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        self._features()
+        for file, first, end, *_ in span.locator:
+            known = listed(self.paths, file)
+            is_plain = self._compressions[file] == PLAIN
+            yield Extent(known, first, end - first) if is_plain else Extent(known, 0, known.size)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         specs = self._features()

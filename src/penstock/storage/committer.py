@@ -42,6 +42,7 @@ class Committer:
         self._spans: list[Span] = []
         self._failures: list[str] = []
         self._reduced: dict[str, int] = {}
+        self._digests: dict[str, str] = {}
         self._rows = 0
         self._recover()
         self._staging = place.staging()
@@ -66,6 +67,8 @@ class Committer:
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
         if result.reduced_to is not None:
             self._reduced[str(result.span.index)] = result.reduced_to
+        if result.digest:
+            self._digests[str(result.span.index)] = result.digest
         if self._ends_a_part(result.span.index + 1):
             self.commit()
 
@@ -94,9 +97,11 @@ class Committer:
             files=files,
             failures_bytes=self._append_failures(),
             reduced=self._reduced,
+            digests=self._digests,
         )
         self._journal.append(record)
-        self._writer, self._spans, self._failures, self._reduced, self._rows = None, [], [], {}, 0
+        self._writer, self._spans, self._failures, self._rows = None, [], [], 0
+        self._reduced, self._digests = {}, {}
         self._on_commit(record)
 
     def finish(self) -> None:

@@ -18,7 +18,8 @@ class PartRecord:
     `first_span` to `stop_span` are the spans it holds; `cut` counts how often its planned part was cut short by an
     interrupt; `files` maps names in the output folder to sizes; `failures_bytes` is the length of all recorded failures
     once this part was in. `reduced` maps spans to the batch size that they took, where that of the recipe did not fit
-    into the memory: the bits are those of the recipe for all others.
+    into the memory: the bits are those of the recipe for all others. `digests` maps spans to the digests of the bytes
+    that they were read from, where these lie in files.
     """
 
     part: int
@@ -30,6 +31,7 @@ class PartRecord:
     files: Mapping[str, int]
     failures_bytes: int
     reduced: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -82,10 +84,8 @@ def read_records(path: str) -> list[PartRecord]:
 
 
 def encode_record(record: PartRecord) -> bytes:
-    """A record as a line that begins with the checksum of the rest. One without reduced spans is what it always was."""
-    told = asdict(record)
-    if not record.reduced:
-        del told["reduced"]
+    """A record as a line that begins with the checksum of the rest. What a record does not have is left out."""
+    told = {name: value for name, value in asdict(record).items() if name not in ("reduced", "digests") or value}
     body = json.dumps(told, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 

@@ -12,7 +12,7 @@ from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
 MANIFEST = f"{INTERNAL}/manifest.json"
 
 
@@ -37,6 +37,7 @@ class Manifest:
             so many rows. None for all other inputs.
         streamed: The spans and rows that such an input had, once it has ended.
         split: Replicas on each device, and batches in flight in each: no bit depends on them, but the speed does.
+        columns: What is read of the input.
     """
 
     request: dict[str, Any]
@@ -54,6 +55,7 @@ class Manifest:
     part_rows: int | None = None
     streamed: tuple[int, int] | None = None
     split: tuple[int, int] | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -87,6 +89,7 @@ class Manifest:
             "versions": self.versions,
             "weights": self.weights,
             "split": self.split,
+            "columns": list(self.columns),
             "max_failures": self.max_failures,
             "part_rows": self.part_rows,
             "streamed": self.streamed,
@@ -114,6 +117,7 @@ def load_manifest(place: Place) -> Manifest | None:
             "the manifest is of another version of penstock",
             received=f"{path}: version {version}",
             allowed=f"version {MANIFEST_VERSION}",
+            hint="go on with the penstock that began it, or begin again in another folder",
         )
     try:
         return _from_document(document)
@@ -152,6 +156,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         versions=document["versions"],
         weights=document["weights"],
         split=tuple(document["split"]) if document.get("split") else None,
+        columns=tuple(document["columns"]),
         max_failures=document["max_failures"],
         part_rows=document["part_rows"],
         streamed=_tuples(document["streamed"]),
@@ -173,17 +178,27 @@ def is_fresh(place: Place) -> bool:
     return children is None or (set(children) <= {INTERNAL} and load_manifest(place) is None)
 
 
-def describe_difference(old: Manifest, request: dict[str, Any], fragments: Sequence[Fragment]) -> str:
+def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
     """What differs between the job in a folder and the one that was asked for, in words."""
     changed = [key for key in request if request[key] != old.request.get(key)]
     if changed:
         pairs = [f"{key}={request[key]!r} (there: {old.request.get(key)!r})" for key in changed[:3]]
         return ", ".join(pairs)
+    return "the content of the model was changed since"
+
+
+def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str | None]:
+    """The input files that are not as they were when the job began, and how: None where only their time differs.
+
+    Files that are not there any more, or not as large, come first.
+    """
     before = {fragment.path: fragment for fragment in old.fragments}
     after = {fragment.path: fragment for fragment in fragments}
-    altered = [path for path in after if path in before and before[path] != after[path]]
-    if altered:
-        return f"the input file {altered[0]} was changed since"
-    if before.keys() != after.keys():
-        return f"another set of input files ({len(after)}, there: {len(before)})"
-    return "the content of the model was changed since"
+    found: dict[str, str | None] = {path: "it is not there any more" for path in before if path not in after}
+    found |= {path: "it was not there then" for path in after if path not in before}
+    common = [path for path in after if path in before]
+    sizes = {path: (before[path].size, after[path].size) for path in common}
+    found |= {path: f"{new:,} bytes; it had {old:,}" for path, (old, new) in sizes.items() if old != new}
+    if not found and list(before) != list(after):
+        return dict.fromkeys(list(after)[:1], "the files are in another order")
+    return found | {path: None for path in common if path not in found and before[path] != after[path]}

@@ -12,7 +12,7 @@ import pytest
 from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
 from penstock.storage.disk import internal
-from penstock.storage.manifest import Manifest, describe_difference, is_fresh, load_manifest
+from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
 from penstock.storage.places import place_of
 
 MANIFEST = Manifest(
@@ -117,7 +117,8 @@ def test_version_of_another_penstock_is_told(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 1" in (caught.value.received or "")
-    assert caught.value.allowed == "version 3"
+    assert caught.value.allowed == "version 4"
+    assert "begin again" in (caught.value.hint or "")
 
 
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:
@@ -148,9 +149,18 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_differences_are_told_in_words() -> None:
-    request, fragments = MANIFEST.request, MANIFEST.fragments
-    assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, request | {"batch_size": 64}, fragments)
-    touched = [fragments[0], replace(fragments[1], mtime_ns=2)]
-    assert describe_difference(MANIFEST, request, touched) == "the input file /data/c.parquet was changed since"
-    assert "(1, there: 2)" in describe_difference(MANIFEST, request, fragments[:1])
-    assert describe_difference(MANIFEST, request, fragments) == "the content of the model was changed since"
+    assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, MANIFEST.request | {"batch_size": 64})
+    assert describe_difference(MANIFEST, MANIFEST.request) == "the content of the model was changed since"
+
+
+def test_files_that_changed_are_told_with_how_they_changed() -> None:
+    first, second = MANIFEST.fragments
+    assert changed_files(MANIFEST, [first, second]) == {}
+    assert changed_files(MANIFEST, [first, replace(second, mtime_ns=2)]) == {second.path: None}
+    larger = changed_files(MANIFEST, [replace(first, mtime_ns=2), replace(second, size=second.size + 1000)])
+    assert list(larger) == [second.path, first.path], "what is certain comes first"
+    assert larger[second.path] == f"{second.size + 1000:,} bytes; it had {second.size:,}"
+    assert changed_files(MANIFEST, [first]) == {second.path: "it is not there any more"}
+    added = replace(first, path="/data/z.parquet")
+    assert changed_files(MANIFEST, [first, second, added]) == {added.path: "it was not there then"}
+    assert changed_files(MANIFEST, [second, first]) == {second.path: "the files are in another order"}
