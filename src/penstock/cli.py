@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -22,28 +23,57 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only."""
+    """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only.
+
+    Where --json was given, the error is the one document on stdout, too.
+    """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         signal.signal(signal.SIGTERM, _terminate)
+        given = args[0] if args else kwargs.get("args")
+        as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
         try:
-            result = super().main(*args, **(kwargs | {"standalone_mode": False}))
-        except PenstockError as error:
-            _ignore_signals()
-            problem, *rest = str(error).splitlines()
-            click.echo("\n".join([f"error: {problem}", *rest]), err=True)
-            sys.exit(error.exit_code)
-        except click.ClickException as error:
-            error.show()
-            sys.exit(UsageError.exit_code)
-        except (KeyboardInterrupt, click.Abort):
-            _ignore_signals()
-            click.echo("interrupted", err=True)
-            sys.exit(130)
+            sys.exit(self._run(as_json, *args, **kwargs))
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
-        sys.exit(result if isinstance(result, int) else 0)
+
+    def _run(self, as_json: bool, *args: Any, **kwargs: Any) -> int:
+        try:
+            result = super().main(*args, **(kwargs | {"standalone_mode": False}))
+            return result if isinstance(result, int) else 0
+        except PenstockError as error:
+            _ignore_signals()
+            _tell(error)
+            found = error
+        except click.ClickException as error:
+            error.show()
+            found = _as_usage_error(error)
+        except (KeyboardInterrupt, click.Abort):
+            _ignore_signals()
+            click.echo("interrupted", err=True)
+            found = Interrupted("interrupted")
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if as_json:
+                bug = PenstockError("this is a bug in penstock", received=f"{type(error).__name__}: {error}")
+                click.echo(json.dumps(bug.as_json()))
+            raise
+        if as_json:
+            click.echo(json.dumps(found.as_json()))
+        return found.exit_code
+
+
+def _tell(error: PenstockError) -> None:
+    problem, *rest = str(error).splitlines()
+    click.echo("\n".join([f"error: {problem}", *rest]), err=True)
+
+
+def _as_usage_error(error: click.ClickException) -> UsageError:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "penstock"
+    return UsageError(error.format_message().rstrip("."), hint=f"{path} --help")
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -136,10 +166,13 @@ def _dry_run(model: str, input_: list[str], output: str | None, options: Predict
     from penstock.dry_run import describe, in_words
 
     found = describe(model, input_, output, options)
-    click.echo(json.dumps(found) if as_json else in_words(found))
-    if output is None:
-        raise UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
-    return 0
+    if output is not None:
+        click.echo(json.dumps(found) if as_json else in_words(found))
+        return 0
+    missing = UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
+    click.echo(json.dumps(found | missing.as_json()) if as_json else in_words(found))
+    _tell(missing)
+    return missing.exit_code
 
 
 @main.command(cls=GroupedCommand)

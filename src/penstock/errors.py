@@ -53,6 +53,17 @@ class PenstockError(Exception):
         lines += [f"hint: {self.hint}"] if self.hint is not None else []
         return "\n".join(lines)
 
+    def as_json(self) -> dict[str, str | int | None]:
+        """The error as `--json` prints it."""
+        return {
+            "error": type(self).__name__,
+            "problem": self.problem,
+            "received": self.received,
+            "allowed": self.allowed,
+            "hint": self.hint,
+            "code": self.exit_code,
+        }
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross from a replica to the coordinator; keyword arguments do not survive the default pickling.
         return _rebuild, (type(self), self.problem, self.received, self.allowed, self.hint, self.exit_code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def pixels_file(tmp_path: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> 
 
 
 @pytest.fixture
-def unfinished(light_models: Path, pixels_file: Path, tmp_path: Path) -> Iterator[Path]:
+def unfinished(light_models: Path, pixels_file: Path, tmp_path: Path) -> Path:
     """The folder of a job of which some parts are written."""
     output = tmp_path / "out"
     process = start_predict(light_models, pixels_file, output, "--devices", "cpu:1")
@@ -34,7 +33,7 @@ def unfinished(light_models: Path, pixels_file: Path, tmp_path: Path) -> Iterato
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    yield output
+    return output
 
 
 def test_job_goes_on_after_a_touch_and_is_refused_after_a_change(
