@@ -64,14 +64,14 @@ def test_another_job_is_refused_and_overwrite_replaces_it(
     assert penstock.status(tmp_path / "out")["recipe"]["batch_size"] == 16
 
 
-def test_changed_input_is_another_job(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+def test_changed_input_is_told_with_its_name(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
     arguments = ["predict", light_models / "digits.onnx", tmp_path / "x.npy", "--output", tmp_path / "out"]
     assert penstock_run(*arguments).returncode == 0
     np.save(tmp_path / "x.npy", np.zeros((60, 64), np.uint8))
     ran = penstock_run(*arguments)
-    assert ran.returncode == 7
-    assert "was changed since" in ran.stderr
+    assert ran.returncode == 5
+    assert f"the input changed since the job began: {tmp_path / 'x.npy'}" in ran.stderr
 
 
 def test_status_while_running_and_after(
