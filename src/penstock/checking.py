@@ -1,4 +1,4 @@
-"""The same answers: the first rows of a job, predicted once more by the model's own framework on one CPU."""
+"""The same answers: the first rows of a job, predicted once more, one by one, by the model's own framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from penstock import registry
 from penstock.core import agreement
-from penstock.core.events import Prepared
+from penstock.core.events import Asked, Prepared
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
@@ -34,11 +34,11 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
     theirs = _reference(model, name, started, log, stop)
     ours = started.prepared
     assert ours.answers is not None
-    assert theirs.answers is not None
+    assert theirs.alone is not None
     tolerance = started.options.tolerance
     problem = _failed_on_one_side(ours, theirs)
     if problem is None:
-        found = agreement.compare(ours.answers, theirs.answers, tolerance)
+        found = agreement.compare(ours.answers, theirs.alone, tolerance)
         problem = str(replace(found, row=ours.answered[found.row])) if found is not None else None
     if problem is not None:
         raise ModelError(
@@ -47,11 +47,12 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
             allowed=f"a difference of at most {tolerance:g} of each output's spread",
             hint=f"the other side is {name} on one CPU device; --tolerance allows more",
         )
-    return f"checked: {len(ours.answered)} rows are as {name} on the CPU gives them, within {tolerance:g} of the spread"
+    rows = f"{len(ours.answered)} rows are as {name} on the CPU gives each of them alone"
+    return f"checked: {rows}, within {tolerance:g} of the spread"
 
 
 def _reference(model: ModelFile, runtime: str, started: Started, log: IO[Any], stop: StopFlag) -> Prepared:
-    """The same first batch on one CPU device."""
+    """The same first rows on one CPU device, each of them alone."""
     # Whole outputs: near ties may rank differently, and only whole outputs show that both are right.
     answers = replace(model.answers, top_k=None, argmax=False, labels=()) if model.answers is not None else None
     descriptors = (started.shared.descriptor,) if started.shared is not None else ()
@@ -62,7 +63,7 @@ def _reference(model: ModelFile, runtime: str, started: Started, log: IO[Any], s
         LocalEngine(launch, placement, Meter().observe, stop, started.options.row_timeout)
     ) as engine:
         engine.load()
-        return engine.prepare(started.job, placement, started.sample, CHECKED_ROWS)
+        return engine.prepare(started.job, placement, started.sample, Asked(CHECKED_ROWS, is_alone=True))
 
 
 def _failed_on_one_side(ours: Prepared, theirs: Prepared) -> str | None:

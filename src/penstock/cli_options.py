@@ -21,6 +21,7 @@ from penstock.option_texts import (
 from penstock.options import (
     COLORS,
     FORMATS,
+    PADDINGS,
     PRECISIONS,
     PRESETS,
     RESIZES,
@@ -133,6 +134,13 @@ _FED: list[_Option] = [
     ),
     click.option(
         "--buckets", metavar="N,N,…", help="What lists of different lengths are padded to. Default: by the data."
+    ),
+    click.option(
+        "--padding",
+        type=click.Choice(PADDINGS),
+        default="auto",
+        show_default=True,
+        help="Whether rows of different sizes are padded to share a batch; auto: where that changes no answer.",
     ),
 ]
 
@@ -279,7 +287,7 @@ _TAKEN_AS_THEY_ARE = (
     "signature", "precision", "memory_fraction", "plan", "trace", "trust_model",
     "check", "tolerance", "as_example", "top_k", "argmax",
     "part_rows", "max_failures", "preprocess", "preprocess_row", "preset", "row_timeout",
-    "limit", "skip", "sample", "sample_by", "seed",
+    "padding", "limit", "skip", "sample", "sample_by", "seed",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from penstock import placing, registry, shapes, steps
 from penstock.binding import bind, described_as_floats, fed_as_floats, prefer_floats
 from penstock.core import batching, division, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
-from penstock.core.events import Prepared
+from penstock.core.events import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
@@ -140,7 +140,8 @@ class Started:
 
     def rows_per_second(self) -> float:
         """What the warm-up promises: an upper bound, as one batch says little about reading."""
-        computed = self.placement.replicas * self.job.batch_size / max(self.prepared.batch_seconds, 1e-6)
+        rows = self.job.batch_size if self.recipe.is_padded else self.prepared.first_rows
+        computed = self.placement.replicas * rows / max(self.prepared.batch_seconds, 1e-6)
         loaded = self.prepared.rows_loaded_per_s
         return computed if loaded is None else min(computed, loaded * self.placement.most_loaders)
 
@@ -268,22 +269,31 @@ def _decide(
             batch_size = choice.batch_size if signature.fixed_batch else _no_larger_than(source, choice.batch_size)
         else:
             batch_size = choose_batch_size(signature, largest, source, options, kind)
+        is_padded = fixed.recipe.is_padded if fixed else options.padding != "never"
         job = Job(source, bindings, options.keep, batch_size, preprocess, buckets, options.trace is not None)
         placement = placing.with_loaders(placement, job, options.loaders)
         is_decided = fixed is not None or choice is not None or options.batch_size is not None
         if not is_decided and signature.fixed_batch is None and kind == "cpu":
             job = _bearable(engine, job, placement)
-        answers_rows = max(answers_rows, CHECKED_ROWS if options.check else 0)
-        sample_rows = max(job.batch_size, ENOUGH_ROWS) if answers_rows else job.batch_size
-        sample = fixed.sample if fixed else _first_rows(source, sample_rows)
-        prepared = engine.prepare(job, placement, sample, answers_rows)
         runtime, threads = runtime_and_threads
-        recipe = Recipe(runtime, kind, job.batch_size, threads, options.precision, buckets)
+        asked = Asked(
+            max(answers_rows, CHECKED_ROWS if options.check else 0),
+            is_alone=answers_rows > 0 and bool(buckets),
+            tolerance=options.tolerance if buckets and fixed is None and options.padding == "auto" else None,
+        )
+        sample_rows = max(job.batch_size, ENOUGH_ROWS) if asked.answers_rows else job.batch_size
+        sample = fixed.sample if fixed else _first_rows(source, sample_rows)
+        unpadded = _without_padding(job, runtime, signature)
+        job = job if is_padded or not buckets else unpadded
+        job, prepared, told_padding = _prepare(engine, job, unpadded, placement, sample, asked)
+        recipe = Recipe(
+            runtime, kind, job.batch_size, threads, options.precision, buckets, is_padded=job.fewest_rows is None
+        )
         guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
-        notes = signature.notes
-        asked = options.batch_size
-        if fixed is None and asked is not None and batch_size < _no_larger_than(source, asked):
-            told = f"--batch-size {asked:,} is more than the memory of this machine holds: batches of {batch_size:,}"
+        notes = signature.notes + _tell_padding(told_padding, job, runtime)
+        wanted = options.batch_size
+        if fixed is None and wanted is not None and batch_size < _no_larger_than(source, wanted):
+            told = f"--batch-size {wanted:,} is more than the memory of this machine holds: batches of {batch_size:,}"
             notes += (told,)
         return Started(
             engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=notes
@@ -291,6 +301,47 @@ def _decide(
     except BaseException:
         engine.close()
         raise
+
+
+def _without_padding(job: Job, runtime: str, signature: Signature) -> Job:
+    """The job with rows of one size in each batch. Where each shape is compiled, there is one for each size."""
+    has_one_shape = runtime in registry.COMPILE_EACH_SIZE or signature.fixed_batch is not None
+    return replace(job, fewest_rows=job.batch_size if has_one_shape else 1)
+
+
+def _prepare(
+    engine: Engine, job: Job, unpadded: Job, placement: Placement, sample: Span, asked: Asked
+) -> tuple[Job, Prepared, PaddingTrial | None]:
+    """Compile the step; where it is asked whether padding changes an answer and it does, without padding.
+
+    The last value is the trial that led to that.
+    """
+    if asked.tolerance is None:
+        return job, engine.prepare(job, placement, sample, asked), None
+    try:
+        prepared = engine.prepare(job, placement, sample, asked)
+        trial = prepared.padding or PaddingTrial(problem="no row was tried")
+        if trial.is_harmless(asked.tolerance):
+            return job, prepared, None
+    except ModelError as error:
+        trial = PaddingTrial(problem=error.received or error.problem)
+    return unpadded, engine.prepare(unpadded, placement, sample, replace(asked, tolerance=None)), trial
+
+
+def _tell_padding(trial: PaddingTrial | None, job: Job, runtime: str) -> tuple[str, ...]:
+    """Why rows of different sizes do not share a batch."""
+    if trial is None:
+        return ()
+    if trial.problem is not None:
+        why = f"it could not be found out whether padding changes the answers ({trial.problem})"
+    elif trial.difference == float("inf"):
+        why = "padding changes the answers"
+    else:
+        why = f"padding changes the answers, by up to {trial.difference:.2g} of the spread of an output"
+    told = f"rows of different sizes: {why}; each batch holds rows of one size"
+    if runtime in registry.COMPILE_EACH_SIZE:
+        told += f", and {runtime} compiles once for each size"
+    return (told,)
 
 
 def _bearable(engine: Engine, job: Job, placement: Placement) -> Job:

@@ -65,6 +65,7 @@ class Keywords(TypedDict, total=False):
     loaders: int
     row_timeout: float
     buckets: Sequence[int]
+    padding: str
     skip: int
     limit: int
     sample: int

@@ -29,6 +29,7 @@ COLORS = ("grayscale", "rgb", "rgba")
 MOST_PIXELS = 1 << 26
 _COUNTS = ("batch_size", "threads", "replicas_per_device", "part_rows", "loaders", "limit", "sample", "top_k")
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
+PADDINGS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ class PredictOptions:
         loaders: How many loaders; None finds out while running.
         row_timeout: Seconds that one row, or one call of `preprocess`, may take in a loader process.
         buckets: Lengths that rows of different lengths are padded to; None takes them from the data.
+        padding: `auto` pads rows of different sizes where that changes no answer, `always` wherever sizes differ,
+            `never` nowhere: then every batch holds rows of one size.
         skip: Leave out so many rows at the beginning.
         limit: Take at most so many rows.
         sample: Take so many rows, chosen by `seed`.
@@ -230,6 +233,7 @@ class PredictOptions:
     loaders: int | None = None
     row_timeout: float = 120.0
     buckets: tuple[int, ...] | None = None
+    padding: str = "auto"
     skip: int = 0
     limit: int | None = None
     sample: int | None = None
@@ -241,6 +245,7 @@ class PredictOptions:
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("format", self.format, FORMATS)
         _check_choice("preset", self.preset, PRESETS)
+        _check_choice("padding", self.padding, PADDINGS)
         for name in _COUNTS:
             _check_positive(name, getattr(self, name))
         self._check_rows()
@@ -278,6 +283,11 @@ class PredictOptions:
         if self.buckets is not None and (not self.buckets or not grows or self.buckets[0] < 1):
             raise UsageError(
                 "buckets are lengths that grow", received=f"buckets={self.buckets!r}", allowed="for example 32,64,128"
+            )
+
+        if self.buckets is not None and self.padding == "never":
+            raise UsageError(
+                "buckets are what rows are padded to", received="buckets and padding=never", allowed="one of them"
             )
 
     def _check_answers(self) -> None:

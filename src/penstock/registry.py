@@ -213,6 +213,10 @@ VARIANTS = {"tensorflow-xla": "tensorflow", "torch-compiled": "torch", "onnx-ten
 """Runtimes that execute whatever another one does, each in its own way."""
 
 
+COMPILE_EACH_SIZE = ("tensorflow-xla", "jax", "torch-compiled", "onnx-tensorrt", "openvino", "stablehlo")
+"""Runtimes that compile anew for each shape of batches: rows of many sizes that are not padded keep them busy."""
+
+
 def executes(model: ModelFile, runtime: str) -> bool:
     """Whether a runtime reads this kind of model."""
     return runtime in model.runtimes or VARIANTS.get(runtime) in model.runtimes

@@ -94,7 +94,10 @@ def _is_plain(options: PredictOptions) -> bool:
 
 def _is_fed_as_it_is(source: InMemory, signature: Signature) -> bool:
     """Whether no column has to be looked into: text may be the paths of images, and a struct may hold them."""
-    needs_look = any(spec.dtype in (STRING, OPAQUE) for spec in source.schema().values())
+    columns = source.schema().values()
+    if any(spec.varies for spec in columns):
+        return False  # whether such rows may be padded is found out first
+    needs_look = any(spec.dtype in (STRING, OPAQUE) for spec in columns)
     return not needs_look or any(spec.dtype == STRING for spec in signature.inputs)
 
 

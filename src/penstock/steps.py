@@ -78,6 +78,7 @@ def as_request(options: PredictOptions) -> dict[str, Any]:
         "scale": _list(options.scale),
         "offset": _list(options.offset),
         "buckets": _list(options.buckets),
+        "padding": options.padding,
         "skip": options.skip,
         "limit": options.limit,
         "sample": options.sample,
@@ -85,6 +86,9 @@ def as_request(options: PredictOptions) -> dict[str, Any]:
         "seed": options.seed,
         "row_timeout": options.row_timeout,
     }
+
+
+_AS_THEY_ARE = ("preset", "padding", "skip", "limit", "sample", "sample_by", "seed", "row_timeout")
 
 
 def from_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def from_request(request: dict[str, Any]) -> dict[str, Any]:
             hint="call penstock.predict again with the same arguments",
         )
     name = "preprocess_row" if request["preprocess_is_by_row"] else "preprocess"
-    keywords = {key: request[key] for key in ("preset", "skip", "limit", "sample", "sample_by", "seed", "row_timeout")}
+    keywords = {key: request[key] for key in _AS_THEY_ARE}
     for key in ("scale", "offset", "buckets"):
         keywords[key] = tuple(request[key]) if request[key] is not None else None
     return keywords | {"reading": ReadOptions(**reading), name: function["location"] if function else None}

@@ -1,4 +1,4 @@
-"""Lists of different lengths: padded in buckets, masked, answered as if each came alone, in order."""
+"""Lists of different lengths: padded where that changes nothing, answered as if each came alone, in order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.conftest import ENVIRONMENT, Penstock, read_rows, summary_of
 
 ROWS = 500
 SCRIPT = Path(__file__).parent.parent / "support" / "answer_one_by_one.py"
+KINDS = Path(__file__).parent.parent / "support" / "rows_alone.py"
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +111,80 @@ def test_row_that_is_far_too_long_fails_alone(models: Path, penstock_run: Pensto
     (line,) = (tmp_path / "out" / "_penstock" / "failures.jsonl").read_text().splitlines()
     assert json.loads(line)["row"] == 2500
     assert "100,000 values" in line
+
+
+@pytest.fixture(scope="module")
+def series(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Series of a few lengths for a model without a mask, and what Keras answers to each of them alone."""
+    folder = tmp_path_factory.mktemp("series")
+    random = np.random.default_rng(6)
+    rows = [random.normal(size=(int(length), 3)).round(4).tolist() for length in random.choice([2, 5, 6, 11], 60)]
+    path = folder / "series.jsonl"
+    path.write_text("".join(json.dumps({"series": row}) + "\n" for row in rows))
+    (folder / "series.rows.json").write_text(json.dumps([{"series": row} for row in rows]))
+    subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), str(models / "series.keras")],
+        check=True,
+        capture_output=True,
+        env=ENVIRONMENT | {"KERAS_BACKEND": "tensorflow"},
+    )
+    answers = json.loads((folder / "series.answers.json").read_text())
+    return path, np.array([answer[0] for answer in answers])
+
+
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+def test_rows_that_padding_would_change_are_batched_with_others_of_their_length(
+    models: Path, series: tuple[Path, Any], runtime: str, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    path, alone = series
+    options = ["--output", tmp_path / "out", "--batch-size", 16, "--runtime", runtime, "--json", "--check"]
+    ran = penstock_run("predict", models / "series.keras", path, *options)
+    summary = summary_of(ran)
+    assert summary["recipe"]["is_padded"] is False
+    assert "padding changes the answers" in ran.stderr
+    assert ("jax compiles once for each size" in ran.stderr) == (runtime == "jax")
+    found = np.array(read_rows(tmp_path / "out").column("trend").to_pylist())
+    assert np.abs(found - alone).max() < 1e-6
+
+
+def test_check_finds_what_padding_changed(
+    models: Path, series: tuple[Path, Any], penstock_run: Penstock, tmp_path: Path
+) -> None:
+    options = ["--output", tmp_path / "out", "--padding", "always", "--check"]
+    ran = penstock_run("predict", models / "series.keras", series[0], *options)
+    assert ran.returncode == 6, ran.stderr
+    assert "the answers are not those of the model's own framework" in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_too_short_for_the_model_fail_alone(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    path = tmp_path / "series.jsonl"
+    rows = [[[1.0, 0.5, float(number)]] * (1 if number == 3 else 6) for number in range(8)]
+    path.write_text("".join(json.dumps({"series": row}) + "\n" for row in rows))
+    ran = penstock_run("predict", models / "window.keras", path, "--output", tmp_path / "out", "--max-failures", 1)
+    assert ran.returncode == 3, ran.stderr
+    (line,) = (tmp_path / "out" / "_penstock" / "failures.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"] == 3
+    assert read_rows(tmp_path / "out").column("row").to_pylist() == [0, 1, 2, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("backend", "examples", "kinds"),
+    [
+        pytest.param("tensorflow", 4, [], id="tensorflow"),
+        pytest.param("jax", 1, ["lstm", "bidirectional", "words, masked lstm", "convolution, maximum"], id="jax"),
+    ],
+)
+def test_answer_to_a_row_never_depends_on_its_neighbours(backend: str, examples: int, kinds: list[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(KINDS), str(examples), *kinds],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT | {"KERAS_BACKEND": backend},
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert len(found) == (len(kinds) or 21)
+    for kind, seen in found.items():
+        assert seen["rows"] >= 8 * examples, kind
+        assert seen["worst"] <= 1e-4 * seen["spread"], kind

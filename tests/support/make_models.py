@@ -48,6 +48,11 @@ def main(folder: Path) -> None:
     any_size = keras.Input((None, None, 3), name="photo")
     keras.Model(any_size, layers.GlobalMaxPooling2D(name="brightest")(any_size)).save(folder / "any_size.keras")
 
+    steps = keras.Input((None, 3), name="series")
+    keras.Model(steps, layers.Dense(2, name="trend")(layers.LSTM(6)(steps))).save(folder / "series.keras")
+    windows = layers.GlobalAveragePooling1D()(layers.Conv1D(4, 3)(steps))
+    keras.Model(steps, layers.Dense(2, name="trend")(windows)).save(folder / "window.keras")
+
     words = keras.Input((None,), dtype="int32", name="words")
     embedded = layers.Embedding(50, 4, mask_zero=True)(words)
     pooled = layers.GlobalAveragePooling1D()(embedded)

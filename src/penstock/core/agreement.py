@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,44 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
         )
     found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
     return Proof(difference, str(found) if found is not None else None)
+
+
+def largest_difference(
+    ours: Sequence[Mapping[str, Column]], theirs: Sequence[Mapping[str, Column]]
+) -> tuple[float, str | None]:
+    """The largest difference of several answers, as a share of the spread of an output in all of `theirs`.
+
+    Infinite where shapes, or what is not numbers, differ. The second value names an output that is the same in every
+    row of `theirs`, and so proves nothing.
+    """
+    worst, constant = 0.0, None
+    for name in theirs[0]:
+        pairs = [(mine[name], other[name]) for mine, other in zip(ours, theirs, strict=True)]
+        if any(_differ(name, mine, other, float("inf")) is not None for mine, other in pairs):
+            return float("inf"), None
+        flat = [(_values(mine), _values(other)) for mine, other in pairs]
+        far = max((float(_apart(mine, other).max()) for mine, other in flat if other.size), default=0.0)
+        spread = _spread(np.concatenate([other for _, other in flat])) or 1.0
+        worst = max(worst, far / spread)
+        if all(_is_constant(other) for _, other in pairs) and _is_constant(_first_rows([other for _, other in pairs])):
+            constant = shown(name)
+    return worst, constant
+
+
+def _values(column: Column) -> Array:
+    """All numbers of a column, whatever its rows look like; none where it holds something else, which is equal."""
+    values = column if isinstance(column, np.ndarray) else to_arrow(column).flatten()
+    if not isinstance(values, np.ndarray):
+        values = values.to_numpy(zero_copy_only=False)
+    return values.reshape(-1).astype(np.float64) if values.dtype.kind in "fc" else np.zeros(0)
+
+
+def _first_rows(columns: Sequence[Column]) -> Column:
+    """The first row of several answers, where their rows have one shape; else all of the first."""
+    shapes = {column.shape[1:] if isinstance(column, np.ndarray) else None for column in columns}
+    if len(shapes) > 1 or None in shapes:
+        return columns[0]
+    return np.concatenate([column[:1] for column in columns])
 
 
 def _share(mine: Column, other: Column) -> float:

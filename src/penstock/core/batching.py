@@ -66,9 +66,9 @@ class Batch:
     """What one device sees in one step: `arrays` always have the full batch size, of which `rows` are real.
 
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
-    `kept` and `failures` are those of the real rows. Where rows differ in length, `lengths` are
-    theirs for each such input, and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once it has
-    run in pieces of so many rows, because it did not fit into the memory.
+    `kept` and `failures` are those of the real rows. Where rows differ in size, `sizes` are theirs for each such input
+    (rows by dimensions that vary), and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once
+    it has run in pieces of so many rows, because it did not fit into the memory.
     """
 
     index: int
@@ -77,10 +77,20 @@ class Batch:
     arrays: Columns
     kept: Mapping[str, Column] = field(default_factory=dict)
     failures: tuple[RowFailure, ...] = ()
-    lengths: Mapping[str, Array] = field(default_factory=dict)
+    sizes: Mapping[str, Array] = field(default_factory=dict)
     values: int = 0
     padded: int = 0
     reduced_to: int | None = None
+
+    @property
+    def lengths(self) -> dict[str, Array]:
+        """The sizes of inputs of which one dimension varies."""
+        return {name: sizes[:, 0] for name, sizes in self.sizes.items() if sizes.shape[1] == 1}
+
+    @property
+    def size(self) -> int:
+        """The rows of its arrays, real or not."""
+        return len(next(iter(self.arrays.values())))
 
 
 Room = Callable[[Mapping[str, tuple[tuple[int, ...], Any]]], Columns]

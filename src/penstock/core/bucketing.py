@@ -2,6 +2,8 @@
 
 Sorting first means that a span needs no more batches than it would without: the padding is what a batch's rows differ
 by, and what its largest row lacks to the next boundary. Every boundary is one compiled shape.
+
+Where padding would change the answers, a batch holds rows of exactly one size instead.
 """
 
 from __future__ import annotations
@@ -88,30 +90,79 @@ def cut_by_size(
     if not pieces:
         return
     rows = _Rows(pieces, buckets)
-    for index, start in enumerate(range(0, len(rows.order), batch_size)):
-        # In the order of the input again: rows of one piece lie beside each other and are written in one go.
-        positions = np.sort(rows.order[start : start + batch_size])
-        yield rows.batch(index, positions, batch_size, room, watch)
+    order = rows.largest_first()
+    for index, start in enumerate(range(0, len(order), batch_size)):
+        yield rows.batch(index, order[start : start + batch_size], batch_size, room, watch)
+
+
+def cut_by_one_size(
+    pieces: Sequence[Piece],
+    batch_size: int,
+    fewest_rows: int,
+    buckets: Mapping[str, Sequence[Boundaries]],
+    room: Room,
+    watch: Watch,
+) -> Iterator[Batch]:
+    """Batches of the rows of a whole span, each of rows of exactly one size, the most common size first.
+
+    A batch is filled up to a power of two of rows, at least to `fewest_rows` and at most to `batch_size`.
+    """
+    if not pieces:
+        return
+    rows = _Rows(pieces, buckets, is_padded=False)
+    index = 0
+    for group in rows.by_size():
+        for start in range(0, len(group), batch_size):
+            taken = group[start : start + batch_size]
+            filled = min(max(1 << (len(taken) - 1).bit_length(), fewest_rows), batch_size)
+            yield rows.batch(index, taken, filled, room, watch)
+            index += 1
 
 
 class _Rows:
     """All rows of a span, their sizes, and where they lie."""
 
-    def __init__(self, pieces: Sequence[Piece], buckets: Mapping[str, Sequence[Boundaries]]) -> None:
+    def __init__(
+        self, pieces: Sequence[Piece], buckets: Mapping[str, Sequence[Boundaries]], *, is_padded: bool = True
+    ) -> None:
         self._pieces = pieces
         self._buckets = buckets
+        self._is_padded = is_padded
         self._starts = np.cumsum([0, *(piece.rows for piece in pieces)])
         first = pieces[0].feeds
-        self._sizes = {
-            name: _bounded(np.concatenate([piece.feeds[name].sizes() for piece in pieces]), buckets.get(name, ()))
-            for name in first
-        }
+        self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in first}
+        for name, boundaries in buckets.items():
+            if is_padded:
+                self._sizes[name] = _bounded(self._sizes[name], boundaries)
+        if not is_padded:
+            self._hide_failed()
+
+    def largest_first(self) -> Array:
         cost = np.zeros(int(self._starts[-1]), np.int64)
-        for name in buckets:
+        for name in self._buckets:
             cost += self._sizes[name].prod(axis=1)
-        self.order = np.argsort(-cost, kind="stable")
+        return np.argsort(-cost, kind="stable")
+
+    def by_size(self) -> list[Array]:
+        """The rows of each size, those of the most common size first, and of larger ones before smaller."""
+        sizes = np.concatenate([self._sizes[name] for name in self._buckets], axis=1)
+        _, group_of, counts = np.unique(-sizes, axis=0, return_inverse=True, return_counts=True)
+        groups = np.split(np.argsort(group_of.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
+        return sorted(groups, key=len, reverse=True)
+
+    def _hide_failed(self) -> None:
+        """Rows that failed already have no size of their own: they take a place among others."""
+        failed = np.zeros(int(self._starts[-1]), dtype=bool)
+        for piece, start in zip(self._pieces, self._starts[:-1].tolist(), strict=True):
+            failed[[start + row - piece.start for row in piece.failures]] = True
+        host = int(np.argmin(failed))
+        for name, boundaries in self._buckets.items():
+            smallest = [ends[0] for ends in boundaries]
+            self._sizes[name][failed] = smallest if failed[host] else self._sizes[name][host]
 
     def batch(self, index: int, positions: Array, batch_size: int, room: Room, watch: Watch) -> Batch:
+        # In the order of the input again: rows of one piece lie beside each other and are written in one go.
+        positions = np.sort(positions)
         first = self._pieces[0].feeds
         shapes = {name: self._shape(name, feed, positions) for name, feed in first.items()}
         arrays = room({name: ((batch_size, *shapes[name]), feed.dtype) for name, feed in first.items()})
@@ -136,13 +187,15 @@ class _Rows:
             arrays,
             joined(kept),
             tuple(failures.values()),
-            lengths={name: self._sizes[name][positions, 0] for name, sizes in self._buckets.items() if len(sizes) == 1},
+            sizes={name: self._sizes[name][positions] for name in self._buckets},
             values=values,
             padded=padded,
         )
 
     def _shape(self, name: str, feed: Feed, positions: Array) -> tuple[int, ...]:
         largest = iter(self._sizes[name][positions].max(axis=0).tolist())
+        if not self._is_padded:
+            return tuple(next(largest) if n is None else n for n in feed.shape)
         boundaries = iter(self._buckets.get(name, ()))
         return tuple(boundary(next(largest), next(boundaries)) if n is None else n for n in feed.shape)
 

@@ -23,6 +23,37 @@ from penstock.core.tracing import Level, Mark
 from penstock.errors import PenstockError
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be found out with the first rows, besides compiling and timing.
+
+    `answers_rows` of the answers are wanted back, to be compared with others; with `is_alone`, also what the model
+    answers to each of these rows alone. With a `tolerance`, it is tried whether padding changes an answer.
+    """
+
+    answers_rows: int = 0
+    is_alone: bool = False
+    tolerance: float | None = None
+
+
+NOTHING_ASKED = Asked()
+
+
+@dataclass(frozen=True)
+class PaddingTrial:
+    """Whether padding changes what the model answers, as far as the first rows tell.
+
+    `difference` is the largest one between rows alone and padded, as a share of an output's spread. `problem` says why
+    nothing was found out.
+    """
+
+    difference: float = 0.0
+    problem: str | None = None
+
+    def is_harmless(self, tolerance: float) -> bool:
+        return self.problem is None and self.difference <= tolerance
+
+
 # Coordinator to replica.
 @dataclass(frozen=True)
 class Load:
@@ -48,8 +79,7 @@ class Prepare:
     warm: Filled | None = None
     warm_chunks: tuple[tuple[Chunk, bytes], ...] = ()
     """The first batch, where loader processes read it, and what of it has no room in a slot."""
-    answers_rows: int = 0
-    """How many rows of the answers are wanted back, to be compared with others."""
+    asked: Asked = NOTHING_ASKED
     ceilings: Mapping[int, int] = field(default_factory=dict)
     """The most rows of a batch by the bytes of a row, as far as they are known to fit into the memory."""
     is_alone: bool = False
@@ -204,8 +234,9 @@ class Prepared:
     """The step is compiled. `batch_seconds` is the time of one warm batch, `rows_loaded_per_s` what one loader
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
     batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
-    `answers` are those of the first rows that have any, where they were asked for; `answered` are the numbers of these
-    rows in the whole input. `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
+    `answers` are those of the first rows that have any, where they were asked for, and `alone` are those to each of the
+    same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is what a trial of it found.
+    `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
     where it takes no whole numbers."""
 
     outputs: tuple[TensorSpec, ...]
@@ -215,8 +246,10 @@ class Prepared:
     first_failures: tuple[RowFailure, ...] = ()
     follows: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, Column] | None = None
+    alone: Mapping[str, Column] | None = None
     answered: tuple[int, ...] = ()
     rejects_strangers: bool | None = None
+    padding: PaddingTrial | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from penstock.core.events import Prepared
+from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Binding,
@@ -97,6 +97,15 @@ class Exporting(Protocol):
 
 
 @runtime_checkable
+class TakesAnySize(Protocol):
+    """A replica that is compiled for one shape of batches, but can run without that."""
+
+    def take_any_size(self) -> None:
+        """From now on, rows come in many sizes: compile nothing for any of them."""
+        ...
+
+
+@runtime_checkable
 class Gauged(Protocol):
     """A replica that knows about its device's memory, where the process's own memory does not tell."""
 
@@ -153,8 +162,8 @@ class Engine(Protocol):
         """Run the user's function on the rows of `sample`, where loaders run, and note what it gives."""
         ...
 
-    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
-        """Take the job; compile and time the step on the rows of `sample`; give back `answers_rows` of its answers.
+    def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
+        """Take the job; compile and time the step on the rows of `sample`; find out what is asked.
 
         Until it runs, another job may be taken instead.
         """

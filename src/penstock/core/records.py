@@ -290,6 +290,8 @@ class Recipe:
     precision: str = "model"
     buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     """Input name to the sizes that each of its varying dimensions is padded to."""
+    is_padded: bool = True
+    """Whether rows of different sizes share a batch; where padding changes the answers, each batch has one size."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -370,6 +372,9 @@ class Job:
     buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     is_traced: bool = False
     """Whether everyone notes what they do when, for a trace."""
+    fewest_rows: int | None = None
+    """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
+    many rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:

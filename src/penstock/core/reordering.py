@@ -20,7 +20,7 @@ AS_LISTS = ""
 
 
 def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFailure]) -> Result:
-    """The result of a whole span.
+    """The result of a whole span. A batch of which every row failed may be missing.
 
     `failures` are numbered as the job counts rows; the result has them as the whole input does.
     """
@@ -28,12 +28,16 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
     if batches:
         columns = {name: join([outputs[name] for _, outputs, _ in batches]) for name in batches[0][1]}
         columns |= {KEPT + name: join([kept[name] for _, _, kept in batches]) for name in batches[0][2]}
+    present: Array | None = None
     if not all(isinstance(positions, range) for positions, _, _ in batches):
-        order = np.argsort(np.concatenate([np.asarray(positions) for positions, _, _ in batches]))
+        present = np.concatenate([np.asarray(positions) for positions, _, _ in batches])
+        order = np.argsort(present)
+        present = present[order]
         columns = {name: take_positions(column, order) for name, column in columns.items()}
     if failures:
         alive = np.ones(span.rows, dtype=bool)
         alive[[failure.row - span.start for failure in failures]] = False
+        alive = alive if present is None else alive[present]
         columns = {name: take_rows(column, alive) for name, column in columns.items()}
     numbered = tuple(replace(failure, row=span.number(failure.row)) for failure in failures)
     return Result(span, columns, numbered)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.coming import Coming
-from penstock.core.events import Prepared
+from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Replica
+from penstock.core.protocols import Replica, TakesAnySize
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.stopping import StopFlag
@@ -65,12 +65,16 @@ class EmbeddedEngine:
         """What the user's function gives. There is no other process: it runs here."""
         return preprocess.learn(list(source.read(sample, tuple(preprocess.takes))), UNWATCHED)
 
-    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
+    def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
         """As every engine. A live model is its own framework: there are no answers to compare."""
         self.take(job)
         self._placement = placement
         self._stop.check()
-        prepared = warm_up(self._replicas[0], next(load_batches(job, sample)), sample, job.bindings)
+        if job.fewest_rows is not None:
+            for fitting in self._replicas:
+                if isinstance(fitting.replica, TakesAnySize):
+                    fitting.replica.take_any_size()
+        prepared = warm_up(self._replicas[0], next(load_batches(job, sample)), sample, job.bindings, asked)
         self._follows, self._outputs = prepared.follows, prepared.outputs
         return prepared
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.core.coming import Coming
 from penstock.core.events import (
+    NOTHING_ASKED,
+    Asked,
     Chunk,
     Convert,
     Converted,
@@ -51,7 +53,7 @@ class _Settings:
 
     job: Job
     sample: Span
-    answers_rows: int = 0
+    asked: Asked = NOTHING_ASKED
 
 
 class LocalEngine:
@@ -113,11 +115,11 @@ class LocalEngine:
         assert feed.pool.learnt is not None
         return feed.pool.learnt
 
-    def prepare(self, job: Job, placement: Placement, sample: Span, answers_rows: int = 0) -> Prepared:
-        self._settings, self._prepared, self._placement = _Settings(job, sample, answers_rows), None, placement
+    def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
+        self._settings, self._prepared, self._placement = _Settings(job, sample, asked), None, placement
         if placement.has_loader_processes:
             feed = self._loader_feed()
-            feed.begin(job, placement, sample, is_timed=answers_rows > 0)
+            feed.begin(job, placement, sample, is_timed=asked.answers_rows > 0)
             self._pump_until(lambda: feed.rows_loaded_per_s is not None, self._stop)
         for handle in self._replicas.values():
             self._send_prepare(handle)
@@ -232,13 +234,13 @@ class LocalEngine:
     def _send_prepare(self, handle: ReplicaHandle) -> None:
         assert self._settings is not None
         settings, lanes = self._settings, self._placement.lanes
-        wanted = settings.answers_rows if self._prepared is None else 0
+        asked = settings.asked if self._prepared is None else NOTHING_ASKED
         prepare = Prepare(
             settings.job,
             settings.sample,
             self._placement.loaders,
             lanes,
-            answers_rows=wanted,
+            asked=asked,
             ceilings=self._memory.ceilings(handle.device),
             is_alone=self._memory.is_alone(handle.device),
             poisoned=self._memory.poisoned(settings.sample),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock import registry
-from penstock.core.events import Chunk, Failed, Loaded, Prepare, Prepared, Release, SpanDone, Work
+from penstock.core.events import Asked, Chunk, Failed, Loaded, Prepare, Prepared, Release, SpanDone, Work
 from penstock.core.records import STRING, Binding, Device, Job, ModelFile
 from penstock.errors import PenstockError, WorkersDied, one_line
 from penstock.estimator import travelling
@@ -186,7 +186,7 @@ class Replicas:
         match message:
             case Loaded():
                 job = Job(self.files, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
-                self._send(replica, Prepare(job, self._sample, 1, self._lanes, answers_rows=1))
+                self._send(replica, Prepare(job, self._sample, 1, self._lanes, asked=Asked(answers_rows=1)))
             case Prepared(answers=answers):
                 assert answers is not None
                 self._admit(replica, *unpack_row(answers[ANSWERS]))

@@ -31,14 +31,25 @@ class Candidate:
 
 
 def candidates(
-    model: ModelFile, own: str, device_kind: str, bindings: Sequence[Binding], outputs: Sequence[TensorSpec] = ()
+    model: ModelFile,
+    own: str,
+    device_kind: str,
+    bindings: Sequence[Binding],
+    outputs: Sequence[TensorSpec] = (),
+    *,
+    has_many_sizes: bool = False,
 ) -> list[Candidate]:
-    """Every other runtime that could execute the model on this kind of device; those that are not installed last."""
+    """Every other runtime that could execute the model on this kind of device; those that cannot be tried last.
+
+    With `has_many_sizes`, every batch holds rows of one size, and there are many sizes.
+    """
     found: list[Candidate] = []
     for name in _ORDER[device_kind]:
         if name == own or device_kind not in PACKAGES[name].device_kinds:
             continue
-        if registry.executes(model, name) and is_alike(own, name):
+        if has_many_sizes and name in registry.COMPILE_EACH_SIZE:
+            found.append(Candidate(name, why_not="it compiles anew for each size of rows, and there are many"))
+        elif registry.executes(model, name) and is_alike(own, name):
             found.append(Candidate(name, why_not=_missing(name) or _too_wide(name, bindings, outputs)))
         elif name in _READ_STEPS and can_convert(model, own):
             why_not = _missing(name) or _missing_converter() or _too_wide(name, bindings, outputs)

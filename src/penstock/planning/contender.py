@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from penstock import registry
 from penstock.core import tuning
 from penstock.core.agreement import Proof, prove
-from penstock.core.events import Measure, Prepared
+from penstock.core.events import Asked, Measure, Prepared
 from penstock.core.plans import Choice, Trial
 from penstock.core.records import Device, Job, ModelFile, Placement, Span
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
@@ -192,7 +192,7 @@ def open_engine(setting: Setting, beside: Beside, around: Surroundings, clock: C
     engine = LocalEngine(launch, placement, Meter().observe, clock, beside.row_timeout)
     try:
         engine.load()
-        return engine, engine.prepare(beside.job, placement, beside.sample, len(beside.prepared.answered))
+        return engine, engine.prepare(beside.job, placement, beside.sample, Asked(len(beside.prepared.answered)))
     except BaseException:
         engine.close()
         raise
@@ -223,13 +223,15 @@ def start(setting: Setting, beside: Beside, tolerance: float | None, around: Sur
 
 def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
     """Whether the answers to the first rows are those of the model's own framework."""
+    # Where rows differ in size, what counts is the answer to a row alone, without any padding.
+    reference = own.answers if own.alone is None else own.alone
     assert ours.answers is not None
-    assert own.answers is not None
+    assert reference is not None
     count = min(len(ours.answered), len(own.answered))
     if ours.answered[:count] != own.answered[:count] or not count:
         failed = sorted(set(ours.answered) ^ set(own.answered))
         return Proof(0.0, f"row {failed[0]} fails on one side only" if failed else "no row of the sample has an answer")
-    first = {name: column[:count] for name, column in own.answers.items()}
+    first = {name: column[:count] for name, column in reference.items()}
     proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance)
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
         return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")

@@ -159,7 +159,14 @@ class Search:
         recipe = self.started.recipe
         started = self.started
         outputs = started.prepared.outputs
-        found = candidates(self.model, recipe.runtime, recipe.device_kind, started.job.bindings, outputs)
+        found = candidates(
+            self.model,
+            recipe.runtime,
+            recipe.device_kind,
+            started.job.bindings,
+            outputs,
+            has_many_sizes=not recipe.is_padded,
+        )
         self.trials += [Trial(each.runtime, rejected=each.why_not) for each in found if each.why_not is not None]
         return [each for each in found if each.why_not is None]
 

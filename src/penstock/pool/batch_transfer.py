@@ -22,7 +22,7 @@ from penstock.pool.slots import Slots
 from penstock.pool.transfer import Assembly, Writable, lay_out, restore, spill
 
 _ALIGNMENT = 64
-_INPUT, _KEPT, _LENGTHS, _POSITIONS = "input:", "kept:", "lengths:", "positions"
+_INPUT, _KEPT, _SIZES, _POSITIONS = "input:", "kept:", "sizes:", "positions"
 
 
 class SlotRoom:
@@ -66,7 +66,7 @@ class SlotRoom:
             offset = batch.positions.start
         else:
             rest[_POSITIONS] = batch.positions
-        rest |= {_LENGTHS + name: lengths for name, lengths in batch.lengths.items()}
+        rest |= {_SIZES + name: sizes for name, sizes in batch.sizes.items()}
         spilled = self._add(span, batch, rest)
         filled = Filled(
             span,
@@ -127,7 +127,7 @@ def open_batch(filled: Filled, slots: Slots, assembly: Assembly) -> Batch:
         inputs,
         {name.removeprefix(_KEPT): column for name, column in columns.items() if name.startswith(_KEPT)},
         filled.failures,
-        {name.removeprefix(_LENGTHS): _array(column) for name, column in columns.items() if name.startswith(_LENGTHS)},
+        {name.removeprefix(_SIZES): _array(column) for name, column in columns.items() if name.startswith(_SIZES)},
         filled.values,
         filled.padded,
     )

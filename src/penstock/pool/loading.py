@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.core.batching import Batch, Room, cut, known, note, on_the_heap
-from penstock.core.bucketing import cut_by_size
+from penstock.core.bucketing import cut_by_one_size, cut_by_size
 from penstock.core.columns import to_array
 from penstock.core.deferred import BadRows, Deferred
 from penstock.core.example_encoding import encode
@@ -19,9 +19,11 @@ from penstock.errors import InputError
 
 
 def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = UNWATCHED) -> Iterator[Batch]:
-    """The batches of a span. A batch never crosses a span; the last one is padded."""
+    """The batches of a span. A batch never crosses a span, and is filled up with its last row."""
     pieces = read_pieces(job, span, watch)
-    if job.buckets:
+    if job.buckets and job.fewest_rows is not None:
+        yield from cut_by_one_size(list(pieces), job.batch_size, job.fewest_rows, job.buckets, room, watch)
+    elif job.buckets:
         yield from cut_by_size(list(pieces), job.batch_size, job.buckets, room, watch)
     else:
         yield from cut(pieces, job.batch_size, room, watch)

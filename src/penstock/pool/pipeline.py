@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Column, Job, Result, RowFailure, Span, TensorSpec, Timings
+from penstock.core.records import Array, Column, Columns, Job, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.tracing import (
     BATCHES_WAITING,
@@ -36,7 +36,7 @@ from penstock.core.tracing import (
 )
 from penstock.pool.loading import load_batches
 from penstock.pool.marking import marked_source
-from penstock.pool.surviving import check_rows, predict_surviving
+from penstock.pool.surviving import check_rows, predictor_of
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]
@@ -49,7 +49,7 @@ class _OpenSpan:
 
     span: Span
     seen: set[int] = field(default_factory=set)
-    outputs: dict[int, Mapping[str, Column]] = field(default_factory=dict)
+    outputs: dict[int, Mapping[str, Column] | None] = field(default_factory=dict)
     positions: dict[int, range | Array] = field(default_factory=dict)
     kept: dict[int, Mapping[str, Column]] = field(default_factory=dict)
     failures: dict[int, RowFailure] = field(default_factory=dict)
@@ -110,6 +110,7 @@ class Pipeline:
         self._replica = replica
         self._follows = follows
         self._job = job
+        self._predict = predictor_of(job)
         self._emit = emit
         self._fail = fail
         self._spans: queue.SimpleQueue[Span | None] = queue.SimpleQueue()
@@ -266,16 +267,9 @@ class Pipeline:
         if started - idle_since > SHORT_S:
             self._mark(work, WAIT_FOR_DATA, idle_since, started, batch)
         copied_before = self._copied_s()
-        outputs, rejected = predict_surviving(self._replica, batch, work.span.start)
+        outputs, rejected = self._predict(self._replica, batch, work.span.start)
         copied = self._copied_s() - copied_before
-        check_rows(outputs, self._job.batch_size)
-        trimmed = {
-            name: answers(self._follows, name, _own(output[: batch.rows], batch, release), batch)
-            for name, output in outputs.items()
-        }
-        for name, column in trimmed.items():
-            rows = rows_of(column)
-            check_one_shape(name, rows, self._shapes.setdefault(name, rows))
+        trimmed = self._trimmed(outputs, batch, release) if outputs is not None else None
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
         batch.arrays.clear()
         release()
@@ -297,6 +291,18 @@ class Pipeline:
         if is_done:
             self._finish(work)
 
+    def _trimmed(self, outputs: Columns, batch: Batch, release: Release) -> dict[str, Column]:
+        """The answers to the real rows, which must look as those of every other batch do."""
+        check_rows(outputs, batch.size)
+        trimmed = {
+            name: answers(self._follows, name, _own(output[: batch.rows], batch, release), batch)
+            for name, output in outputs.items()
+        }
+        for name, column in trimmed.items():
+            rows = rows_of(column)
+            check_one_shape(name, rows, self._shapes.setdefault(name, rows))
+        return trimmed
+
     def _finish(self, work: _OpenSpan) -> None:
         with self._lock:
             # The loader and the last lane may both see the span complete; only one of them delivers it.
@@ -305,7 +311,11 @@ class Pipeline:
                 return
             work.num_batches = None
         failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]
-        batches = [(work.positions[index], work.outputs[index], work.kept[index]) for index in range(count)]
+        batches = [
+            (work.positions[index], outputs, work.kept[index])
+            for index in range(count)
+            if (outputs := work.outputs[index]) is not None
+        ]
         result = to_result(work.span, batches, failures)
         self._emit(replace(result, reduced_to=min(work.reduced_to, default=None)), work.timings)
         # Only now: a batch that comes once more meanwhile must still be known.

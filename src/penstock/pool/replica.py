@@ -38,20 +38,22 @@ from penstock.core.events import (
     SpanLoaded,
     Work,
 )
-from penstock.core.protocols import Copying, Exporting, Replica
+from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
+from penstock.core.reordering import answers
+from penstock.pool.alone import answers_alone, join_answers
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
-from penstock.pool.fitting import Fitting, joined
+from penstock.pool.fitting import Fitting
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.probing import measure, rejects_strangers
 from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
-from penstock.pool.surviving import predict_surviving
+from penstock.pool.surviving import predictor_of
 from penstock.pool.transfer import Assembly, send
-from penstock.pool.warmup import warm_up
+from penstock.pool.warmup import places_alive, warm_up
 
 
 class BatchInlet:
@@ -183,8 +185,10 @@ class ReplicaProcess:
             give_up=_give_up,
         )
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
-        prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings)
-        if message.answers_rows:
+        if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
+            self._replica.take_any_size()
+        prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings, message.asked)
+        if message.asked.answers_rows:
             prepared, alive = _with_answers(prepared, self._fitting, itertools.chain([batch], more), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
@@ -227,26 +231,38 @@ def _with_answers(
     prepared: Prepared, replica: Replica, batches: Iterable[Batch], message: Prepare
 ) -> tuple[Prepared, Array]:
     """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
-    sample = message.sample
+    sample, asked = message.sample, message.asked
+    predict = predictor_of(message.job)
     alive_at_first: Array | None = None
     found: list[Columns] = []
+    alone: list[Columns] = []
     answered: list[int] = []
     for batch in batches:
-        outputs, rejected = predict_surviving(replica, batch, sample.start)
-        failed = {failure.row for failure in (*batch.failures, *rejected)}
-        rows = [sample.start + int(position) for position in batch.positions]
-        alive = np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
+        outputs, rejected = predict(replica, batch, sample.start)
+        if outputs is None:
+            continue
+        alive = places_alive(batch, sample, rejected)
         alive_at_first = alive if alive_at_first is None else alive_at_first
-        taken = alive[: message.answers_rows - len(answered)]
-        found.append({name: take_positions(output, taken) for name, output in outputs.items()})
-        answered += [sample.number(rows[place]) for place in taken]
-        if len(answered) >= min(message.answers_rows, ENOUGH_ROWS):
+        taken = alive[: asked.answers_rows - len(answered)]
+        if asked.is_alone:
+            by_place = answers_alone(replica, batch, taken.tolist(), prepared.follows)
+            taken = np.array(list(by_place), dtype=np.int64)
+            alone += by_place.values()
+        trimmed = {
+            name: answers(prepared.follows, name, output[: batch.rows], batch) for name, output in outputs.items()
+        }
+        found.append({name: take_positions(output, taken) for name, output in trimmed.items()})
+        answered += [sample.number(sample.start + int(batch.positions[place])) for place in taken]
+        if len(answered) >= min(asked.answers_rows, ENOUGH_ROWS):
             break
     assert alive_at_first is not None
-    answers = {
-        name: joined([piece[name] for piece in found]) if len(found) > 1 else found[0][name] for name in found[0]
-    }
-    return replace(prepared, answers=answers, answered=tuple(answered)), alive_at_first
+    prepared = replace(
+        prepared,
+        answers=join_answers(found),
+        alone=join_answers(alone) if asked.is_alone else None,
+        answered=tuple(answered),
+    )
+    return prepared, alive_at_first
 
 
 def main() -> None:

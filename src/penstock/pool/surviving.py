@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Columns, RowFailure
+from penstock.core.records import Array, Columns, Job, RowFailure
 from penstock.errors import ModelError, PenstockError, one_line
 from penstock.pool.fitting import Fitting, Rejected
 
 _FILL_CANDIDATES = 8
+
+
+class ShapeRejected(ModelError):
+    """The model rejects batches of this shape, whatever is in them."""
 
 
 def predict_surviving(replica: Replica, batch: Batch, span_start: int) -> tuple[Columns, list[RowFailure]]:
@@ -49,6 +55,26 @@ def _predict_fitting(fitting: Fitting, batch: Batch, span_start: int) -> tuple[C
     batch.reduced_to = pieced.reduced_to
     rejected = pieced.rejected | {place: (failure.error, failure.reason) for place, failure in left_out.items()}
     return pieced.outputs, _to_failures(dict(sorted(rejected.items())), batch, span_start)
+
+
+def predict_one_size(replica: Replica, batch: Batch, span_start: int) -> tuple[Columns | None, list[RowFailure]]:
+    """As `predict_surviving`, of a batch that has a shape of its own: where the model rejects that, only its rows fail.
+
+    There are no answers then, not even for the shape of those that others get.
+    """
+    try:
+        return predict_surviving(replica, batch, span_start)
+    except ShapeRejected as error:
+        told = ("ModelError", error.received or error.problem)
+        return None, _to_failures(dict.fromkeys(range(batch.rows), told), batch, span_start)
+
+
+Predict = Callable[[Replica, Batch, int], tuple[Columns | None, list[RowFailure]]]
+
+
+def predictor_of(job: Job) -> Predict:
+    """How the batches of a job are predicted: where each size has a shape of its own, one may be rejected by itself."""
+    return predict_surviving if job.fewest_rows is None else predict_one_size
 
 
 def _to_failures(rejected: Rejected, batch: Batch, span_start: int) -> list[RowFailure]:
@@ -95,7 +121,7 @@ def _find_fill(replica: Replica, arrays: Columns, spares: Columns, error: Except
     """What can stand in the place of a rejected row: zeros (None), or a real row of the batch where zeros will not do.
 
     Raises:
-        ModelError: Nothing can: the model rejects this shape, not these rows.
+        ShapeRejected: Nothing can: it is not a matter of these rows.
     """
     nobody = np.zeros(len(next(iter(arrays.values()))), dtype=bool)
     last = len(next(iter(spares.values()))) - 1
@@ -103,7 +129,7 @@ def _find_fill(replica: Replica, arrays: Columns, spares: Columns, error: Except
     for fill in (None, *(_row(spares, place) for place in places)):
         if (problem := _reject(replica, _masked(arrays, nobody, fill))) is None:
             return fill
-    raise ModelError(
+    raise ShapeRejected(
         "the model rejects these rows, and every other that was tried",
         received=one_line(error),
         hint="are these the columns it was trained on? `penstock inspect` shows what it takes",

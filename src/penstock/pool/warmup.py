@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.columns import describe
-from penstock.core.events import Prepared
+from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Binding, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.errors import ModelError, PenstockError
+from penstock.pool.alone import try_padding
 from penstock.pool.surviving import check_rows, predict_surviving
 
 
-def warm_up(replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Binding] = ()) -> Prepared:
-    """Run the first batch, of the span `sample`, twice: once to compile, once to time.
+def warm_up(
+    replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Binding] = (), asked: Asked = NOTHING_ASKED
+) -> Prepared:
+    """Run the first batch, of the span `sample`, twice: once to compile, once to time. Try padding, if asked.
 
     Raises:
         ModelError: The model gives something that is not one row for each row.
@@ -29,10 +32,23 @@ def warm_up(replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Bin
         seconds = _time_without(replica, batch, sample, {failure.row for failure in rejected})
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
     follows = find_followed(replica, batch, outputs, bindings)
-    follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.lengths))
+    follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.sizes))
     given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
     specs = tuple(describe(name, column) for name, column in given.items())
-    return Prepared(specs, seconds, first_rows=batch.rows, first_failures=batch.failures, follows=follows)
+    trial = None
+    if asked.tolerance is not None:
+        alive = places_alive(batch, sample, rejected).tolist()
+        trial = try_padding(replica, batch, alive, follows, [each.input for each in bindings if each.mask_of])
+    return Prepared(
+        specs, seconds, first_rows=batch.rows, first_failures=batch.failures, follows=follows, padding=trial
+    )
+
+
+def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> Array:
+    """The places in a batch of the real rows that did not fail."""
+    failed = {failure.row for failure in (*batch.failures, *rejected)}
+    rows = [sample.start + int(position) for position in batch.positions]
+    return np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
 
 
 def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]) -> dict[str, str]:

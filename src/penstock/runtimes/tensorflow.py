@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,6 +196,10 @@ class TensorFlowReplica:
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         return export_step(self._plain, self.signature, bindings, folder)
 
+    def take_any_size(self) -> None:
+        if not self._needs_xla:
+            self._step = None
+
     def close(self) -> None:
         self._step = None
 
@@ -229,23 +232,39 @@ class TensorFlowReplica:
         return self._run_plain(tensors)
 
     def _run_plain(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Without XLA a step is traced once for any number of rows, as `model.predict` does it: tracing takes seconds.
+        """Without XLA a step is traced once for any number of rows, and for all sizes that the model leaves open, as
+        `model.predict` does it: tracing takes seconds.
 
         Where a model insists on a number, it is traced for each.
         """
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
-        key = tuple((name, tensor.dtype, shapes[name]) for name, tensor in tensors.items())
-        function = self._for_any_rows.get(key)
-        if function is None:
-            function = self._plain
-            if self.signature.fixed_batch is None:
-                specs = {name: self._tf.TensorSpec((None, *shapes[name]), t.dtype) for name, t in tensors.items()}
-                is_open = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
-                with contextlib.suppress(Exception):  # told by the run itself, if it is not the number of rows
-                    is_open.get_concrete_function()
-                    function = is_open
-            self._for_any_rows[key] = function
-        return dict(function(tensors))
+        opened = {name: self._opened(name, shape) for name, shape in shapes.items()}
+        for lengths in (opened, shapes):
+            key = tuple((name, tensor.dtype, lengths[name]) for name, tensor in tensors.items())
+            if key not in self._for_any_rows:
+                self._for_any_rows[key] = self._traced(tensors, lengths)
+            if (function := self._for_any_rows[key]) is not None:
+                return dict(function(tensors))
+        return dict(self._plain(tensors))
+
+    def _opened(self, name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """The shape of rows, open where the model leaves it open."""
+        declared = next((spec.shape for spec in self.signature.inputs if spec.name == name), None)
+        if declared is None or len(declared) != len(shape):
+            return shape
+        return tuple(None if free is None else length for free, length in zip(declared, shape, strict=True))
+
+    def _traced(self, tensors: dict[str, Any], lengths: dict[str, tuple[int | None, ...]]) -> Any:
+        """The step for any number of rows of these lengths; None where the model takes no such batches."""
+        if self.signature.fixed_batch is not None:
+            return None
+        specs = {name: self._tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
+        traced = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
+        try:
+            traced.get_concrete_function()
+        except Exception:  # told by the run itself, if it is not the open lengths
+            return None
+        return traced
 
 
 class TensorFlowOnGpu(TensorFlowReplica):

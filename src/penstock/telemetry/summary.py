@@ -59,11 +59,13 @@ class Summary:
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
         searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")
-        recipe = {name: value for name, value in self.recipe.items() if name != "buckets"}
+        recipe = {name: value for name, value in self.recipe.items() if name not in ("buckets", "is_padded")}
         lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
         if self.plan:
             lines.append(f"plan: {self.plan}")
-        if self.padding is not None:
+        if self.recipe.get("buckets") and not self.recipe.get("is_padded", True):
+            lines.append("no padding: every batch held rows of one size")
+        elif self.padding is not None:
             buckets = {name: " by ".join(map(str, sizes)) for name, sizes in self.recipe["buckets"].items()}
             lines.append(f"padding: {self.padding:.0%} of the values; sizes {buckets}")
         if self.loaders is not None:

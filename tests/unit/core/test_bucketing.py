@@ -16,6 +16,7 @@ from penstock.core.bucketing import (
     Boundaries,
     boundary,
     choose_boundaries,
+    cut_by_one_size,
     cut_by_size,
 )
 from penstock.core.columns import to_arrow
@@ -283,3 +284,55 @@ def test_images_of_different_sizes_are_padded_in_both_dimensions(sizes: list[tup
     assert batch.arrays["x"].shape == (8, boundary(max(heights), [2, 8]), 4, 1)
     assert batch.values - batch.padded == sum(h * w for h, w in sizes) == batch.arrays["x"][: len(sizes)].sum()
     assert not batch.lengths, "no output follows two dimensions at once"
+
+
+def batches_of_one_size(pieces: list[Piece], batch_size: int, fewest_rows: int) -> list[Batch]:
+    buckets = {"tokens": [[4, 64]], "mask": [[4, 64]]}
+    return list(cut_by_one_size(pieces, batch_size, fewest_rows, buckets, on_the_heap, UNWATCHED))
+
+
+@given(lengths=row_lengths, cuts=cuts, batch_size=batch_sizes, data=st.data())
+def test_batch_of_one_size_holds_no_padding_and_every_row_is_in_one(
+    lengths: list[int], cuts: list[int], batch_size: int, data: st.DataObject
+) -> None:
+    rows, fewest = tokens_of(lengths), data.draw(st.integers(1, batch_size))
+    batches = batches_of_one_size(pieces_of(rows, cuts), batch_size, fewest)
+    assert [batch.index for batch in batches] == list(range(len(batches)))
+    assert sorted(int(place) for batch in batches for place in batch.positions) == list(range(len(rows)))
+    for batch in batches:
+        assert [batch.arrays["tokens"][place].tolist() for place in range(batch.rows)] == [
+            rows[int(row)] for row in batch.positions
+        ]
+        assert batch.arrays["mask"].all()
+        assert batch.size >= max(fewest, batch.rows)
+        assert batch.size in {1, 2, 4, 8, fewest, batch_size}
+        for array in batch.arrays.values():
+            assert (array[batch.rows :] == array[batch.rows - 1]).all()
+
+
+def test_most_common_size_comes_first() -> None:
+    batches = batches_of_one_size(pieces_of(tokens_of([9, 2, 2, 5, 2]), [3]), 2, 1)
+    assert [list(batch.positions) for batch in batches] == [[1, 2], [4], [0], [3]]
+    assert [batch.arrays["tokens"].shape for batch in batches] == [(2, 2), (1, 2), (1, 9), (1, 5)]
+
+
+def test_row_that_failed_already_needs_no_batch_of_its_own() -> None:
+    batches = batches_of_one_size(pieces_of(tokens_of([3, 0, 3]), [], failed={FIRST_ROW + 1}), 4, 1)
+    (batch,) = batches
+    assert batch.arrays["tokens"].shape == (4, 3)
+    assert [failure.row for failure in batch.failures] == [FIRST_ROW + 1]
+
+
+def test_rows_that_all_failed_have_the_smallest_size_that_was_planned() -> None:
+    (batch,) = batches_of_one_size(pieces_of(tokens_of([0, 0]), [], failed={FIRST_ROW, FIRST_ROW + 1}), 4, 1)
+    assert batch.arrays["tokens"].shape == (2, 4)
+
+
+def test_span_of_which_a_whole_batch_failed_keeps_the_order_of_the_others() -> None:
+    pieces = pieces_of(tokens_of([3, 1, 3, 2, 1]), [])
+    whole = [batch for batch in batches_of_one_size(pieces, 4, 1) if batch.arrays["tokens"].shape[1] != 1]
+    failures = [RowFailure(FIRST_ROW + place, "", "predict", "E", "too short") for place in (1, 4)]
+    answered = [(batch.positions, {"y": batch.arrays["number"][: batch.rows]}, batch.kept) for batch in whole]
+    result = to_result(Span(0, FIRST_ROW, 5, ()), answered, failures)
+    assert result.columns["y"].tolist() == [FIRST_ROW, FIRST_ROW + 2, FIRST_ROW + 3]
+    assert result.row_numbers().tolist() == [FIRST_ROW, FIRST_ROW + 2, FIRST_ROW + 3]

@@ -79,7 +79,7 @@ FOLLOWS = {"y": "x"}
 
 
 def padded(lengths: list[int]) -> Batch:
-    return Batch(0, np.arange(len(lengths)), len(lengths), {}, lengths={"x": np.array(lengths)})
+    return Batch(0, np.arange(len(lengths)), len(lengths), {}, sizes={"x": np.array(lengths).reshape(-1, 1)})
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8), inner=st.sampled_from([(), (2,), (2, 3)]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.core.batching import Batch
 from penstock.core.records import Array, Columns
 from penstock.errors import DeviceError, ModelError
-from penstock.pool.surviving import check_rows, predict_surviving
+from penstock.pool.surviving import check_rows, predict_one_size, predict_surviving
 
 from .piping import Doubler, Rejecting
 
@@ -70,3 +70,30 @@ def test_output_without_one_row_for_each_row_is_refused(output: Array) -> None:
     with pytest.raises(ModelError) as caught:
         check_rows(fitting | {"loss": output}, 4)
     assert caught.value.received == f"loss: shape {output.shape} for a batch of 4"
+
+
+class FromThreeOn:
+    """A model that takes rows of three values and more."""
+
+    signature = Doubler().signature
+
+    def predict(self, batch: Columns) -> Columns:
+        if batch["x"].shape[1] < 3:
+            raise ValueError("kernel size can't be greater than the input")
+        return {"y": batch["x"].sum(axis=1)}
+
+    def close(self) -> None:
+        pass
+
+
+def test_shape_that_a_model_rejects_fails_the_rows_of_that_size_only() -> None:
+    short = Batch(0, np.array([4, 9]), 2, {"x": np.ones((2, 2), np.float32)})
+    outputs, failures = predict_one_size(FromThreeOn(), short, 100)
+    assert outputs is None
+    assert [failure.row for failure in failures] == [104, 109]
+    assert "kernel size" in failures[0].reason
+    whole = Batch(1, np.array([5]), 1, {"x": np.ones((1, 3), np.float32)})
+    outputs, failures = predict_one_size(FromThreeOn(), whole, 100)
+    assert outputs is not None
+    assert outputs["y"].tolist() == [3.0]
+    assert failures == []
