@@ -194,3 +194,11 @@ class TestLoading:
     )
     def test_lengths_that_do_not_grow_are_told(self, buckets: tuple[int, ...]) -> None:
         assert refusal(buckets=buckets).problem == "buckets are lengths that grow"
+
+    def test_buckets_without_padding_are_told(self) -> None:
+        told = refusal(buckets=(8, 16), padding="never")
+        assert (told.received, told.allowed) == ("buckets and padding=never", "one of them")
+
+    def test_unknown_padding_is_told_with_what_is_allowed(self) -> None:
+        told = refusal(padding="sometimes")
+        assert (told.received, told.allowed) == ("padding='sometimes'", "auto, always, never")
