@@ -36,7 +36,7 @@ from penstock.telemetry.summary import Summary
 
 _REQUESTED = (
     "signature", "runtime", "precision", "batch_size", "threads", "format", "part_rows", "trust_model",
-    "as_example", "top_k", "argmax",
+    "as_example", "top_k", "argmax", "squeeze",
 )  # fmt: skip
 """Options that are plain JSON as they are, and change the output."""
 

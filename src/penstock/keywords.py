@@ -50,6 +50,7 @@ class Keywords(TypedDict, total=False):
     top_k: int
     argmax: bool
     labels: str | os.PathLike[str] | Sequence[str]
+    squeeze: bool
     check: bool
     tolerance: float
     image_size: int | tuple[int, int] | str

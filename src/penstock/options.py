@@ -23,7 +23,7 @@ RUNTIMES = (
 PRECISIONS = ("model", "bfloat16", "float16", "int8")
 NO_PLAN = "off"
 """In the place of a plan's file: the rules of thumb, without a search."""
-FORMATS = ("parquet", "npy", "jsonl")
+FORMATS = ("parquet", "npy", "jsonl", "csv")
 RESIZES = ("stretch", "crop", "pad")
 COLORS = ("grayscale", "rgb", "rgba")
 MOST_PIXELS = 1 << 26
@@ -168,6 +168,7 @@ class PredictOptions:
         top_k: Write the k best classes of every output that is a vector, instead of the vector.
         argmax: Write the best class.
         labels: What the classes are called.
+        squeeze: Write an output of one value for each row as a plain column, not as vectors of one value.
         check: Compare the first rows with the model's own framework on one CPU before the job begins.
         tolerance: How far apart two runtimes may be, as a share of the spread of an output.
         batch_size: Rows a device sees in one step; None finds the fastest, or takes the rule of `core.batching`.
@@ -177,7 +178,7 @@ class PredictOptions:
         plan: A plan to go by, or its file, or `off` to search for none; None searches where a job is long enough.
         trace: The file for a trace of every stage, batch and device.
         threads: CPU threads of each replica; None shares the cores.
-        format: `parquet`, `npy` or `jsonl`.
+        format: One of FORMATS.
         part_rows: The most rows of one output file; None takes the rule of `core.division`.
         max_failures: The share of rows that may fail before the job stops, once 100 rows were seen.
         trust_model: Load models that contain code (Lambda layers, Python operations).
@@ -211,6 +212,7 @@ class PredictOptions:
     top_k: int | None = None
     argmax: bool = False
     labels: tuple[str, ...] = ()
+    squeeze: bool = False
     check: bool = False
     tolerance: float = 1e-4
     batch_size: int | None = None

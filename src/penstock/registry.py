@@ -32,6 +32,7 @@ from penstock.runtimes.stablehlo import StableHloRuntime
 from penstock.runtimes.tensorflow import TensorFlowRuntime
 from penstock.runtimes.tflite import TfliteRuntime
 from penstock.runtimes.torch import TorchRuntime
+from penstock.sinks.csv import CsvSink
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
@@ -87,7 +88,7 @@ RUNTIMES: dict[str, Runtime] = {
     "tflite": TfliteRuntime(),
     "stablehlo": StableHloRuntime(),
 }
-SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink()}
+SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink(), "csv": CsvSink()}
 
 
 def known_suffixes() -> list[str]:

@@ -15,7 +15,7 @@ from penstock import jobs, placing, steps, written
 from penstock.binding import as_lenient_as_keras, bind
 from penstock.checking import check_answers
 from penstock.core import division, tuning
-from penstock.core.answering import shown, with_labels
+from penstock.core.answering import shown, squeezed, with_labels
 from penstock.core.columns import OPAQUE, is_list, join
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
@@ -152,7 +152,7 @@ def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any
             )
         for name, column in with_labels(result.columns, options.labels).items():
             if not name.startswith(KEPT):
-                gathered.setdefault(name, []).append(column)
+                gathered.setdefault(name, []).append(squeezed(column) if options.squeeze else column)
     return {shown(name): _joined(pieces) for name, pieces in gathered.items()}
 
 

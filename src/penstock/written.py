@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock import steps
-from penstock.core.answering import CLASSES, LABELS, shown, with_labels
+from penstock.core.answering import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, TensorSpec
 from penstock.errors import UsageError
@@ -61,11 +61,16 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
     kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
     outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
+    outputs = [_squeezed(spec) for spec in outputs] if options.squeeze else outputs
     specs = {spec.name: spec for spec in outputs}
     specs |= {KEPT + name: kept[name] for name in options.keep}
     names = written_names([spec.name for spec in outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
     return OutputSchema(named, len(outputs))
+
+
+def _squeezed(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=()) if spec.shape == (1,) and not spec.varies else spec
 
 
 def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
@@ -85,4 +90,7 @@ def renamed(result: Result, options: PredictOptions) -> Result:
     result = replace(result, columns=with_labels(result.columns, options.labels))
     outputs = [key for key in result.columns if not key.startswith(KEPT)]
     names = written_names(outputs, options) if result.columns else {}
-    return replace(result, columns={names[key]: column for key, column in result.columns.items()})
+    columns = result.columns.items()
+    if options.squeeze:
+        columns = {key: squeezed(column) if key in outputs else column for key, column in columns}.items()
+    return replace(result, columns={names[key]: column for key, column in columns})

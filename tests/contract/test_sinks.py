@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import datetime
 import json
 import os
@@ -24,13 +25,14 @@ from penstock.core.protocols import Sink
 from penstock.core.records import STRING, Column, OutputSchema, Result, RowFailure, Span, TensorSpec
 from penstock.errors import OutputError, UsageError
 from penstock.sinks import parquet as parquet_module
+from penstock.sinks.csv import CsvSink
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
 from penstock.storage.places import place_of
 from tests.support import s3_server
 
-SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink()}
+SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink(), "csv": CsvSink()}
 Rows = dict[str, list[Any]]
 
 
@@ -102,8 +104,34 @@ def read(sink: str, files: dict[str, str]) -> Rows:
     if sink == "jsonl":
         records = [json.loads(line) for line in Path(path).read_bytes().split(b"\n") if line]
         return {name: [record[name] for record in records] for name in records[0]}
+    if sink == "csv":
+        return read_csv(path)
     table = pq.read_table(path)
     return {name: plain(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def read_csv(path: str) -> Rows:
+    """Fields as what they look like; `z_0` and `z_1` together as `z`."""
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *records = csv.reader(file)
+    found: Rows = {}
+    for name, values in zip(header, zip(*records, strict=True), strict=True):
+        stem, _, place = name.rpartition("_")
+        parsed = [_parsed(value) for value in values]
+        if not place.isdigit():
+            found[name] = parsed
+        else:
+            vectors = found.setdefault(stem, [[] for _ in parsed])
+            for vector, value in zip(vectors, parsed, strict=True):
+                vector.append(value)
+    return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def plain(column: pa.Array) -> list[Any]:
@@ -171,6 +199,7 @@ def test_parts_are_called_as_asked_for(sink: str, tmp_path: Path) -> None:
         "parquet": ["part-00000007_0001.parquet"],
         "npy": ["row/part-00000007_0001.npy", "y/part-00000007_0001.npy"],
         "jsonl": ["part-00000007_0001.jsonl"],
+        "csv": ["part-00000007_0001.csv"],
     }
     assert sorted(files) == expected[sink]
 
@@ -225,6 +254,35 @@ def test_text_is_read_back(kind: str, name: str, tmp_path: Path) -> None:
     rows = read(kind, write(kind, tmp_path, [result(0, {"t": column}), result(3, {"t": column})]))
     expected = [v.decode() if isinstance(v, bytes) else v for v in to_list(column)]
     assert rows["t"] == expected * 2
+
+
+def test_csv_holds_text_dates_lists_and_what_is_not_finite(tmp_path: Path) -> None:
+    columns: dict[str, Column] = {
+        "text": np.array(['a "b", c', "two\nlines", "é"], dtype=object),
+        "none": pa.array(["a", None, ""]),
+        "bytes": np.array([b"\xff", b"", b"x"], dtype=object),
+        "day": pa.array([datetime.date(2026, 1, 2)] * 3),
+        "lists": pa.array([[1.5], [], [2.0, None]]),
+        "word": np.array([["a", "b"]] * 3, dtype=object),
+        "real": np.array([np.nan, np.inf, 0.1], np.float32),
+        "number": pa.array([1, None, 3]),
+    }
+    (path,) = write("csv", tmp_path, [result(0, columns), result(3, columns)]).values()
+    with open(path, newline="", encoding="utf-8") as file:
+        header, first, second, third, *again = csv.reader(file)
+    assert header == ["row", "text", "none", "bytes", "day", "lists", "word_0", "word_1", "real", "number"]
+    assert first == ["0", 'a "b", c', "a", "/w==", "2026-01-02", "[1.5]", "a", "b", "nan", "1"]
+    assert second == ["1", "two\nlines", "", "", "2026-01-02", "[]", "a", "b", "inf", ""]
+    assert third == ["2", "é", "", "eA==", "2026-01-02", "[2.0, null]", "a", "b", "0.1", "3"]
+    assert [fields[1:] for fields in again] == [fields[1:] for fields in (first, second, third)]
+
+
+def test_csv_columns_of_a_vector_must_not_hide_another() -> None:
+    schema = OutputSchema((TensorSpec("p", "float32", (2,)), TensorSpec("p_1", "float32", ())), 2)
+    with pytest.raises(UsageError, match="a vector is written as a column for each value") as caught:
+        CsvSink().check(schema)
+    assert "--rename p_1=NEW" in (caught.value.hint or "")
+    CsvSink().check(OutputSchema((TensorSpec("p", "float32", (2000,)), TensorSpec("p_1", "float32", ())), 2))
 
 
 def to_list(column: Column) -> list[Any]:

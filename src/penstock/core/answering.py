@@ -193,6 +193,14 @@ def with_labels(columns: Mapping[str, Column], labels: Sequence[str]) -> dict[st
     return labelled
 
 
+def squeezed(column: Column) -> Column:
+    """Vectors of one value as plain values; any other column as it is."""
+    if isinstance(column, np.ndarray):
+        return column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+    is_single = pa.types.is_fixed_size_list(column.type) and column.type.list_size == 1 and not column.null_count
+    return column.flatten() if is_single else column
+
+
 def _named(places: Array, names: pa.Array) -> pa.Array:
     if places.size and int(places.max()) >= len(names):
         raise UsageError(

@@ -37,11 +37,11 @@ class JsonLinesPart:
     def write(self, result: Result) -> None:
         columns = {ROW: result.row_numbers().tolist()}
         for name, column in result.columns.items():
-            columns[name] = _to_list(column)
+            columns[name] = to_list(column)
         names = list(columns)
         for values in zip(*columns.values(), strict=True):
             record = dict(zip(names, values, strict=True))
-            self._file.write(json.dumps(record, ensure_ascii=False, default=_plain, allow_nan=False))
+            self._file.write(json.dumps(record, ensure_ascii=False, default=plain, allow_nan=False))
             self._file.write("\n")
 
     def finish(self) -> dict[str, str]:
@@ -54,7 +54,7 @@ class JsonLinesPart:
             self._file.close()
 
 
-def _to_list(column: Column) -> list[Any]:
+def to_list(column: Column) -> list[Any]:
     """A column as plain Python values; a number that is not finite becomes None."""
     if isinstance(column, pa.FixedShapeTensorArray):
         column = column.to_numpy_ndarray()
@@ -78,6 +78,6 @@ def _without_nan(value: Any) -> Any:
     return {key: _without_nan(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON has no type for: bytes as base64, dates and decimals as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

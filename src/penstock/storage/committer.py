@@ -24,7 +24,7 @@ from penstock.storage.journal import PartRecord
 from penstock.storage.manifest import MANIFEST, Manifest
 from penstock.storage.places import Place
 
-_PART_NAME = re.compile(r"part-\d{8}(_\d+)?\.(parquet|npy|jsonl)")
+_PART_NAME = re.compile(r"part-\d{8}(_\d+)?\.(parquet|npy|jsonl|csv)")
 
 
 class Committer:

@@ -164,8 +164,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
 
 
 def _spec(entry: dict[str, Any]) -> TensorSpec:
-    shape = entry["shape"]
-    return TensorSpec(entry["name"], entry["dtype"], None if shape is None else tuple(shape))
+    return TensorSpec(**entry | {"shape": _tuples(entry["shape"])})
 
 
 def _tuples(value: Any) -> Any:
