@@ -157,6 +157,11 @@ _WRITTEN: list[_Option] = [
     click.option("--top-k", type=int, metavar="K", help="Write the K best classes and their scores, not all values."),
     click.option("--argmax", is_flag=True, help="Write the best class, not all values."),
     click.option("--labels", metavar="FILE", help="The names of the classes: one a line, or JSON."),
+    click.option(
+        "--postprocess",
+        metavar="MODULE:FUNCTION",
+        help="A function from outputs and kept columns (a dict of arrays) to the columns that are written.",
+    ),
     click.option("--squeeze", is_flag=True, help="Write an output of one value a row as a plain column."),
     click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."),
@@ -229,7 +234,7 @@ _RUN: list[_Option] = [
         default=120.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long one row, or one call of --preprocess, may take; then it is a failed row.",
+        help="How long one row, or one call of your function, may take; then it is a failed row.",
     ),
 ]
 
@@ -287,7 +292,7 @@ def output_options(command: Command) -> Command:
 _TAKEN_AS_THEY_ARE = (
     "signature", "precision", "memory_fraction", "plan", "trace", "trust_model",
     "check", "tolerance", "as_example", "top_k", "argmax", "squeeze",
-    "part_rows", "max_failures", "preprocess", "preprocess_row", "preset", "row_timeout",
+    "part_rows", "max_failures", "preprocess", "preprocess_row", "postprocess", "preset", "row_timeout",
     "padding", "limit", "skip", "sample", "sample_by", "seed",
 )  # fmt: skip
 

@@ -256,8 +256,8 @@ class _Run:
         digester = unchanged.Digester(started.source, started.job.columns)
         with contextlib.closing(_Writer(committer, self._meter, digester)) as writer:
             try:
-                for result in results:
-                    writer.put(written.renamed(result, started.options))
+                for result in written.finished(started, results):
+                    writer.put(result)
                     problem = self._too_many_failures(result)
                     if problem is not None:
                         break

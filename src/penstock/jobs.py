@@ -40,6 +40,7 @@ from penstock.errors import InputError, ModelError, UsageError
 from penstock.options import PredictOptions
 from penstock.packages import PACKAGES
 from penstock.pool import devices
+from penstock.pool.finishers import FinishedHere, Finishers
 from penstock.pool.memory import available_bytes
 from penstock.pool.supervisor import Launch
 from penstock.runtimes.live import LiveModel
@@ -101,10 +102,16 @@ class Started:
     """What finding the plan took, where it was not known before."""
     leases: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What it has reserved of its GPUs."""
+    launch: Launch | None = None
+    """What its processes are started with; None for a live model."""
+    finisher: Finishers | FinishedHere | None = None
+    """The user's function behind the model, once it was asked for."""
 
     def close(self) -> None:
         """End its processes and give back what it holds. May be called twice."""
         try:
+            if self.finisher is not None:
+                self.finisher.close()
             self.engine.close()
             if self.is_streamed:
                 self.source.close()  # type: ignore[attr-defined]
@@ -192,6 +199,7 @@ def start(
             engine = LocalEngine(launch, placement, meter.observe, around.stop, options.row_timeout, around.note)
             started = _decide(engine, source, options, placement, (runtime, threads), fixed, choice, answers_rows)
             started.leases = unless_started.pop_all()
+            started.launch = launch
             return started
 
     began = time.perf_counter()
@@ -280,6 +288,7 @@ def _decide(
             max(answers_rows, CHECKED_ROWS if options.check else 0),
             is_alone=answers_rows > 0 and bool(buckets),
             tolerance=options.tolerance if buckets and fixed is None and options.padding == "auto" else None,
+            learn_rows=_LEARN_ROWS if options.postprocess is not None else 0,
         )
         sample_rows = max(job.batch_size, ENOUGH_ROWS) if asked.answers_rows else job.batch_size
         sample = fixed.sample if fixed else _first_rows(source, sample_rows)

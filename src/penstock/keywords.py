@@ -60,6 +60,7 @@ class Keywords(TypedDict, total=False):
     features: Mapping[str, str]
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
+    postprocess: str | Callable[..., Any]
     preset: str
     scale: float | Sequence[float]
     offset: float | Sequence[float]

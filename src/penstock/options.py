@@ -185,6 +185,7 @@ class PredictOptions:
         reading: How sources read what files do not say themselves.
         preprocess: A function, or `module:function`, that makes a block of columns from a block of columns.
         preprocess_row: The same for functions that take and give one row.
+        postprocess: A function, or `module:function`, from outputs and kept columns to the columns that are written.
         preset: A usual scaling of images, on the device.
         scale: What inputs are multiplied with on the device: one number, or one for each channel.
         offset: What is added after that.
@@ -229,6 +230,7 @@ class PredictOptions:
     reading: ReadOptions = field(default_factory=ReadOptions)
     preprocess: str | Callable[..., Any] | None = None
     preprocess_row: str | Callable[..., Any] | None = None
+    postprocess: str | Callable[..., Any] | None = None
     preset: str | None = None
     scale: tuple[float, ...] | None = None
     offset: tuple[float, ...] | None = None
@@ -314,10 +316,11 @@ class PredictOptions:
         given = [value for value in (self.preprocess, self.preprocess_row) if value is not None]
         if len(given) > 1:
             raise UsageError("one function preprocesses a job", received="preprocess and preprocess_row")
-        for value in given:
+        named = [*(("preprocess", value) for value in given), ("postprocess", self.postprocess)]
+        for name, value in named:
             if isinstance(value, str) and not re.fullmatch(r"[\w.]+:\w+", value):
                 raise UsageError(
-                    "the preprocessing function is not understood", received=f"{value!r}", allowed="module:function"
+                    f"the {name}ing function is not understood", received=f"{value!r}", allowed="module:function"
                 )
         if self.preset is not None and (self.scale is not None or self.offset is not None):
             raise UsageError("a preset says how to scale", received=f"preset={self.preset} and scale or offset")

@@ -17,6 +17,7 @@ from penstock.checking import check_answers
 from penstock.core import division, tuning
 from penstock.core.answering import shown, squeezed, with_labels
 from penstock.core.columns import OPAQUE, is_list, join
+from penstock.core.finishing import Postprocess
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
 from penstock.core.stopping import StopFlag
@@ -44,7 +45,9 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, *, is_verbose
         with contextlib.closing(started):
             if options.check and isinstance(opened, ModelFile):
                 check_answers(opened, started, log=log, stop=StopFlag())
-            columns = _gather(started.results(), options)
+            columns = _answers(started)
+    if options.postprocess is not None:
+        return _pack(columns, "single" if list(columns) == [Postprocess.only] else "dict")
     return _pack(columns, "dict" if options.top_k or options.argmax else started.signature.structure)
 
 
@@ -74,7 +77,9 @@ def _predict_live(model: Any, data: Any, options: PredictOptions) -> Any:
         with log_without_folder(False) as log:
             started = jobs.start(live, source, options, Meter(), Surroundings(log, StopFlag()))
             with contextlib.closing(started):
-                columns_out = _gather(started.results(), options)
+                columns_out = _answers(started)
+    if options.postprocess is not None:
+        return _pack(columns_out, "single" if list(columns_out) == [Postprocess.only] else "dict")
     if options.outputs or options.top_k or options.argmax:
         return columns_out
     for spec in signature.outputs:
@@ -135,6 +140,19 @@ def _bearable(live: LiveModel, job: Job) -> int:
     return tuning.bearable_size(job.batch_size, live.few_s.get(shapes, 0.0))
 
 
+def _answers(started: jobs.Started) -> dict[str, Any]:
+    """All answers, as the user's function makes them where there is one."""
+    finisher = written.finisher_of(started)
+    if finisher is None:
+        return _gather(started.results(), started.options)
+    given = finisher.function.gives
+    results = (
+        replace(result, columns={name: result.columns[name] for name in given if result.columns})
+        for result in written.finished(started, started.results())
+    )
+    return _gather(results, replace(started.options, labels=(), top_k=None, argmax=False, squeeze=False))
+
+
 def _gather(results: Iterator[Result], options: PredictOptions) -> dict[str, Any]:
     """All results as one array for each output.
 
@@ -179,8 +197,7 @@ def stream_blocks(
         with contextlib.closing(started):
             if options.check and isinstance(model, ModelFile):
                 check_answers(model, started, log=log, stop=StopFlag())
-            for result in started.results():
-                shown = written.renamed(result, started.options)
+            for shown in written.finished(started, started.results()):
                 yield {ROW: shown.row_numbers(), **{name: _to_numpy(c) for name, c in shown.columns.items()}}
 
 

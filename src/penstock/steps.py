@@ -72,8 +72,9 @@ def as_request(options: PredictOptions) -> dict[str, Any]:
     reading = dataclasses.asdict(options.reading)
     return {
         "reading": {name: list(value) if isinstance(value, tuple) else value for name, value in reading.items()},
-        "preprocess": _describe_function(function),
+        "preprocess": _describe_function(function, "preprocess"),
         "preprocess_is_by_row": options.preprocess_row is not None,
+        "postprocess": _describe_function(options.postprocess, "postprocess"),
         "preset": options.preset,
         "scale": _list(options.scale),
         "offset": _list(options.offset),
@@ -100,39 +101,45 @@ def from_request(request: dict[str, Any]) -> dict[str, Any]:
     reading = dict(request["reading"])
     for name in ("image_size", "images"):
         reading[name] = tuple(reading[name]) if reading[name] is not None else None
-    function = request["preprocess"]
-    if function is not None and function["by_value"]:
-        raise UsageError(
-            "the preprocessing function of this job was of the script that began it",
-            received=function["location"],
-            hint="call penstock.predict again with the same arguments",
-        )
+    located = {name: _located(request[name], name) for name in ("preprocess", "postprocess")}
     name = "preprocess_row" if request["preprocess_is_by_row"] else "preprocess"
     keywords = {key: request[key] for key in _AS_THEY_ARE}
     for key in ("scale", "offset", "buckets"):
         keywords[key] = tuple(request[key]) if request[key] is not None else None
-    return keywords | {"reading": ReadOptions(**reading), name: function["location"] if function else None}
+    functions = {name: located["preprocess"], "postprocess": located["postprocess"]}
+    return keywords | functions | {"reading": ReadOptions(**reading)}
+
+
+def _located(function: dict[str, Any] | None, stage: str) -> str | None:
+    """Where a function of a job is found again."""
+    if function is not None and function["by_value"]:
+        raise UsageError(
+            f"the {stage}ing function of this job was of the script that began it",
+            received=function["location"],
+            hint="call penstock.predict again with the same arguments",
+        )
+    return function["location"] if function is not None else None
 
 
 def _list(values: Any) -> list[Any] | None:
     return None if values is None else list(values)
 
 
-def _describe_function(function: Any) -> dict[str, Any] | None:
+def _describe_function(function: Any, stage: str) -> dict[str, Any] | None:
     """A function by its name and what is in it: a changed one makes another job."""
     if function is None:
         return None
     if callable(function):
         made = Preprocess.of(function, is_by_row=False)
         return {"location": made.location, "by_value": True, "digest": _digest(made.payload or b"")}
-    return {"location": function, "by_value": False, "digest": _digest_of_named(function.partition(":")[0])}
+    return {"location": function, "by_value": False, "digest": _digest_of_named(function.partition(":")[0], stage)}
 
 
-def _digest_of_named(module: str) -> str:
+def _digest_of_named(module: str, stage: str) -> str:
     found = digest_of_module(module)
     if found is None:
         raise UsageError(
-            "the module of the preprocessing function is not found",
+            f"the module of the {stage}ing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )

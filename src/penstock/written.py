@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+
+import numpy as np
 
 from penstock import steps
 from penstock.core.answering import CLASSES, LABELS, shown, squeezed, with_labels
+from penstock.core.finishing import Postprocess
 from penstock.core.protocols import Source
-from penstock.core.records import KEPT, STRING, OutputSchema, Result, TensorSpec
+from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import Started
 from penstock.options import PredictOptions
+from penstock.pool.devices import usable_cores
+from penstock.pool.finishers import FinishedHere, Finishers, with_failures
+
+_MOST_FINISHERS = 4
 
 
 def describe_source(source: Source) -> list[str]:
@@ -56,17 +64,67 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     return names
 
 
+def finisher_of(started: Started) -> Finishers | FinishedHere | None:
+    """The user's function behind the model, ready to run and with what it gives, learnt from the first rows."""
+    if started.options.postprocess is None or started.finisher is not None:
+        return started.finisher
+    function = Postprocess.of(started.options.postprocess)
+    names = written_names([spec.name for spec in _labelled(started)], started.options)
+    kept = tuple(name for key, name in names.items() if key.startswith(KEPT))
+    rows = len(next(iter(started.prepared.first.values())))
+    sample = renamed(Result(Span(0, 0, rows, ()), started.prepared.first), started.options)
+    if started.launch is None:
+        started.finisher = FinishedHere(function, kept)
+    else:
+        count = max(1, min(_MOST_FINISHERS, usable_cores() // 2))
+        started.finisher = Finishers(function, kept, started.launch, count, started.options.row_timeout)
+    started.finisher.learn(sample.columns)
+    return started.finisher
+
+
+def finished(started: Started, results: Iterable[Result]) -> Iterator[Result]:
+    """Results as they are written: under their names, and as the user's function makes them."""
+    named = (renamed(result, started.options) for result in results)
+    finisher = finisher_of(started)
+    if finisher is None:
+        yield from named
+        return
+    with contextlib.closing(finisher.run(named)) as running:
+        for result, made in running:
+            origins = {failure.row: _origin(started.source, result, failure.row) for failure in made.failures}
+            yield with_failures(result, made, origins)
+
+
+def _origin(source: Source, result: Result, place: int) -> str:
+    """Where the row at a place of a result comes from."""
+    every = replace(result, failures=()).row_numbers()
+    position = int(np.flatnonzero(every == result.row_numbers()[place])[0])
+    return source.origin(result.span, result.span.start + position)
+
+
 def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     """The columns that will be written, under the names that they will have."""
     kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
     kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
-    outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
-    outputs = [_squeezed(spec) for spec in outputs] if options.squeeze else outputs
+    outputs = _labelled(started)
     specs = {spec.name: spec for spec in outputs}
     specs |= {KEPT + name: kept[name] for name in options.keep}
     names = written_names([spec.name for spec in outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
-    return OutputSchema(named, len(outputs))
+    finisher = finisher_of(started)
+    if finisher is None:
+        return OutputSchema(named, len(outputs))
+    given = finisher.function.gives
+    return OutputSchema(
+        (*given.values(), *(spec for spec in named[len(outputs) :] if spec.name not in given)), len(given)
+    )
+
+
+def _labelled(started: Started) -> list[TensorSpec]:
+    """The outputs, with what their classes are called."""
+    options = started.options
+    outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
+    return [_squeezed(spec) for spec in outputs] if options.squeeze else outputs
 
 
 def _squeezed(spec: TensorSpec) -> TensorSpec:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.finishing import Postprocess
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Column,
@@ -28,12 +29,14 @@ class Asked:
     """What is to be found out with the first rows, besides compiling and timing.
 
     `answers_rows` of the answers are wanted back, to be compared with others; with `is_alone`, also what the model
-    answers to each of these rows alone. With a `tolerance`, it is tried whether padding changes an answer.
+    answers to each of these rows alone. With a `tolerance`, it is tried whether padding changes an answer. `learn_rows`
+    are wanted back as a result has them, for a function behind the model to learn from.
     """
 
     answers_rows: int = 0
     is_alone: bool = False
     tolerance: float | None = None
+    learn_rows: int = 0
 
 
 NOTHING_ASKED = Asked()
@@ -237,7 +240,8 @@ class Prepared:
     `answers` are those of the first rows that have any, where they were asked for, and `alone` are those to each of the
     same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is what a trial of it found.
     `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
-    where it takes no whole numbers."""
+    where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
+    the job's function behind the model is to learn from them."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -250,6 +254,7 @@ class Prepared:
     answered: tuple[int, ...] = ()
     rejects_strangers: bool | None = None
     padding: PaddingTrial | None = None
+    first: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -344,3 +349,37 @@ ToReplica = Load | Prepare | Measure | Convert | Work | Limit | Release | Drain 
 ToLoader = Begin | Learn | LoadSpan | Grant
 ToCoordinator = Loaded | Prepared | Measured | Converted | RanShort | Chunk | SpanDone | Returned | Failed | Emptied
 FromLoader = Learnt | Chunk | Filled | SpanLoaded | Failed
+
+
+# Coordinator to finisher, and back. The columns lie in memory that both have.
+@dataclass(frozen=True)
+class Parcel:
+    """Columns in shared memory: what says how they are made of `sizes` bytes, one buffer behind the other."""
+
+    head: bytes
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Apply the user's function to the columns of a result; or, where it is not known yet, learn what it gives.
+
+    `function` is None where it is the last one again. `is_careful`: a process died at these rows; `poisoned`: those
+    that are left out because of that.
+    """
+
+    function: Postprocess | None
+    kept: tuple[str, ...]
+    columns: Parcel
+    is_learning: bool = False
+    is_careful: bool = False
+    poisoned: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the function gave: columns, and failures by their place in the result; or what it is known to give now."""
+
+    columns: Parcel | None = None
+    failures: tuple[RowFailure, ...] = ()
+    learnt: Postprocess | None = None

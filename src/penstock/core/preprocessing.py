@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import cloudpickle
 import numpy as np
@@ -59,6 +59,10 @@ class Preprocess:
         gives: Its own columns, learnt from the first rows; every later row must agree.
     """
 
+    stage: ClassVar[str] = "preprocess"
+    """What failures and people know it by."""
+    only: ClassVar[str] = ONLY
+
     location: str
     payload: bytes | None = None
     is_by_row: bool = False
@@ -66,7 +70,7 @@ class Preprocess:
     gives: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: str | Callable[..., Any], *, is_by_row: bool) -> Preprocess:
+    def of(cls, function: str | Callable[..., Any], *, is_by_row: bool = False) -> Self:
         if not callable(function):
             return cls(function, None, is_by_row)
         name = getattr(function, "__qualname__", type(function).__qualname__)  # an object that can be called has none
@@ -82,19 +86,19 @@ class Preprocess:
             found = getattr(importlib.import_module(module), name)
         except (Exception, SystemExit) as error:
             raise UsageError(
-                "the preprocessing function cannot be imported",
+                f"the {self.stage}ing function cannot be imported",
                 received=f"{self.location}: {one_line(error)}",
                 allowed="module:function, importable from this folder",
                 hint=f"without the suffix: {module.removesuffix('.py')}:{name}" if module.endswith(".py") else None,
             ) from error
         if not callable(found):
-            raise UsageError("this is not a function", received=f"--preprocess {self.location}")
+            raise UsageError("this is not a function", received=f"{self.stage} {self.location}")
         return found  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "function"}
 
-    def learn(self, blocks: Sequence[Block], watch: Watch) -> Preprocess:
+    def learn(self, blocks: Sequence[Block], watch: Watch) -> Self:
         """The same function, with the columns that it takes and gives for the first rows.
 
         Raises:
@@ -119,7 +123,7 @@ class Preprocess:
         if empty is not None:
             return replace(ready, gives=empty)
         raise UsageError(
-            "the preprocessing function fails on every one of the first rows",
+            f"the {self.stage}ing function fails on every one of the first rows",
             received=f"{self.location}: {first.reason}" if first else self.location,
             allowed="a dict of arrays with rows first, one entry for each row" if not self.is_by_row else "a dict",
         )
@@ -147,7 +151,7 @@ class Preprocess:
                     middle = (start + stop) // 2
                     pieces += [(middle, stop), (start, middle)]
                     continue
-                yield self._nothing(first, _failure(first, error))
+                yield self._nothing(first, _failure(first, error, self.stage))
 
     def _call(self, block: Block, watch: Watch) -> Block:
         watch.begin(block.start, block.rows)
@@ -157,10 +161,10 @@ class Preprocess:
                 answers = []
                 for position in range(block.rows):
                     watch.begin(block.start + position, 1)
-                    answers.append(_as_dict(self.function({name: c[position] for name, c in columns.items()})))
+                    answers.append(self._as_dict(self.function({name: c[position] for name, c in columns.items()})))
                 given = _stacked(answers)
             else:
-                given = _as_dict(self.function(columns))
+                given = self._as_dict(self.function(columns))
         finally:
             watch.end()
         made = {str(name): _as_column(value) for name, value in given.items()}
@@ -179,6 +183,15 @@ class Preprocess:
             spec, expected = describe(name, column), self.gives[name]
             if not _agrees(spec, expected):
                 raise WrongAnswer(f"column {name!r} is {spec}, not {expected} as for the first rows")
+
+    def _as_dict(self, given: Any) -> Mapping[Any, Any]:
+        if isinstance(given, Mapping):
+            if not given:
+                raise WrongAnswer("it returned an empty dict")
+            return given
+        if given is None:
+            raise WrongAnswer("it returned None")
+        return {self.only: given}
 
     def _nothing(self, row: int, failure: RowFailure) -> Block:
         return Block(row, 1, {name: _zeros(spec) for name, spec in self.gives.items()}, (failure,))
@@ -217,10 +230,10 @@ def _plain(columns: Mapping[str, SourceColumn]) -> dict[str, Column]:
     return {name: column for name, column in columns.items() if not isinstance(column, Deferred)}
 
 
-def _failure(row: int, error: BaseException) -> RowFailure:
+def _failure(row: int, error: BaseException, stage: str) -> RowFailure:
     if isinstance(error, Undecodable):
         return RowFailure(row, "", "load", error.kind, str(error))
-    return RowFailure(row, "", "preprocess", type(error).__name__, one_line(error) + _place_of(error))
+    return RowFailure(row, "", stage, type(error).__name__, one_line(error) + _place_of(error))
 
 
 def _place_of(error: BaseException) -> str:
@@ -304,16 +317,6 @@ def _objects(items: Sequence[Any]) -> Array:
     for position, item in enumerate(items):
         array[position] = item
     return array
-
-
-def _as_dict(given: Any) -> Mapping[Any, Any]:
-    if isinstance(given, Mapping):
-        if not given:
-            raise WrongAnswer("it returned an empty dict")
-        return given
-    if given is None:
-        raise WrongAnswer("it returned None")
-    return {ONLY: given}
 
 
 def _stacked(rows: Sequence[Mapping[Any, Any]]) -> Mapping[Any, Any]:

@@ -26,8 +26,8 @@ from penstock.runtimes.converting import FORMAT
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
-_OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout")
-"""Options that say which rows are taken: the plan for the others is the same."""
+_OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout", "postprocess")
+"""Options that say which rows are taken, and what is done with answers later: the plan for the others is the same."""
 
 
 def cache_folder() -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from penstock.core.batching import Batch
-from penstock.core.columns import describe
+from penstock.core.columns import describe, take_positions
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Binding, Columns, RowFailure, Signature, Span, TensorSpec
+from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.errors import ModelError, PenstockError
 from penstock.pool.alone import try_padding
@@ -39,8 +39,19 @@ def warm_up(
     if asked.tolerance is not None:
         alive = places_alive(batch, sample, rejected).tolist()
         trial = try_padding(replica, batch, alive, follows, [each.input for each in bindings if each.mask_of])
+    first: dict[str, Column] = {}
+    if asked.learn_rows:
+        taken = places_alive(batch, sample, rejected)[: asked.learn_rows]
+        found = given | {KEPT + name: column for name, column in batch.kept.items()}
+        first = {name: take_positions(column, taken) for name, column in found.items()}
     return Prepared(
-        specs, seconds, first_rows=batch.rows, first_failures=batch.failures, follows=follows, padding=trial
+        specs,
+        seconds,
+        first_rows=batch.rows,
+        first_failures=batch.failures,
+        follows=follows,
+        padding=trial,
+        first=first,
     )
 
 
