@@ -91,3 +91,27 @@ def test_job_of_which_every_row_failed_is_told_whatever_is_allowed(
     ran = penstock_run("predict", light_models / "double.onnx", table, "-o", tmp_path / "out", *options)
     assert ran.returncode == 4, ran.stderr
     assert "received: all 9 rows" in ran.stderr
+
+
+def test_what_feeds_which_input_is_shown_once_in_every_run(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    lines = ["label,f0,f1,f2,f3,row_id", *(",".join(map(str, [1, *row, 7])) for row in ROWS)]
+    path.write_text("\n".join(lines) + "\n")
+    ran = penstock_run("predict", light_models / "double.onnx", path, "-o", tmp_path / "guessed")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("input: x ← f0, f1, f2, f3, float32[4] (guessed)") == 1
+    assert read_rows(tmp_path / "guessed").column("doubled").to_pylist() == (np.array(ROWS, "f4") * 2).tolist()
+    ran = penstock_run("predict", light_models / "double.onnx", path, "-o", tmp_path / "given", "--input", "x=f*")
+    assert ran.stderr.count("input: x ← f0, f1, f2, f3, float32[4] (as given)") == 1
+
+
+def test_csv_without_a_header_is_recognised(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in ROWS))
+    command = ["predict", light_models / "double.onnx", tmp_path / "rows.csv", "-o", tmp_path / "out"]
+    ran = penstock_run(*command)
+    assert ran.returncode == 5, ran.stderr
+    assert "seems to have no header" in ran.stderr
+    assert penstock_run(*command, "--header", "no").returncode == 0
+    assert read_rows(tmp_path / "out").num_rows == len(ROWS)
