@@ -21,7 +21,7 @@ from penstock.option_texts import (
 from penstock.options import (
     COLORS,
     FORMATS,
-    HEADERS,
+    INTERPOLATIONS,
     PADDINGS,
     PRECISIONS,
     PRESETS,
@@ -118,6 +118,18 @@ _FED: list[_Option] = [
     click.option(
         "--resize", type=click.Choice(RESIZES), default="stretch", show_default=True, help="How images reach that size."
     ),
+    click.option(
+        "--interpolation",
+        type=click.Choice(INTERPOLATIONS),
+        default="keras",
+        show_default=True,
+        help="Whose decoding and resizing: the library's that the model was trained with.",
+    ),
+    click.option(
+        "--fast-decode",
+        is_flag=True,
+        help="Decode JPEGs at a half, a quarter or an eighth where that is large enough: faster, other pixels.",
+    ),
     click.option("--color", type=click.Choice(COLORS), help="Default: by the model's channels."),
     click.option(
         "--image",
@@ -132,13 +144,6 @@ _FED: list[_Option] = [
         multiple=True,
         metavar="NAME=DTYPE[SHAPE]",
         help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
-    ),
-    click.option(
-        "--header",
-        type=click.Choice(HEADERS),
-        default="auto",
-        show_default=True,
-        help="Whether CSV begins with the names of its columns; no: they are called f0, f1, ….",
     ),
     click.option(
         "--buckets", metavar="N,N,…", help="What lists of different lengths are padded to. Default: by the data."
@@ -171,7 +176,12 @@ _WRITTEN: list[_Option] = [
         help="A function from outputs and kept columns (a dict of arrays) to the columns that are written.",
     ),
     click.option("--squeeze", is_flag=True, help="Write an output of one value a row as a plain column."),
-    click.option("--keep", multiple=True, metavar="COLUMN", help="Write this column, too. Repeatable."),
+    click.option(
+        "--keep",
+        multiple=True,
+        metavar="COLUMN",
+        help="Write this column, too; @folder is the name of a photo's folder. Repeatable.",
+    ),
     click.option("--rename", multiple=True, metavar="OLD=NEW", help="Write a column under another name. Repeatable."),
     click.option(
         "--format", "format_", type=click.Choice(FORMATS), default="parquet", show_default=True, help="What to write."
@@ -345,10 +355,11 @@ def _reading(values: dict[str, Any]) -> ReadOptions:
     return ReadOptions(
         image_size=parse_size(size) if size is not None else None,
         resize=values["resize"],
+        interpolation=values["interpolation"],
+        fast_decode=values["fast_decode"],
         color=values["color"],
         images=tuple(values["images"]),
         features=parse_features(values["features"]),
-        header=values["header"],
     )
 
 

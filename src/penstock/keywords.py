@@ -55,10 +55,11 @@ class Keywords(TypedDict, total=False):
     tolerance: float
     image_size: int | tuple[int, int] | str
     resize: str
+    interpolation: str
+    fast_decode: bool
     color: str
     images: str | Sequence[str]
     features: Mapping[str, str]
-    header: str
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
     postprocess: str | Callable[..., Any]

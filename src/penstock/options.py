@@ -25,8 +25,10 @@ NO_PLAN = "off"
 """In the place of a plan's file: the rules of thumb, without a search."""
 FORMATS = ("parquet", "npy", "jsonl", "csv")
 RESIZES = ("stretch", "crop", "pad")
+INTERPOLATIONS = (
+    "keras", "pillow-bilinear", "pillow-bicubic", "pillow-lanczos", "torchvision", "opencv-linear", "opencv-area",
+)  # fmt: skip
 COLORS = ("grayscale", "rgb", "rgba")
-HEADERS = ("auto", "yes", "no")
 MOST_PIXELS = 1 << 26
 _COUNTS = ("batch_size", "threads", "replicas_per_device", "part_rows", "loaders", "limit", "sample", "top_k")
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
@@ -82,23 +84,28 @@ class ReadOptions:
     Args:
         image_size: Height and width that images are resized to; None takes what the model wants.
         resize: `stretch` to the size, `crop` the middle of what covers it, or `pad` with black around what fits in.
+        interpolation: Whose decoding and resizing: that of the library which the model was trained with.
+        fast_decode: Decode JPEGs at the smallest scale that is large enough: faster, but other pixels.
         color: `grayscale`, `rgb` or `rgba`; None takes what the model's channels say.
         images: Columns of a table that hold images: encoded bytes, or paths.
         features: TFRecord feature name to `dtype[shape]`; empty where they are to be inferred.
-        header: `yes` or `no`: whether CSV and TSV files begin with the names of their columns; `auto` where that is
-            to be seen from the first line.
     """
 
     image_size: tuple[int, int] | None = None
     resize: str = "stretch"
+    interpolation: str = "keras"
+    fast_decode: bool = False
     color: str | None = None
     images: tuple[str, ...] = ()
     features: Mapping[str, str] = field(default_factory=dict)
-    header: str = "auto"
 
     def __post_init__(self) -> None:
-        _check_choice("header", self.header, HEADERS)
         _check_choice("resize", self.resize, RESIZES)
+        _check_choice("interpolation", self.interpolation, INTERPOLATIONS)
+        if not isinstance(self.fast_decode, bool):
+            raise UsageError(
+                "fast_decode is on or off", received=f"fast_decode={self.fast_decode!r}", allowed="True, False"
+            )
         _check_choice("color", self.color, COLORS)
         height, width = self.image_size or (1, 1)
         if height < 1 or width < 1 or height * width > MOST_PIXELS:

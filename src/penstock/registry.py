@@ -64,6 +64,7 @@ SOURCES: tuple[Any, ...] = (
 )
 _ROW_PER_FILE = (ImageFiles, AudioFiles)
 """A file that cannot be read is a failed row here, not the end of the job."""
+FEW_FILES, FEW_SHARE = 3, 10
 MODELS: tuple[Any, ...] = (
     keras_file,
     h5_file,
@@ -108,13 +109,28 @@ def open_files(arguments: Sequence[str], reading: ReadOptions | None = None) -> 
     reading = reading or ReadOptions()
     # A folder may hold a README.txt beside its data: text is taken only where there is nothing else.
     suffixes = [suffix for suffix in known_suffixes() if suffix not in TextLines.suffixes]
-    paths = expand(arguments, suffixes, (*TextLines.suffixes, NUMBERED))
+    paths, left_out = _without_few_others(expand(arguments, suffixes, (*TextLines.suffixes, NUMBERED)))
     kind = _format_of(paths)
     if kind not in _ROW_PER_FILE:
         _check_access(paths)
-    takes_reading = "reading" in inspect.signature(kind).parameters
-    source: Source = kind(paths, reading=reading) if takes_reading else kind(paths)
+    if left_out:
+        source: Source = ImageFiles(paths, reading, left_out)
+    else:
+        takes_reading = "reading" in inspect.signature(kind).parameters
+        source = kind(paths, reading=reading) if takes_reading else kind(paths)
     return ImageColumns(source, reading.images, reading) if reading.images else source
+
+
+def _without_few_others(paths: Paths) -> tuple[Paths, list[str]]:
+    """Photos of folders without the few files of another kind that lie beside them, such as a table of labels.
+
+    They are few where they are three at most, or one for ten photos, and fewer than the photos.
+    """
+    if paths.examples().keys().isdisjoint(ImageFiles.suffixes):
+        return paths, []
+    photos, others = paths.split(ImageFiles.suffixes)
+    is_few = len(others) <= max(FEW_FILES, len(photos) // FEW_SHARE) and len(others) < len(photos)
+    return (photos, others) if is_few else (paths, [])
 
 
 def _format_of(paths: Paths) -> Any:

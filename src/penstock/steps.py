@@ -15,11 +15,14 @@ from penstock.core.scaling import PRESETS, Scaling
 from penstock.errors import UsageError
 from penstock.models.modules import digest_of_module
 from penstock.options import PredictOptions, ReadOptions
+from penstock.sources.folder_names import FOLDER, FolderNames
 from penstock.sources.selection import sample, select
 
 
 def select_rows(source: Source, options: PredictOptions) -> Source:
-    """The rows that the job takes."""
+    """The rows that the job takes, with the names of their folders where these are kept."""
+    if FOLDER in options.keep:
+        source = FolderNames(source)
     if options.sample is not None:
         return sample(source, options.sample, options.sample_by, options.seed)
     if options.skip or options.limit is not None:

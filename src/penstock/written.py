@@ -18,6 +18,7 @@ from penstock.jobs import Started
 from penstock.options import PredictOptions
 from penstock.pool.devices import usable_cores
 from penstock.pool.finishers import FinishedHere, Finishers, with_failures
+from penstock.sources.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
 
@@ -25,15 +26,16 @@ _MOST_FINISHERS = 4
 def describe_source(source: Source) -> list[str]:
     """What people should know about an input before it is read."""
     lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
-    lines += source.remarks() if hasattr(source, "remarks") else []
+    if hasattr(source, "describe_left_out") and (left_out := source.describe_left_out()) is not None:
+        lines.append(left_out)
     if not getattr(source, "is_resumable", True):
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines
 
 
 def describe_feeding(started: Started) -> list[str]:
-    """How columns reach the model."""
-    lines = [*started.notes, *(f"input: {fed}" for fed in started.fed)]
+    """How columns reach the model, where nobody spelled it out."""
+    lines = [*started.notes, *(f"input: {guess}" for guess in started.guesses)]
     schema = started.source.schema()
     columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
     is_scaled = steps.make_scaling(started.options) is not None or started.job.preprocess is not None
@@ -61,7 +63,7 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
         )
     names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
     for name in options.keep:
-        names[KEPT + name] = name if name in outputs else options.rename.get(name, name)
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, _plain(name))
     return names
 
 
@@ -101,6 +103,10 @@ def _origin(source: Source, result: Result, place: int) -> str:
     every = replace(result, failures=()).row_numbers()
     position = int(np.flatnonzero(every == result.row_numbers()[place])[0])
     return source.origin(result.span, result.span.start + position)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("@") if name == FOLDER else name
 
 
 def output_schema(started: Started, options: PredictOptions) -> OutputSchema:

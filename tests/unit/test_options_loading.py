@@ -89,13 +89,26 @@ class TestReading:
         assert (options.resize, options.color) == (resize, color)
 
     @pytest.mark.parametrize(
-        ("option", "value"), [("resize", "squash"), ("resize", ""), ("color", "cmyk"), ("color", "RGB")]
+        ("option", "value"),
+        [
+            ("resize", "squash"),
+            ("resize", ""),
+            ("color", "cmyk"),
+            ("color", "RGB"),
+            ("interpolation", "bilinear"),
+            ("interpolation", "pillow"),
+        ],
     )
     def test_unknown_ways_are_told(self, option: str, value: str) -> None:
         with pytest.raises(UsageError) as caught:
             ReadOptions(**{option: value})  # type: ignore[arg-type]
         assert caught.value.problem == f"unknown {option}"
         assert caught.value.received == f"{option}={value!r}"
+
+    def test_fast_decode_is_on_or_off(self) -> None:
+        assert not ReadOptions().fast_decode
+        with pytest.raises(UsageError, match="fast_decode"):
+            ReadOptions(fast_decode="no")  # type: ignore[arg-type]
 
 
 class TestRows:

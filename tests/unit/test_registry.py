@@ -94,3 +94,52 @@ def test_file_of_a_table_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "b.npy").symlink_to(tmp_path / "gone.npy")
     with pytest.raises(InputError, match=r"b\.npy"):
         open_files([str(tmp_path)])
+
+
+def write_photos(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:03d}.jpg").write_bytes(b"")
+
+
+@pytest.mark.parametrize(("photos", "others"), [(2, 1), (4, 3), (40, 4), (200, 20)])
+def test_few_files_of_another_kind_beside_photos_are_left_out_with_a_line(
+    tmp_path: Path, photos: int, others: int
+) -> None:
+    write_photos(tmp_path / "photos" / "cats", photos)
+    for number in range(others):
+        (tmp_path / "photos" / f"labels{number}.csv").write_text("file,label\n")
+    for argument in (tmp_path / "photos", tmp_path / "photos" / "**"):
+        source = open_files([str(argument)])
+        assert isinstance(source, ImageFiles)
+        assert len(source.paths) == photos
+        assert sum(fragment.size for fragment in source.fragments()) == 0
+        told = source.describe_left_out() or ""
+        assert f"{others} file" in told
+        assert f"beside {photos} photos (labels0.csv" in told
+        assert ("…" in told) == (others > 3)
+
+
+@pytest.mark.parametrize(("photos", "others"), [(1, 1), (3, 3), (30, 4), (190, 20)])
+def test_many_files_of_another_kind_beside_photos_are_a_mix(tmp_path: Path, photos: int, others: int) -> None:
+    write_photos(tmp_path, photos)
+    for number in range(others):
+        (tmp_path / f"labels{number}.csv").write_text("file,label\n")
+    with pytest.raises(InputError) as caught:
+        open_files([str(tmp_path)])
+    assert caught.value.problem == "the input mixes formats"
+
+
+def test_file_that_is_named_beside_photos_is_never_left_out(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", 50)
+    (tmp_path / "labels.csv").write_text("file,label\n")
+    with pytest.raises(InputError) as caught:
+        open_files([str(tmp_path / "photos"), str(tmp_path / "labels.csv")])
+    assert caught.value.problem == "the input mixes formats"
+
+
+def test_nothing_is_told_where_nothing_is_left_out(tmp_path: Path) -> None:
+    write_photos(tmp_path, 3)
+    source = open_files([str(tmp_path)])
+    assert isinstance(source, ImageFiles)
+    assert source.describe_left_out() is None

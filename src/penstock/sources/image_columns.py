@@ -19,6 +19,7 @@ from penstock.errors import InputError, UsageError
 from penstock.options import ReadOptions
 from penstock.sources.around import Around
 from penstock.sources.files import is_url
+from penstock.sources.image_resizing import Rendition
 from penstock.sources.images import EncodedImages, ImagePaths, Images, MixedImages, image_spec
 
 _LOOKED_AT = 32
@@ -79,14 +80,14 @@ class ImageColumns(Around):
         if isinstance(column, Deferred):
             raise InputError("the column is decoded already", received=name)
         values = _plain(_from_numpy(column) if isinstance(column, np.ndarray) else column)
-        resize = self._reading.resize
+        rendition = Rendition.of(self._reading)
         if pa.types.is_struct(values.type):
             encoded, named = _fields(name, values)
-            return MixedImages(EncodedImages(encoded, resize), ImagePaths(self._located(named), resize))
+            return MixedImages(EncodedImages(encoded, rendition), ImagePaths(self._located(named), rendition))
         if _is_bytes(values.type):
-            return EncodedImages(values, resize)
+            return EncodedImages(values, rendition)
         if is_text(values.type) or pa.types.is_null(values.type):
-            return ImagePaths(self._located(values), resize, texts=values)
+            return ImagePaths(self._located(values), rendition, texts=values)
         raise _not_images(name, str(values.type))
 
     def _located(self, paths: pa.Array) -> list[str | None]:

@@ -1,8 +1,9 @@
-"""One encoded image to pixels in their place: strictly, at the size that is wanted, by content and never by name.
+"""One encoded image to pixels in their place: strictly, by content and never by name, as the named library decodes it.
 
-JPEG goes through libjpeg-turbo (simplejpeg), which decodes at 1/2, 1/4 or 1/8 of the size for less; everything else,
-and what it does not take, goes through Pillow. Colours change as Pillow's `convert` changes them: alpha is dropped,
-not blended; 16-bit values keep their upper 8 bits.
+JPEG goes through libjpeg-turbo (simplejpeg), which gives the very pixels that TensorFlow, Pillow and OpenCV get from
+it: TensorFlow asks it for the fast transform, the others for the exact one. Everything else, and what it does not take,
+goes through Pillow. Colours change as Pillow's `convert` changes them: alpha is dropped, not blended; 16-bit values
+keep their upper 8 bits.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ import io
 import threading
 import warnings
 import zlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.core.records import Array
-from penstock.errors import DeviceError, InputError
+from penstock.errors import InputError
 from penstock.sources.image_headers import (
+    GIF_STARTS,
     ORIENTATION,
     PNG_START,
     BadImage,
     check_size,
+    is_from_adobe,
     is_jpeg,
     jpeg_orientation,
     png_size,
     shown_start,
-    walk_png,
 )
+from penstock.sources.image_resizing import KEEP, Rendition, Size, fitted, needed, pillow, place
+from penstock.sources.image_wholeness import check_gif, check_png, check_png_lines, check_tiff
 
 if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG")
-RESIZES = ("stretch", "crop", "pad", "keep")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _EIGHTHS = (1, 2, 4)
@@ -45,32 +47,8 @@ without SIMD: measured on photographs, these cost as much as the next larger one
 
 
 @functools.cache
-def simplejpeg() -> ModuleType | None:
-    return _import("simplejpeg")
-
-
-@functools.cache
-def cv2() -> Any:
-    module = _import("cv2")
-    if module is not None:
-        # One thread for each loader: its own pool would fight with the other loaders for the same cores.
-        module.setNumThreads(1)
-    return module
-
-
-def _import(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
-
-
-@functools.cache
-def pillow() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError:
-        raise DeviceError("Pillow is not installed", hint="pip install 'penstock[images]'") from None
+def simplejpeg() -> Any:
+    return needed("simplejpeg", "simplejpeg")
 
 
 def channels_of(out: Array) -> int:
@@ -89,94 +67,92 @@ def channels_of(out: Array) -> int:
     return channels
 
 
-def decode_into(data: bytes | memoryview, out: Array, resize: str) -> None:
+def decode_into(data: bytes | memoryview, out: Array, rendition: Rendition) -> None:
     """Decode an image into `out`, uint8 of (height, width, channels), whose rows may lie apart but not its pixels.
 
     Raises:
         BadImage: It is broken, too large, or no image. Pillow and simplejpeg raise errors of many other kinds.
     """
-    if is_jpeg(data) and (decoder := simplejpeg()) is not None and _decode_jpeg(decoder, data, out, resize):
-        return
-    _place(_decode_with_pillow(data, out, resize), out, resize)
+    pixels = _decode_jpeg(data, out, rendition) if is_jpeg(data) else None
+    if pixels is None:
+        pixels = _decode_with_pillow(data, int(out.shape[2]), rendition)
+    if pixels is not out:
+        place(pixels, out, rendition)
 
 
-def image_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width with EXIF's orientation, from the header.
+def image_size(data: bytes | memoryview, *, is_turned: bool) -> Size:
+    """Height and width from the header, with EXIF's orientation where `is_turned` says so.
 
     Raises:
         BadImage: It is broken, too large, or no image; others as `decode_into`.
     """
-    size = _declared_size(data)
+    size, turn = _declared_size(data)
     check_size(*size)
-    return size
+    return _turned_size(size, turn if is_turned else 1)
 
 
-def _declared_size(data: bytes | memoryview) -> tuple[int, int]:
+def _declared_size(data: bytes | memoryview) -> tuple[Size, int]:
+    """The size, and EXIF's orientation."""
     if is_jpeg(data):
-        if (decoder := simplejpeg()) is not None:
-            height, width, _, _ = decoder.decode_jpeg_header(data)
-        else:
-            with open_header(data) as image:
-                width, height = image.size
-        return _turned_size((height, width), jpeg_orientation(data))
+        height, width, _, _ = simplejpeg().decode_jpeg_header(data)
+        return (height, width), jpeg_orientation(data)
     if bytes(data[:8]) == PNG_START:
         return png_size(data)
     with open_header(data) as image:
         # A TIFF is turned by Pillow itself.
         turn = image.getexif().get(ORIENTATION, 1) if image.format == "WEBP" else 1
-        return _turned_size((image.height, image.width), turn)
+        return (image.height, image.width), turn
 
 
-def _decode_jpeg(decoder: ModuleType, data: bytes | memoryview, out: Array, resize: str) -> bool:
-    """Decode a JPEG; False for one that Pillow must look at."""
+def _decode_jpeg(data: bytes | memoryview, out: Array, rendition: Rendition) -> Array | None:
+    """A JPEG: `out` itself where it has just that size; None for one that Pillow must look at."""
+    decoder = simplejpeg()
     try:
         height, width, space, _ = decoder.decode_jpeg_header(data)
     except ValueError:
-        return False  # an unusual one, or none: Pillow says which
+        return None  # an unusual one, or none: Pillow says which
     check_size(height, width)
+    is_fast = rendition.library == "keras"
+    channels = int(out.shape[2])
     if space in ("CMYK", "YCCK"):
+        check_size(height, width, 4)
         # libjpeg-turbo does not turn these into RGB, and Pillow does not tell of damage: so both look at it.
-        decoder.decode_jpeg(data, "CMYK", min_height=1, min_width=1)
-        return False
-    turn = jpeg_orientation(data)
-    eighths = _eighths(_turned_size((height, width), turn), (int(out.shape[0]), int(out.shape[1])), resize)
+        inks = decoder.decode_jpeg(data, "CMYK", fastdct=is_fast)
+        return _rgb_of_inks(inks, is_from_adobe(data)) if is_fast and channels == 3 else None
+    turn = jpeg_orientation(data) if rendition.is_turned else 1
+    room: Size = (int(out.shape[0]), int(out.shape[1]))
+    eighths = _eighths(_turned_size((height, width), turn), room, rendition)
     height, width = -(-height * eighths // 8), -(-width * eighths // 8)
-    check_size(height, width, out.shape[2])
-    colors = _SPACES[out.shape[2]]
-    if (height, width) == out.shape[:2] and turn == 1 and out.flags.c_contiguous:
-        decoder.decode_jpeg(data, colors, min_height=height, min_width=width, buffer=out.reshape(-1))
-        return True
-    pixels = decoder.decode_jpeg(data, colors, min_height=height, min_width=width)
-    _place(_turned(pixels, turn), out, resize)
-    return True
+    # Pillow weighs colours to get gray; the others take the brightness that the file holds.
+    is_weighed = rendition.library == "pillow" and channels == 1 and space != "Gray"
+    colors = "RGB" if is_weighed else _SPACES[channels]
+    check_size(height, width, len(colors) if is_weighed else channels)
+    wanted = {"min_height": height, "min_width": width, "fastdct": is_fast}
+    if (height, width) == room and turn == 1 and not is_weighed and out.flags.c_contiguous:
+        decoder.decode_jpeg(data, colors, buffer=out.reshape(-1), **wanted)
+        return out
+    pixels = _turned(decoder.decode_jpeg(data, colors, **wanted), turn)
+    return _as_mode(pillow().fromarray(pixels), "L") if is_weighed else pixels
 
 
-def _eighths(size: tuple[int, int], wanted: tuple[int, int], resize: str) -> int:
-    """The smallest scale at which the image is still as large as what is made of it."""
-    if resize == "keep":
+def _rgb_of_inks(inks: Array, is_inverted: bool) -> Array:
+    """CMYK as TensorFlow turns it into RGB: Adobe's files hold what is left of the light, others the ink."""
+    light = (inks if is_inverted else 255 - inks).astype(np.uint16)
+    return (light[:, :, :3] * light[:, :, 3:] // 255).astype(np.uint8)
+
+
+def _eighths(size: Size, wanted: Size, rendition: Rendition) -> int:
+    """The scale at which a JPEG is decoded: in full, unless the user wants the smallest that is large enough."""
+    if not rendition.fast_decode or rendition.resize == KEEP:
         return 8
-    least = fitted(size, wanted) if resize == "pad" else wanted
+    least = fitted(size, wanted) if rendition.resize == "pad" else wanted
     for eighths in _EIGHTHS:
         if all(-(-have * eighths // 8) >= need for have, need in zip(size, least, strict=True)):
             return eighths
     return 8
 
 
-def fitted(size: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
-    """The largest size of the same proportions that fits into `room`.
-
-    >>> fitted((100, 200), (50, 50))
-    (25, 50)
-    """
-    (height, width), (most_height, most_width) = size, room
-    shrink = max(height / most_height, width / most_width)
-    return (
-        max(1, min(most_height, round(height / shrink))),
-        max(1, min(most_width, round(width / shrink))),
-    )
-
-
-def _turned_size(size: tuple[int, int], turn: int) -> tuple[int, int]:
+def _turned_size(size: Size, turn: int) -> Size:
     return (size[1], size[0]) if turn >= 5 else size
 
 
@@ -220,20 +196,28 @@ def _pillow_bytes(mode: str) -> int:
     return 1 if mode in ("1", "L", "P") else 2 if mode.startswith("I;16") else 4
 
 
-def _decode_with_pillow(data: bytes | memoryview, out: Array, resize: str) -> Array:
-    if bytes(data[:8]) == PNG_START:
-        for _ in walk_png(data, zlib.crc32):
-            pass  # Pillow does not miss the end of a file that is cut after the last pixel
+def _decode_with_pillow(data: bytes | memoryview, channels: int, rendition: Rendition) -> Array:
+    is_png = bytes(data[:8]) == PNG_START
+    if is_png:
+        check_png(data, zlib.crc32)  # Pillow does not miss the end of a file that is cut after the last pixel
+    elif bytes(data[:6]) in GIF_STARTS:
+        frames = check_gif(data)
     with open_header(data) as image:
-        is_a_jpeg = image.format in ("JPEG", "MPO")
-        turn = jpeg_orientation(data) if is_a_jpeg else 1
-        mode = _MODES[out.shape[2]]
-        if is_a_jpeg and resize != "keep":
-            wanted = _turned_size((int(out.shape[0]), int(out.shape[1])), turn)
-            image.draft("L" if mode == "L" else "RGB", (wanted[1], wanted[0]))
+        kind = image.format
+        if kind == "TIFF":
+            check_tiff(image, data)
         image.load()
-        pixels = _as_mode(image if is_a_jpeg else _upright(image), mode)
-    return _turned(pixels.reshape(*pixels.shape[:2], -1), turn)
+        # Rows that a PNG lacks stay zero.
+        if is_png and not np.asarray(image.crop((0, image.height - 1, *image.size))).any():
+            check_png_lines(data)
+        turn = jpeg_orientation(data) if kind in ("JPEG", "MPO") and rendition.is_turned else 1
+        if rendition.is_turned and kind not in ("JPEG", "MPO"):
+            image = _upright(image)
+        if rendition.library == "keras" and kind == "GIF" and channels == 3:
+            return _on_black(image, frames)
+        if rendition.library == "keras" and is_png and channels == 1 and image.mode in ("RGB", "RGBA", "P"):
+            return _gray_as_in_libpng(image)
+        return _turned(_as_mode(image, _MODES[channels]), turn)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -244,7 +228,27 @@ def _upright(image: Image.Image) -> Image.Image:
     return found
 
 
+def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Array:
+    """A GIF as TensorFlow shows it: its first picture, on black that is as large as its largest one."""
+    left, top, width, height = frames[0]
+    whole = _as_mode(image, "RGBA")[top : top + height, left : left + width]
+    size = (max(frame[3] for frame in frames), max(frame[2] for frame in frames))
+    check_size(*size, 3)
+    black = np.zeros((*size, 3), np.uint8)
+    place = black[top : top + height, left : left + width]
+    picture = whole[: place.shape[0], : place.shape[1]]
+    place[: picture.shape[0], : picture.shape[1]] = np.where(picture[:, :, 3:] > 0, picture[:, :, :3], np.uint8(0))
+    return black
+
+
+def _gray_as_in_libpng(image: Image.Image) -> Array:
+    """TensorFlow lets libpng weigh the colours of a PNG, which rounds down."""
+    weighed = _as_mode(image, "RGB").astype(np.uint32) @ np.array([[9797], [19234], [3737]], np.uint32)
+    return (weighed >> 15).astype(np.uint8)
+
+
 def _as_mode(image: Image.Image, mode: str) -> Array:
+    """The pixels in another colour mode, always of three dimensions."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         # Pillow would cut values off at 255 instead of scaling them.
         gray = (np.asarray(image) >> 8).astype(np.uint8)
@@ -252,54 +256,4 @@ def _as_mode(image: Image.Image, mode: str) -> Array:
     if image.mode in ("I", "F"):
         raise BadImage(f"pixels are 32-bit {'floats' if image.mode == 'F' else 'integers'}, whose range nobody knows")
     pixels: Array = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels
-
-
-def _place(pixels: Array, out: Array, resize: str) -> None:
-    """Bring pixels to the size of `out`, in one of the ways that RESIZES names."""
-    size, room = pixels.shape[:2], out.shape[:2]
-    if size == room:
-        out[:] = pixels
-        return
-    if resize == "keep":
-        if size[0] > room[0] or size[1] > room[1]:
-            raise BadImage(f"{size[0]}×{size[1]} pixels are more than the {room[0]}×{room[1]} there is room for")
-        out[:] = 0
-        out[: size[0], : size[1]] = pixels
-        return
-    if resize == "crop":
-        shrink = min(size[0] / room[0], size[1] / room[1])
-        taken = [max(1, min(have, round(want * shrink))) for have, want in zip(size, room, strict=True)]
-        top, left = (size[0] - taken[0]) // 2, (size[1] - taken[1]) // 2
-        pixels = pixels[top : top + taken[0], left : left + taken[1]]
-    elif resize == "pad":
-        height, width = fitted((size[0], size[1]), (room[0], room[1]))
-        top, left = (room[0] - height) // 2, (room[1] - width) // 2
-        out[:] = 0
-        out = out[top : top + height, left : left + width]
-    _stretch(pixels, out)
-
-
-def _stretch(pixels: Array, out: Array) -> None:
-    """Resize to the very size of `out`, without a copy where OpenCV is there."""
-    height, width = out.shape[:2]
-    if pixels.shape[2] == 1:
-        pixels, target = pixels[:, :, 0], out[:, :, 0]
-    else:
-        target = out
-    images = cv2()
-    if images is None:
-        shrunk = pillow().fromarray(np.ascontiguousarray(pixels)).resize((width, height), pillow().Resampling.BILINEAR)
-        target[:] = np.asarray(shrunk)
-        return
-    # Averaging every pixel costs 5 times as much, and tells only where many of them become one.
-    shrinks = sorted((pixels.shape[0] / height, pixels.shape[1] / width))
-    is_averaged = shrinks[0] >= 2 or shrinks[1] >= 4
-    if is_averaged and shrinks[0] < 1:
-        # OpenCV averages only where both directions shrink.
-        smaller = min(pixels.shape[1], width), min(pixels.shape[0], height)
-        pixels = images.resize(pixels, smaller, interpolation=images.INTER_AREA)
-    how = images.INTER_AREA if is_averaged and shrinks[0] >= 1 else images.INTER_LINEAR
-    made = images.resize(pixels, (width, height), dst=target, interpolation=how)
-    if not np.may_share_memory(made, target):
-        target[:] = made
+    return pixels.reshape(*pixels.shape[:2], -1)

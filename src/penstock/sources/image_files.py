@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from penstock.core.records import Block, Extent, Fragment, SourceColumn, Span, TensorSpec
 from penstock.options import ReadOptions
 from penstock.sources.file_runs import FileRuns, path_column
+from penstock.sources.image_resizing import Rendition
 from penstock.sources.images import ImagePaths, image_spec
 from penstock.sources.listing import Paths
 
@@ -21,18 +22,28 @@ class ImageFiles:
     Args:
         paths: In input order; `listing.Paths` where there may be very many.
         reading: The size and colours to decode to, and how to get there.
+        left_out: Files of another kind that lie beside them.
     """
 
     suffixes = IMAGE_SUFFIXES
     keeps = ("path",)
 
-    def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
+    def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None, left_out: Sequence[str] = ()) -> None:
         self._runs = FileRuns(paths)
+        self._left_out = tuple(left_out)
         self._reading = reading or ReadOptions()
 
     @property
     def paths(self) -> Sequence[str]:
         return self._runs.paths
+
+    def describe_left_out(self) -> str | None:
+        """What lies beside the photos and is not read, for people."""
+        if not self._left_out:
+            return None
+        names = [path.rpartition("/")[2] for path in self._left_out[:3]] + ["…"] * (len(self._left_out) > 3)
+        files = f"{len(self._left_out)} file{'s' * (len(self._left_out) > 1)} of another kind"
+        return f"left out: {files} beside {len(self.paths):,} photos ({', '.join(names)})"
 
     def fragments(self) -> Sequence[Fragment]:
         return self._runs.fragments()
@@ -54,7 +65,7 @@ class ImageFiles:
         paths = self._runs.paths_of(span)
         made: dict[str, SourceColumn] = {}
         for name in columns:
-            made[name] = ImagePaths(paths, self._reading.resize) if name == "image" else path_column(paths)
+            made[name] = ImagePaths(paths, Rendition.of(self._reading)) if name == "image" else path_column(paths)
         yield Block(span.start, span.rows, made)
 
     def _total_bytes(self) -> int:

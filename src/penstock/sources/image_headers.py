@@ -12,6 +12,7 @@ MOST_BYTES = 512 << 20
 """Decoded. Memory has to hold them two or three times for a moment."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
+GIF_STARTS = (b"GIF87a", b"GIF89a")
 ORIENTATION = 0x0112
 """The number of EXIF's tag."""
 
@@ -47,8 +48,19 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
         return 1
 
 
+def is_from_adobe(data: bytes | memoryview) -> bool:
+    """Whether a JPEG has Adobe's mark, which says that its inks are inverted."""
+    return any(marker == 0xEE and content[:5] == b"Adobe" for marker, content in _jpeg_segments(data))
+
+
 def _jpeg_exif(data: bytes | memoryview) -> bytes:
-    """The TIFF structure in the Exif segment, which stands before the first pixels; empty where there is none."""
+    """The TIFF structure in the Exif segment; empty where there is none."""
+    found = (content[6:] for marker, content in _jpeg_segments(data) if marker == 0xE1 and content[:6] == b"Exif\0\0")
+    return next(found, b"")
+
+
+def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, bytes]]:
+    """The marker and content of every segment that stands before the first pixels."""
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]
@@ -56,12 +68,10 @@ def _jpeg_exif(data: bytes | memoryview) -> bytes:
             place += 1  # a fill byte
             continue
         if marker in (0xC0, 0xC1, 0xC2, 0xDA):
-            return b""
+            return
         length = data[place + 2] << 8 | data[place + 3]
-        if marker == 0xE1 and bytes(data[place + 4 : place + 10]) == b"Exif\0\0":
-            return bytes(data[place + 10 : place + 2 + length])
+        yield marker, bytes(data[place + 4 : place + 2 + length])
         place += 2 + length
-    return b""
 
 
 def _tiff_orientation(exif: bytes) -> int:
@@ -102,8 +112,8 @@ def walk_png(
     raise BadImage("truncated: the PNG ends before its last chunk")
 
 
-def png_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of a PNG with its EXIF orientation, which may stand behind the pixels.
+def png_size(data: bytes | memoryview) -> tuple[tuple[int, int], int]:
+    """Height and width of a PNG, and its EXIF orientation, which may stand behind the pixels.
 
     Raises:
         BadImage: It is cut, or its header is damaged.
@@ -118,4 +128,4 @@ def png_size(data: bytes | memoryview) -> tuple[int, int]:
                 turn = _tiff_orientation(bytes(content))
             except struct.error:
                 turn = 1
-    return (width, height) if turn >= 5 else (height, width)
+    return (height, width), turn

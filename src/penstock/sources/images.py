@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Self, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from penstock.options import ReadOptions
 from penstock.sources import files
 from penstock.sources.image_decoding import channels_of, decode_into, image_size
 from penstock.sources.image_headers import BadImage, is_jpeg
+from penstock.sources.image_resizing import KEEP, Rendition
 
 T = TypeVar("T")
 Data = bytes | memoryview
@@ -29,6 +32,7 @@ MOST_FILE_BYTES = 512 << 20
 
 _HEAD_BYTES = 64 << 10
 _AT_ONCE = 16
+_DEFAULT = Rendition()
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 
 
@@ -42,18 +46,17 @@ def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
 class Images(Deferred):
     """Encoded images, wherever they are. What cannot be decoded is zero-filled and named.
 
-    `resize` says how an image gets to the size of its place: `stretch`, `crop`, `pad`, or `keep`, which leaves it as
-    large as it is, at the top left of zeros.
+    `rendition` says how an image gets to the size of its place.
     """
 
-    resize: str
+    rendition: Rendition
 
     @abc.abstractmethod
     def __getitem__(self, rows: slice) -> Self: ...
 
     def natural(self) -> Self:
         kept = self[:]
-        kept.resize = "keep"
+        kept.rendition = replace(self.rendition, resize=KEEP)
         return kept
 
     @abc.abstractmethod
@@ -78,7 +81,7 @@ class Images(Deferred):
             for position in range(len(self)):
                 announce(position)
                 try:
-                    decode_into(read(position), rows[position] if buffer is None else buffer, self.resize)
+                    decode_into(read(position), rows[position] if buffer is None else buffer, self.rendition)
                     if buffer is not None:
                         rows[position] = buffer
                 except DeviceError:
@@ -89,7 +92,7 @@ class Images(Deferred):
         return bad
 
     def sizes(self) -> Array:
-        """int64 of (rows, 2): heights and widths with EXIF's orientation, from the headers alone; -1 where broken."""
+        """int64 of (rows, 2): heights and widths as they are decoded, from the headers alone; -1 where broken."""
         found = np.full((len(self), 2), -1, np.int64)
         with self._reading(self._size) as size:
             for position in range(len(self)):
@@ -113,14 +116,15 @@ class Images(Deferred):
 
     def _size(self, position: int) -> tuple[int, int]:
         head = self.head(position)
+        size = partial(image_size, is_turned=self.rendition.is_turned)
         if len(head) < _HEAD_BYTES:
-            return image_size(head)
+            return size(head)
         try:
             if is_jpeg(head) or bytes(head[:4]) == b"GIF8" or bytes(head[:2]) == b"BM":
-                return image_size(head)
+                return size(head)
         except Exception:
             pass  # the header is longer than that, or broken: the whole file tells
-        return image_size(self.read(position))
+        return size(self.read(position))
 
     @contextmanager
     def _reading(self, read: Callable[[int], T]) -> Iterator[Callable[[int], T]]:
@@ -146,15 +150,15 @@ class Images(Deferred):
 class EncodedImages(Images):
     """Images whose bytes are here: an Arrow array of binary values."""
 
-    def __init__(self, values: pa.Array, resize: str = "stretch") -> None:
+    def __init__(self, values: pa.Array, rendition: Rendition = _DEFAULT) -> None:
         self.values = values
-        self.resize = resize
+        self.rendition = rendition
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: slice) -> EncodedImages:
-        return EncodedImages(self.values[rows], self.resize)
+        return EncodedImages(self.values[rows], self.rendition)
 
     def read(self, position: int) -> Data:
         buffer = self.values[position].as_buffer()
@@ -174,16 +178,18 @@ class ImagePaths(Images):
     `texts` is the column of a table that they come from, which is what is kept of them.
     """
 
-    def __init__(self, paths: Sequence[str | None], resize: str = "stretch", texts: pa.Array | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[str | None], rendition: Rendition = _DEFAULT, texts: pa.Array | None = None
+    ) -> None:
         self.paths = paths
-        self.resize = resize
+        self.rendition = rendition
         self._texts = texts
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, rows: slice) -> ImagePaths:
-        return ImagePaths(self.paths[rows], self.resize, None if self._texts is None else self._texts[rows])
+        return ImagePaths(self.paths[rows], self.rendition, None if self._texts is None else self._texts[rows])
 
     def kept(self) -> pa.Array:
         return self.raw() if self._texts is None else self._texts
@@ -211,14 +217,14 @@ class MixedImages(Images):
     def __init__(self, encoded: EncodedImages, named: ImagePaths) -> None:
         self._encoded = encoded
         self._named = named
-        self.resize = encoded.resize
+        self.rendition = encoded.rendition
 
     def __len__(self) -> int:
         return len(self._encoded)
 
     def __getitem__(self, rows: slice) -> MixedImages:
         sliced = MixedImages(self._encoded[rows], self._named[rows])
-        sliced.resize = self.resize
+        sliced.rendition = self.rendition
         return sliced
 
     def read(self, position: int) -> Data:

@@ -69,6 +69,15 @@ class Group:
     def path(self, position: int) -> str:
         return self._join(self.names[position].as_py())
 
+    def split(self, suffixes: Collection[str]) -> tuple[Group, list[str]]:
+        """The files that have one of the suffixes, and the paths of the others."""
+        if self.suffixes.keys() <= set(suffixes):
+            return self, []
+        kept = np.fromiter((suffix_of(path) in suffixes for path in self), bool, len(self))
+        known = {suffix: name for suffix, name in self.suffixes.items() if suffix in suffixes}
+        group = Group(self.prefix, self.names.filter(pa.array(kept)), self.sizes[kept], self.mtimes[kept], known)
+        return group, [self.path(int(position)) for position in np.flatnonzero(~kept)]
+
     def examples(self) -> dict[str, str]:
         """Every suffix, with the path of a file that has it."""
         return {suffix: self._join(name) for suffix, name in self.suffixes.items()}
@@ -137,6 +146,11 @@ class Paths(Sequence[str]):
         for group in self._groups:
             found = group.examples() | found
         return found
+
+    def split(self, suffixes: Collection[str]) -> tuple[Paths, list[str]]:
+        """The files that have one of the suffixes, and the paths of the others. What was named outright stays."""
+        found = [group.split(suffixes) if group.prefix else (group, []) for group in self._groups]
+        return Paths([group for group, _ in found]), [path for _, others in found for path in others]
 
     def fragments(self) -> Sequence[Fragment]:
         """As the fingerprint sees them: from what the listing told, without another look at any file."""

@@ -22,6 +22,7 @@ from penstock.options import ReadOptions
 from penstock.sources import files
 from penstock.sources.files import fail_empty, open_binary
 from penstock.sources.image_files import IMAGE_SUFFIXES, LARGEST_SPAN
+from penstock.sources.image_resizing import Rendition
 from penstock.sources.images import MOST_FILE_BYTES, EncodedImages, image_spec
 from penstock.sources.tar_members import CUT, Damage, Member, NotATar, walk
 
@@ -123,7 +124,7 @@ class TarFiles:
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         schema = self.schema()
         path = self.paths[span.locator[0]]
-        gathered = _Gathered(path, span.start, {name: schema[name] for name in columns}, self._reading.resize)
+        gathered = _Gathered(path, span.start, {name: schema[name] for name in columns}, Rendition.of(self._reading))
         _, start, stop = span.locator
         with _opened(path) as (file, length):
             for sample in _samples(walk(file, length, start, stop)):
@@ -237,11 +238,11 @@ def _is_image(column: str) -> bool:
 class _Gathered:
     """Rows on their way into a block."""
 
-    def __init__(self, path: str, start: int, columns: Mapping[str, TensorSpec], resize: str) -> None:
+    def __init__(self, path: str, start: int, columns: Mapping[str, TensorSpec], rendition: Rendition) -> None:
         self._path = path
         self._start = start
         self._columns = columns
-        self._resize = resize
+        self._rendition = rendition
         self._clear()
 
     def _clear(self) -> None:
@@ -272,7 +273,7 @@ class _Gathered:
         made: dict[str, SourceColumn] = {}
         for name, values in self._values.items():
             if self._columns[name].encoding is not None:
-                made[name] = EncodedImages(pa.array(values, pa.large_binary()), self._resize)
+                made[name] = EncodedImages(pa.array(values, pa.large_binary()), self._rendition)
             else:
                 is_text = name == "path" or name in _TEXTS
                 made[name] = pa.array(values, pa.large_string() if is_text else pa.large_binary())

@@ -14,6 +14,7 @@ from penstock.storage.places import Place
 
 MANIFEST_VERSION = 4
 MANIFEST = f"{INTERNAL}/manifest.json"
+_SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def load_manifest(place: Place) -> Manifest | None:
         raise OutputError("the manifest cannot be read", received=f"{path}: {error}") from error
     version = document.get("penstock_manifest") if isinstance(document, dict) else None
     if version != MANIFEST_VERSION:
+        is_older = isinstance(version, int) and version < MANIFEST_VERSION
         raise OutputError(
             "the manifest is of another version of penstock",
-            received=f"{path}: version {version}",
+            received=f"{path}: version {version}" + (f", {_SINCE_THEN}" if is_older else ""),
             allowed=f"version {MANIFEST_VERSION}",
             hint="go on with the penstock that began it, or begin again in another folder",
         )
@@ -179,11 +181,17 @@ def is_fresh(place: Place) -> bool:
 
 def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
     """What differs between the job in a folder and the one that was asked for, in words."""
-    changed = [key for key in request if request[key] != old.request.get(key)]
+    now, then = _flat(request), _flat(old.request)
+    changed = [key for key in now if now[key] != then.get(key)]
     if changed:
-        pairs = [f"{key}={request[key]!r} (there: {old.request.get(key)!r})" for key in changed[:3]]
-        return ", ".join(pairs)
+        return ", ".join(f"{key}={now[key]!r} (there: {then.get(key)!r})" for key in changed[:3])
     return "the content of the model was changed since"
+
+
+def _flat(request: dict[str, Any]) -> dict[str, Any]:
+    """The options of a request, those of reading among them: people know no groups of options."""
+    reading = request.get("reading")
+    return {**request, **reading, "reading": None} if isinstance(reading, dict) else request
 
 
 def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str | None]:

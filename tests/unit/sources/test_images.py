@@ -19,9 +19,10 @@ from PIL import Image, ImageOps
 from penstock.core.deferred import BadRows
 from penstock.core.records import Array
 from penstock.errors import DeviceError, InputError
-from penstock.sources import image_decoding, images
-from penstock.sources.image_decoding import fitted
+from penstock.options import INTERPOLATIONS
+from penstock.sources import image_decoding, image_resizing, images
 from penstock.sources.image_headers import MOST_PIXELS, jpeg_orientation
+from penstock.sources.image_resizing import Rendition, fitted
 from penstock.sources.images import EncodedImages, ImagePaths
 
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -45,10 +46,10 @@ def unheard(position: int) -> None:
 
 
 def decode(
-    *data: bytes | None, size: tuple[int, int] = (45, 60), channels: int = 3, resize: str = "stretch"
+    *data: bytes | None, size: tuple[int, int] = (45, 60), channels: int = 3, **rendition: Any
 ) -> tuple[Array, BadRows]:
     out = np.full((len(data), *size, channels), 99, np.uint8)
-    bad = EncodedImages(pa.array(data, pa.binary()), resize).fill(out, unheard)
+    bad = EncodedImages(pa.array(data, pa.binary()), Rendition(**rendition)).fill(out, unheard)
     return out, bad
 
 
@@ -101,29 +102,45 @@ def test_every_format_is_decoded_to_every_colour_mode_as_pillow_would(name: str,
     assert_close(decode_one(data, size=(90, 120), channels=CHANNELS[mode]), expected, 2)
 
 
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("size", [(90, 120), (45, 60), (30, 30), (7, 200), (300, 200), (200, 7), (10, 12)])
-@pytest.mark.parametrize("name", ["jpeg", "png", "gray jpeg"])
-def test_images_are_stretched_to_any_size(name: str, size: tuple[int, int]) -> None:
-    image = Image.open(io.BytesIO(ENCODINGS[name])).convert("RGB")
-    expected = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    # At an eighth, the last row of a JPEG stands for fewer of its rows than the others.
-    assert_close(decode_one(ENCODINGS[name], size=size), expected, 6 if size == (10, 12) else 4)
+def test_images_are_stretched_to_any_size(interpolation: str, size: tuple[int, int]) -> None:
+    expected = photo().resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    for name in ("jpeg", "png"):
+        # OpenCV averages no area where one side grows.
+        assert_close(decode_one(ENCODINGS[name], size=size, interpolation=interpolation), expected, 9)
 
 
-def test_crop_takes_the_middle_of_what_covers_the_place() -> None:
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_crop_takes_the_middle_of_what_covers_the_place(interpolation: str) -> None:
     image = photo(200, 100)
     expected = image.crop((50, 0, 150, 100)).resize((40, 40), Image.Resampling.BILINEAR)
     for kind in ("PNG", "JPEG"):
-        assert_close(decode_one(encode(image, kind), size=(40, 40), resize="crop"), expected)
+        found = decode_one(encode(image, kind), size=(40, 40), resize="crop", interpolation=interpolation)
+        assert_close(found, expected)
 
 
-def test_pad_puts_black_around_what_fits_in() -> None:
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_pad_puts_black_around_what_fits_in(interpolation: str) -> None:
     image = photo(200, 100)
     for kind in ("PNG", "JPEG"):
-        found = decode_one(encode(image, kind), size=(40, 40), resize="pad")
+        found = decode_one(encode(image, kind), size=(40, 40), resize="pad", interpolation=interpolation)
         assert not found[:10].any()
         assert not found[30:].any()
         assert_close(found[10:30], image.resize((40, 20), Image.Resampling.BILINEAR))
+
+
+def test_jpeg_is_decoded_at_a_smaller_scale_only_where_that_is_asked_for() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8)
+    data = encode(Image.fromarray(noise), "JPEG", quality=95)
+    full = Image.open(io.BytesIO(data)).convert("RGB").resize((16, 12), Image.Resampling.BILINEAR)
+    with Image.open(io.BytesIO(data)) as image:
+        image.draft("RGB", (16, 12))
+        reduced = image.convert("RGB").resize((16, 12), Image.Resampling.BILINEAR)
+    options = {"size": (12, 16), "interpolation": "pillow-bilinear"}
+    assert (decode_one(data, **options) == np.asarray(full)).all()
+    assert (decode_one(data, **options, fast_decode=True) == np.asarray(reduced)).all()
+    assert (np.asarray(full) != np.asarray(reduced)).any()
 
 
 def test_keep_leaves_the_size_and_fills_with_zeros() -> None:
@@ -147,29 +164,46 @@ def test_what_fits_in_never_sticks_out(height: int, width: int, room: tuple[int,
     width=st.integers(1, 70),
     room=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     resize=st.sampled_from(["stretch", "crop", "pad"]),
-    kind=st.sampled_from(["JPEG", "PNG"]),
+    interpolation=st.sampled_from(INTERPOLATIONS),
+    fast_decode=st.booleans(),
 )
-def test_any_size_becomes_any_other(height: int, width: int, room: tuple[int, int], resize: str, kind: str) -> None:
-    data = encode(Image.new("RGB", (width, height), (200, 100, 50)), kind)
-    found = decode_one(data, size=room, resize=resize)
+def test_any_size_becomes_any_other(
+    height: int, width: int, room: tuple[int, int], resize: str, interpolation: str, fast_decode: bool
+) -> None:
+    data = encode(Image.new("RGB", (width, height), (200, 100, 50)), "JPEG")
+    found = decode_one(data, size=room, resize=resize, interpolation=interpolation, fast_decode=fast_decode)
     middle = found[(room[0] - 1) // 2, (room[1] - 1) // 2]
     assert np.abs(middle.astype(int) - (200, 100, 50)).max() < 6
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_orientation_is_honoured(kind: str, orientation: int) -> None:
+def turned(kind: str, orientation: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encode(photo(), kind, exif=exif)
+    return encode(photo(), kind, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_honoured_where_opencv_is_followed(kind: str, orientation: int) -> None:
+    data = turned(kind, orientation)
     with Image.open(io.BytesIO(data)) as image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
     size = (upright.height, upright.width)
-    assert_close(decode_one(data, size=size), upright)
-    assert_close(decode_one(data, size=(20, 20)), upright.resize((20, 20), Image.Resampling.BILINEAR))
-    assert EncodedImages(pa.array([data])).sizes().tolist() == [list(size)]
+    assert_close(decode_one(data, size=size, interpolation="opencv-area"), upright)
+    small = decode_one(data, size=(20, 20), interpolation="opencv-area")
+    assert_close(small, upright.resize((20, 20), Image.Resampling.BILINEAR))
+    column = EncodedImages(pa.array([data]), Rendition(interpolation="opencv-linear"))
+    assert column.sizes().tolist() == [list(size)]
     if kind == "JPEG":
         assert jpeg_orientation(data) == orientation
+
+
+@pytest.mark.parametrize("interpolation", ["keras", "pillow-bilinear", "torchvision"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_passed_over_as_the_other_libraries_do(kind: str, interpolation: str) -> None:
+    data = turned(kind, 6)
+    assert_close(decode_one(data, size=(90, 120), interpolation=interpolation), photo())
+    assert EncodedImages(pa.array([data]), Rendition(interpolation=interpolation)).sizes().tolist() == [[90, 120]]
 
 
 def test_orientation_that_makes_no_sense_is_passed_over() -> None:
@@ -209,9 +243,96 @@ def test_truncated_images_fail_their_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 4, 12, 13, 20])
-@pytest.mark.parametrize("name", ["jpeg", "progressive jpeg", "png", "webp", "bmp", "tiff"])
+@pytest.mark.parametrize("name", ["jpeg", "progressive jpeg", "png", "webp", "gif", "bmp", "tiff"])
 def test_images_that_lack_their_last_bytes_fail_their_row(name: str, lost: int) -> None:
     reason_of(ENCODINGS[name][:-lost])
+
+
+def with_fewer_rows(kind: str, **options: Any) -> bytes:
+    """A whole file of 20 rows whose header says 100."""
+    data = bytearray(encode(photo(160, 20), kind, **options))
+    if kind == "GIF":
+        frame = data.index(b",\0\0\0\0" + struct.pack("<HH", 160, 20))
+        data[frame + 7 : frame + 9] = data[8:10] = struct.pack("<H", 100)
+    elif kind == "BMP":
+        data[22:26] = struct.pack("<i", 100)
+    elif kind == "JPEG":
+        frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0")
+        data[frame + 5 : frame + 7] = struct.pack(">H", 100)
+    elif kind == "TIFF":
+        (directory,) = struct.unpack_from("<I", data, 4)
+        (entries,) = struct.unpack_from("<H", data, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
+            tag, width = struct.unpack_from("<HH", data, entry)
+            if tag in (257, 278):
+                struct.pack_into("<I" if width == 4 else "<H", data, entry + 8, 100)
+    return bytes(data)
+
+
+def png_of_rows(pixels: Array, *, rows: int, passes: int | None = None) -> bytes:
+    """A PNG that lacks rows, or the last passes of an interlaced one; its chunks and checksums are right."""
+    height, width = pixels.shape[:2]
+    sevenths = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    parts = [pixels[:rows]]
+    if passes is not None:
+        parts = [pixels[top::down, left::right] for top, left, down, right in sevenths[:passes]]
+    lines = b"".join(b"\0" + line.tobytes() for part in parts for line in part)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, int(passes is not None))
+    return png_of(header, zlib.compress(lines))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("GIF", {}),
+        ("BMP", {}),
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "tiff_adobe_deflate"}),
+        ("TIFF", {"compression": "packbits"}),
+        ("TIFF", {"compression": "jpeg"}),
+    ],
+)
+def test_whole_file_with_fewer_rows_than_it_says_fails_its_row(kind: str, options: dict[str, Any]) -> None:
+    reason_of(with_fewer_rows(kind, **options))
+
+
+def test_png_that_lacks_rows_fails_its_row() -> None:
+    pixels = np.asarray(photo(160, 100))
+    assert (decode_one(png_of_rows(pixels, rows=100), size=(100, 160)) == pixels).all()
+    assert "truncated: the PNG holds 9,620 of 48,100 bytes" in reason_of(png_of_rows(pixels, rows=20))
+    reason_of(png_of_rows(pixels, rows=99))
+
+
+def test_interlaced_png_that_lacks_a_pass_fails_its_row() -> None:
+    pixels = np.asarray(photo(161, 99))
+    assert (decode_one(png_of_rows(pixels, rows=99, passes=7), size=(99, 161)) == pixels).all()
+    for passes in (1, 3, 6):
+        assert "truncated" in reason_of(png_of_rows(pixels, rows=99, passes=passes))
+
+
+def test_png_whose_last_rows_are_black_is_whole() -> None:
+    pixels = np.asarray(photo(160, 100)).copy()
+    pixels[60:] = 0
+    assert (decode_one(png_of_rows(pixels, rows=100), size=(100, 160)) == pixels).all()
+    for mode in ("1", "L", "LA", "P", "RGBA", "I;16"):
+        black = Image.new(mode, (31, 9))
+        assert not decode_one(encode(black, "PNG"), size=(9, 31)).any()
+
+
+def test_gif_that_is_cut_in_a_later_picture_fails_its_row() -> None:
+    frames = [photo(), photo().rotate(9)]
+    data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    for kept in range(len(data) // 2, len(data), 211):
+        reason_of(data[:kept])
+    assert "damaged" in reason_of(data[:-1] + b"\7")
+
+
+def test_tiff_of_tiles_and_of_strips_in_planes_is_whole() -> None:
+    for options in ({"compression": "jpeg"}, {"compression": "jpeg", "tiffinfo": {278: 16}}, {"tiffinfo": {278: 16}}):
+        assert_close(decode_one(encode(photo(), "TIFF", **options), size=(90, 120)), photo())
 
 
 def test_flipped_bits_in_a_png_fail_its_row_wherever_they_are() -> None:
@@ -238,13 +359,15 @@ def test_flipped_bits_in_a_jpeg_fail_its_row_where_the_decoder_warns() -> None:
     assert warned > 10
 
 
-def png_of_zeros(width: int, height: int) -> bytes:
+def png_of(header: bytes, packed: bytes) -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    packed = zlib.compress(bytes(1 << 20))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def png_of_zeros(width: int, height: int) -> bytes:
+    return png_of(struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), zlib.compress(bytes(1 << 20)))
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
@@ -325,8 +448,8 @@ def test_size_is_found_behind_a_header_that_is_longer_than_usual(tmp_path: Path)
 
 
 def test_sliced_column_keeps_how_it_resizes() -> None:
-    column = EncodedImages(pa.array([ENCODINGS["jpeg"]] * 3), "pad")
-    assert column[1:].resize == "pad"
+    column = EncodedImages(pa.array([ENCODINGS["jpeg"]] * 3), Rendition("pad", "torchvision"))
+    assert column[1:].rendition == Rendition("pad", "torchvision")
     assert len(column[1:]) == 2
 
 
@@ -341,41 +464,23 @@ def test_files_far_away_are_fetched_ahead_in_order(tmp_path: Path) -> None:
     assert out[:, 0, 0, 0].tolist() == [row * 6 if row != 7 else 0 for row in range(40)]
 
 
-class TestWithoutPackages:
-    """simplejpeg and OpenCV make it fast; Pillow alone must do."""
-
-    @pytest.fixture(autouse=True)
-    def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(image_decoding, "simplejpeg", lambda: None)
-        monkeypatch.setattr(image_decoding, "cv2", lambda: None)
-
-    @pytest.mark.parametrize("name", ENCODINGS)
-    @pytest.mark.parametrize("mode", CHANNELS)
-    def test_every_format_is_decoded(self, name: str, mode: str) -> None:
-        expected = Image.open(io.BytesIO(ENCODINGS[name])).convert(mode)
-        assert_close(decode_one(ENCODINGS[name], size=(90, 120), channels=CHANNELS[mode]), expected, 2)
-        expected = expected.resize((50, 30), Image.Resampling.BILINEAR)
-        assert_close(decode_one(ENCODINGS[name], size=(30, 50), channels=CHANNELS[mode]), expected, 8)
-
-    def test_truncated_jpeg_fails_its_row(self) -> None:
-        reason_of(ENCODINGS["jpeg"][:-500])
-
-    def test_turned_jpeg_is_upright(self) -> None:
-        exif = Image.Exif()
-        exif[0x0112] = 6
-        found = decode_one(encode(photo(), "JPEG", exif=exif), size=(40, 30))
-        assert_close(found, photo().transpose(Image.Transpose.ROTATE_270).resize((30, 40), Image.Resampling.BILINEAR))
-
-    def test_sizes_are_told(self) -> None:
-        assert EncodedImages(pa.array([ENCODINGS["jpeg"]])).sizes().tolist() == [[90, 120]]
-
-    def test_missing_pillow_is_told_with_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def missing() -> None:
-            raise DeviceError("Pillow is not installed", hint="pip install 'penstock[images]'")
-
-        monkeypatch.setattr(image_decoding, "pillow", missing)
-        with pytest.raises(DeviceError, match="penstock"):
-            decode(ENCODINGS["png"])
+@pytest.mark.parametrize(
+    ("module", "name", "data", "interpolation"),
+    [
+        (image_decoding, "pillow", "png", "pillow-bilinear"),
+        (image_decoding, "simplejpeg", "jpeg", "pillow-bilinear"),
+        (image_resizing, "cv2", "jpeg", "keras"),
+        (image_resizing, "cv2", "jpeg", "opencv-area"),
+    ],
+)
+def test_missing_package_ends_the_job_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, data: str, interpolation: str
+) -> None:
+    """Another decoder would give other pixels without a word."""
+    monkeypatch.setattr(module, name, lambda: image_resizing.needed("not_there", name))
+    with pytest.raises(DeviceError, match=f"{name} is not installed") as told:
+        decode(ENCODINGS[data], interpolation=interpolation)
+    assert "penstock[images]" in str(told.value)
 
 
 def test_file_that_is_much_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

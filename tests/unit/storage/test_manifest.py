@@ -121,6 +121,17 @@ def test_version_of_another_penstock_is_told(output: str) -> None:
     assert "begin again" in (caught.value.hint or "")
 
 
+def test_older_job_is_told_why_it_is_not_gone_on_with(output: str) -> None:
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 3}', encoding="utf-8")
+    with pytest.raises(OutputError) as caught:
+        load_manifest(place_of(output))
+    assert "version 3, which made other pixels of images than --interpolation" in (caught.value.received or "")
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 5}', encoding="utf-8")
+    with pytest.raises(OutputError) as caught:
+        load_manifest(place_of(output))
+    assert "pixels" not in (caught.value.received or "")
+
+
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:
     assert is_fresh(place_of(str(tmp_path / "absent")))
     assert is_fresh(place_of(str(tmp_path)))
@@ -150,6 +161,9 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_differences_are_told_in_words() -> None:
     assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, MANIFEST.request | {"batch_size": 64})
+    old = replace(MANIFEST, request=MANIFEST.request | {"reading": {"resize": "pad", "interpolation": "keras"}})
+    request = MANIFEST.request | {"reading": {"resize": "pad", "interpolation": "torchvision"}}
+    assert describe_difference(old, request) == "interpolation='torchvision' (there: 'keras')"
     assert describe_difference(MANIFEST, MANIFEST.request) == "the content of the model was changed since"
 
 
