@@ -13,8 +13,6 @@ Predictions = npt.NDArray[np.float32]
 
 # Of a column's spread: softmax outputs are small everywhere, so an absolute tolerance would prove little.
 TOLERANCE = 1e-3
-# Of what a model of random weights says about a photo, decoded by one library or by another.
-LEAST_CORRELATION = 0.98
 
 NOT_PREDICTIONS = ("row", "path")
 
@@ -84,24 +82,16 @@ def read_array(path: Path) -> Predictions:
     return array.reshape(len(array), -1)
 
 
-def check_by_path(ours: Path, theirs: Path, num_rows: int) -> dict[str, float]:
-    """Compare predictions of photos loosely: the two sides decode and resize in different ways.
+def check_by_path(ours: Path, theirs: Path, num_rows: int) -> float:
+    """Compare the predictions of every photo: both sides make the same pixels of it.
 
     Returns:
-        The mean correlation of a feature over the photos, and the mean difference relative to a feature's spread.
+        The largest difference, as a share of the spread.
     """
     mine, other = _by_path(ours), _by_path(theirs)
     if len(mine) != num_rows or mine.keys() != other.keys():
         raise BenchError(f"photos: {len(mine)} of penstock, {len(other)} of the peer, expected the same {num_rows}")
-    a, b = np.stack([mine[path] for path in mine]), np.stack([other[path] for path in mine])
-    varies = (a.std(axis=0) > 0) & (b.std(axis=0) > 0)
-    a, b = a[:, varies], b[:, varies]
-    difference = float(np.abs(a - b).mean() / b.std(axis=0).mean())
-    a, b = (each - each.mean(axis=0) for each in (a, b))
-    correlation = float(((a * b).mean(axis=0) / (a.std(axis=0) * b.std(axis=0))).mean())
-    if not varies.any() or correlation < LEAST_CORRELATION:
-        raise BenchError(f"predictions of the same photos correlate by {correlation:.3f} only")
-    return {"correlation": correlation, "difference": difference}
+    return check_same(np.stack([mine[path] for path in mine]), np.stack([other[path] for path in mine]), TOLERANCE)
 
 
 def _by_path(folder: Path) -> dict[str, Predictions]:

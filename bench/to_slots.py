@@ -1,4 +1,8 @@
-"""F: a folder of JPEG files to 224×224×3 uint8 in shared memory, against decoders alone and the loaders of others."""
+"""F: a folder of JPEG files to 224×224×3 uint8 in shared memory, against decoders alone and the loaders of others.
+
+Each side decodes in full. Penstock runs once for every interpolation, and is held against those that make the same
+pixels: TensorFlow's (the default), Pillow's, OpenCV's.
+"""
 
 import os
 import sys
@@ -8,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench import photos
-from bench.decoders import DECODERS
+from bench.decoders import OF_INTERPOLATION
 from bench.measure import interleave
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, Finished, run
@@ -17,9 +21,9 @@ from bench.table import Bar, Line, amount
 
 BATCH = 64
 # What people decode with in a Dataset. Somebody may use a faster decoder there; that is shown, without a bar.
-USUAL_DECODERS = ("Pillow", "Pillow draft", "OpenCV")
+USUAL_DECODERS = {"pillow-bilinear": "Pillow", "opencv-linear": "OpenCV"}
 FASTEST_DECODER = "simplejpeg + cv2.resize"
-# One thread is timed on a part of the photos: five decoders take their turns.
+# One thread is timed on a part of the photos: six decoders take their turns.
 DECODER_FRACTION = 4
 # A small folder is read several times over: in less than a second, nothing is steady.
 LEAST_TIMED = 2000
@@ -34,7 +38,7 @@ def decoded(settings: BenchSettings) -> list[Line]:
     photos.warm(folder)
     timed = max(LEAST_TIMED, count)
     sides = {
-        "penstock": partial(_ours, folder, cores, timed),
+        **{name: partial(_ours, folder, cores, timed, name) for name in OF_INTERPOLATION},
         "decoders": partial(_here, "bench.decoders", str(folder), str(max(100, count // DECODER_FRACTION))),
         "DataLoader": partial(_data_loader, settings, folder, cores, timed),
         "tf.data": partial(_peer, settings, "tf_photos", str(folder), "--photos", str(timed)),
@@ -45,8 +49,9 @@ def decoded(settings: BenchSettings) -> list[Line]:
     return _lines(documents, cores)
 
 
-def _ours(folder: Path, cores: int, timed: int) -> Finished:
-    return _here("bench.to_slots_child", str(folder), "--loaders", str(cores), "--photos", str(timed))
+def _ours(folder: Path, cores: int, timed: int, interpolation: str) -> Finished:
+    options = ["--loaders", str(cores), "--photos", str(timed), "--interpolation", interpolation]
+    return _here("bench.to_slots_child", str(folder), *options)
 
 
 def _here(module: str, *arguments: str) -> Finished:
@@ -54,7 +59,7 @@ def _here(module: str, *arguments: str) -> Finished:
 
 
 def _data_loader(settings: BenchSettings, folder: Path, cores: int, timed: int) -> Finished:
-    decoders = ",".join([*USUAL_DECODERS, FASTEST_DECODER])
+    decoders = ",".join([*USUAL_DECODERS.values(), FASTEST_DECODER])
     options = ["--photos", str(timed), "--workers", str(cores), "--decoders", decoders]
     return _peer(settings, "torch_photos", str(folder), *options)
 
@@ -65,22 +70,29 @@ def _peer(settings: BenchSettings, script: str, *arguments: str) -> Finished:
 
 
 def _lines(documents: Documents, cores: int) -> list[Line]:
-    ours = _median(documents, "penstock", "rate")
-    decoder = max(DECODERS, key=partial(_median, documents, "decoders"))
-    usual = max(USUAL_DECODERS, key=partial(_median, documents, "DataLoader"))
-    single = _median(documents, "decoders", decoder)
+    """Each peer is held against Penstock with the peer's own pixels."""
     faster = Bar(1.0)
 
-    def line(what: str, rate: float, bar: Bar | None, **details: Any) -> Line:
-        return amount("F", f"JPEG → slots, {cores} loaders; {what}", "/s", (ours, rate), bar, **details)
+    def line(interpolation: str, what: str, rate: float, bar: Bar | None, **details: Any) -> Line:
+        ours = _median(documents, interpolation, "rate")
+        return amount(
+            "F", f"JPEG → slots, {interpolation}, {cores} loaders; {what}", "/s", (ours, rate), bar, **details
+        )
 
-    return [
-        line(f"{cores} × one thread of {decoder}", cores * single, Bar(0.9), samples=documents),
-        line(f"DataLoader, {cores} workers, {usual}", _median(documents, "DataLoader", usual), faster),
-        line("DataLoader, simplejpeg", _median(documents, "DataLoader", FASTEST_DECODER), None),
-        line("tf.data", _median(documents, "tf.data", "rate"), faster),
-        line("Ray Data read_images", _median(documents, "Ray Data", "rate"), faster),
-    ]
+    lines: list[Line] = []
+    for interpolation, decoders in OF_INTERPOLATION.items():
+        best = max(decoders, key=partial(_median, documents, "decoders"))
+        single = _median(documents, "decoders", best)
+        details = {} if lines else {"samples": documents}
+        lines.append(line(interpolation, f"{cores} × one thread of {best}", cores * single, Bar(0.9), **details))
+    for interpolation, usual in USUAL_DECODERS.items():
+        rate = _median(documents, "DataLoader", usual)
+        lines.append(line(interpolation, f"DataLoader, {cores} workers, {usual}", rate, faster))
+    fastest = _median(documents, "DataLoader", FASTEST_DECODER)
+    lines.append(line("opencv-linear", "DataLoader, simplejpeg", fastest, None))
+    lines.append(line("keras", "tf.data", _median(documents, "tf.data", "rate"), faster))
+    lines.append(line("pillow-bilinear", "Ray Data read_images", _median(documents, "Ray Data", "rate"), faster))
+    return lines
 
 
 def _median(documents: Documents, side: str, figure: str) -> float:

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.decoders import SIDE, with_pillow
+from bench.decoders import MOST_DIFFERENCE, OF_INTERPOLATION, SIDE, largest_difference
 from bench.shell import BenchError
 from penstock.core.batching import default_batch_size
 from penstock.core.division import rows_per_span
 from penstock.core.events import Chunk, Filled, SpanLoaded
 from penstock.core.records import Array, Binding, Job, ModelFile, Span
 from penstock.engines.fed_by_processes import slot_bytes_of
+from penstock.options import ReadOptions
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.loader_pool import LoaderPool
 from penstock.pool.slots import Slots
@@ -39,15 +40,13 @@ SLOTS_BESIDE_LOADERS = 5
 SPANS_SUBMITTED = 6
 ROW_TIMEOUT_S = 60.0
 CHECKED_PHOTOS = 16
-# Of 255, on average over a photo: smaller scales and other filters than Pillow's give other pixels, not other photos.
-MOST_DIFFERENCE = 12.0
 
 
 class Feeding:
     """The loaders, and the count of what they delivered."""
 
-    def __init__(self, folder: Path, loaders: int, launch: Launch) -> None:
-        source = open_files([str(folder)])
+    def __init__(self, folder: Path, loaders: int, launch: Launch, interpolation: str) -> None:
+        source = open_files([str(folder)], ReadOptions(interpolation=interpolation))
         binding = Binding("image", ("image",), "uint8", SHAPE)
         self._job = Job(source, (binding,), ("path",), BATCH)
         self._spans = _endless(list(source.divide(rows_per_span(BATCH, SIDE * SIDE * 3, 4 * 1280))))
@@ -104,21 +103,18 @@ def _endless(spans: list[Span]) -> Iterator[Span]:
         yield replace(span, index=index)
 
 
-def check_pixels(paths: list[str], pixels: Array) -> float:
-    """Hold what lay in the slot against Pillow's idea of the same photos; return the mean difference."""
-    differences = [
-        float(np.abs(with_pillow(Path(path)).astype(np.int16) - ours).mean())
-        for path, ours in zip(paths, pixels, strict=True)
-    ]
-    if not differences or max(differences) > MOST_DIFFERENCE:
-        raise BenchError(f"pixels differ from Pillow's by {differences} of 255 on average")
-    return float(np.mean(differences))
+def check_pixels(paths: list[str], pixels: Array, interpolation: str) -> int:
+    """Hold what lay in the slot against what the library itself makes of the same photos; return the difference."""
+    difference = largest_difference([Path(path) for path in paths], pixels, interpolation)
+    if difference > MOST_DIFFERENCE:
+        raise BenchError(f"pixels differ by {difference} of 255 from those of {interpolation}")
+    return difference
 
 
-def measure(folder: Path, loaders: int, photos: int, log: Any) -> dict[str, float]:
+def measure(folder: Path, loaders: int, photos: int, interpolation: str, log: Any) -> dict[str, float]:
     model = ModelFile("keras", "none", "none", ("tensorflow",))
     launch = Launch(RUNTIMES["tensorflow"], model, 1, log)
-    feeding = Feeding(folder, loaders, launch)
+    feeding = Feeding(folder, loaders, launch, interpolation)
     try:
         feeding.begin()
         warm = 4 * BATCH * loaders
@@ -131,7 +127,7 @@ def measure(folder: Path, loaders: int, photos: int, log: Any) -> dict[str, floa
     finally:
         feeding.close()
         launch.close()
-    difference = check_pixels(feeding.first_paths, feeding.first_pixels)
+    difference = check_pixels(feeding.first_paths, feeding.first_pixels, interpolation)
     return {"rate": rate, "coordinator": own_share, "waited_for_slots": waited_share, "difference": difference}
 
 
@@ -140,9 +136,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--loaders", type=int, required=True)
     parser.add_argument("--photos", type=int, required=True, help="how many are decoded while the clock runs")
+    parser.add_argument("--interpolation", choices=OF_INTERPOLATION, default="keras")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryFile() as log:
-        print(json.dumps(measure(options.folder, options.loaders, options.photos, log)))
+        print(json.dumps(measure(options.folder, options.loaders, options.photos, options.interpolation, log)))
 
 
 if __name__ == "__main__":

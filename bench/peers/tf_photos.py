@@ -22,7 +22,7 @@ from bench.photos import files_of
 def read_photo(path: Any) -> Any:
     """A photo as uint8, as on the other sides."""
     pixels = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
-    return tf.cast(tf.image.resize(pixels, (SIDE, SIDE)), tf.uint8)
+    return tf.cast(tf.round(tf.image.resize(pixels, (SIDE, SIDE))), tf.uint8)
 
 
 def main(arguments: list[str]) -> None:
