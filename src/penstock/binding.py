@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.core import mapping
+from penstock.core.name_patterns import is_no_feature
 from penstock.core.protocols import Source
 from penstock.core.records import Binding, Signature, TensorSpec
 from penstock.errors import InputError
@@ -51,6 +52,11 @@ def bind(
     if getattr(source, "is_positional", False) and is_enough and signature.inputs and not options.inputs:
         in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
         return mapping.bind(signature, schema, in_order, options.keep)
+    if getattr(source, "is_frame", False) and len(signature.inputs) == 1 and not options.inputs:
+        # `model.predict` takes all columns of a DataFrame as one array.
+        columns = tuple(name for name in schema if name not in options.keep)
+        if mapping.may_be_all_of(signature.inputs[0], columns, schema):
+            return mapping.bind(signature, schema, {signature.inputs[0].name: columns}, options.keep)
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
     if options.inputs:
@@ -58,6 +64,8 @@ def bind(
         free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
     else:
         free = tuple(spec for name, spec in schema.items() if name not in options.keep)
+        if getattr(source, "paths", ()):  # what is in memory was given for the model; a file may hold more
+            free = tuple(spec for spec in free if spec.shape != () or not is_no_feature(spec.name)) or free
     if not free:
         raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")
     declared = replace(signature, inputs=tuple(_as_keras_takes_it(spec) for spec in free))

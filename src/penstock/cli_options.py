@@ -21,6 +21,7 @@ from penstock.option_texts import (
 from penstock.options import (
     COLORS,
     FORMATS,
+    HEADERS,
     INTERPOLATIONS,
     PADDINGS,
     PRECISIONS,
@@ -144,6 +145,13 @@ _FED: list[_Option] = [
         multiple=True,
         metavar="NAME=DTYPE[SHAPE]",
         help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
+    ),
+    click.option(
+        "--header",
+        type=click.Choice(HEADERS),
+        default="auto",
+        show_default=True,
+        help="Whether CSV begins with the names of its columns; no: they are called f0, f1, ….",
     ),
     click.option(
         "--buckets", metavar="N,N,…", help="What lists of different lengths are padded to. Default: by the data."
@@ -360,6 +368,7 @@ def _reading(values: dict[str, Any]) -> ReadOptions:
         color=values["color"],
         images=tuple(values["images"]),
         features=parse_features(values["features"]),
+        header=values["header"],
     )
 
 

@@ -61,7 +61,20 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         task: The job.
         progress: Where it is shown.
         began: When the call began, by `time.perf_counter`.
+
+    Raises:
+        TooManyFailures: More rows failed than the job allows, or all of them. Those that did not are written.
     """
+    summary = _run(task, progress, began)
+    rows, allowed = summary.rows + summary.failed, task.options.max_failures
+    # While it ran, few rows were not judged; now these are all there are.
+    if summary.failed and (not summary.rows or summary.failed > allowed * rows):
+        told = "all" if not summary.rows else f"{summary.failed:,} of"
+        raise _too_many(f"{told} {rows:,} rows", allowed, f"see {task.output.rstrip('/')}/_penstock/failures.jsonl")
+    return summary
+
+
+def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     place = place_of(task.output)
     check_place(place, overwrite=task.overwrite)
     existed = place.children() is not None
@@ -146,6 +159,7 @@ def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], bega
         output=output,
         rows=rows,
         failed=sum(record.failed for record in records),
+        not_finite=sum(record.not_finite for record in records),
         parts=sum(bool(record.files) for record in records),
         seconds=time.perf_counter() - began,
         start_seconds=0.0,
@@ -281,6 +295,7 @@ class _Run:
             output=self._task.output,
             rows=rows,
             failed=failed,
+            not_finite=sum(record.not_finite for record in records),
             parts=sum(bool(record.files) for record in records),
             seconds=now - self._began,
             start_seconds=ready - self._began,
@@ -308,12 +323,15 @@ class _Run:
         if not self._meter.failed or seen < _JUDGED_FROM_ROWS or self._meter.failed <= allowed * seen:
             return None
         last = f"; the last: {result.failures[-1].reason}" if result.failures else ""
-        return TooManyFailures(
-            "too many rows failed",
-            received=f"{self._meter.failed:,} of the first {seen:,} rows{last}",
-            allowed=f"{allowed:.0%}",
-            hint="see _penstock/failures.jsonl; mend the input, or raise --max-failures and run it again",
+        return _too_many(
+            f"{self._meter.failed:,} of the first {seen:,} rows{last}",
+            allowed,
+            "see _penstock/failures.jsonl; mend the input, or raise --max-failures and run it again",
         )
+
+
+def _too_many(received: str, allowed: float, hint: str) -> TooManyFailures:
+    return TooManyFailures("too many rows failed", received=received, allowed=f"{100 * allowed:.3g}%", hint=hint)
 
 
 def _told(plan: Plan | None) -> str:

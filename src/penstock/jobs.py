@@ -89,7 +89,8 @@ class Started:
     placement: Placement
     signature: Signature
     prepared: Prepared
-    guesses: list[str]
+    fed: list[str]
+    """Which columns feed which inputs, in words."""
     options: PredictOptions
     sample: Span
     shared: SharedMemory | None = None
@@ -298,15 +299,14 @@ def _decide(
         recipe = Recipe(
             runtime, kind, job.batch_size, threads, options.precision, buckets, is_padded=job.fewest_rows is None
         )
-        guesses = [] if fixed else mapping.guessed(bindings, options.inputs)
+        is_positional = getattr(source, "is_positional", False) or getattr(source, "is_frame", False)
+        fed = mapping.told(bindings, options.inputs, is_positional=is_positional)
         notes = signature.notes + _tell_padding(told_padding, job, runtime)
         wanted = options.batch_size
         if fixed is None and wanted is not None and batch_size < _no_larger_than(source, wanted):
             told = f"--batch-size {wanted:,} is more than the memory of this machine holds: batches of {batch_size:,}"
             notes += (told,)
-        return Started(
-            engine, source, job, recipe, placement, signature, prepared, guesses, options, sample, notes=notes
-        )
+        return Started(engine, source, job, recipe, placement, signature, prepared, fed, options, sample, notes=notes)
     except BaseException:
         engine.close()
         raise

@@ -60,6 +60,7 @@ class Keywords(TypedDict, total=False):
     color: str
     images: str | Sequence[str]
     features: Mapping[str, str]
+    header: str
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
     postprocess: str | Callable[..., Any]

@@ -29,6 +29,7 @@ INTERPOLATIONS = (
     "keras", "pillow-bilinear", "pillow-bicubic", "pillow-lanczos", "torchvision", "opencv-linear", "opencv-area",
 )  # fmt: skip
 COLORS = ("grayscale", "rgb", "rgba")
+HEADERS = ("auto", "yes", "no")
 MOST_PIXELS = 1 << 26
 _COUNTS = ("batch_size", "threads", "replicas_per_device", "part_rows", "loaders", "limit", "sample", "top_k")
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
@@ -89,6 +90,8 @@ class ReadOptions:
         color: `grayscale`, `rgb` or `rgba`; None takes what the model's channels say.
         images: Columns of a table that hold images: encoded bytes, or paths.
         features: TFRecord feature name to `dtype[shape]`; empty where they are to be inferred.
+        header: `yes` or `no`: whether CSV and TSV files begin with the names of their columns; `auto` where that is
+            to be seen from the first line.
     """
 
     image_size: tuple[int, int] | None = None
@@ -98,8 +101,10 @@ class ReadOptions:
     color: str | None = None
     images: tuple[str, ...] = ()
     features: Mapping[str, str] = field(default_factory=dict)
+    header: str = "auto"
 
     def __post_init__(self) -> None:
+        _check_choice("header", self.header, HEADERS)
         _check_choice("resize", self.resize, RESIZES)
         _check_choice("interpolation", self.interpolation, INTERPOLATIONS)
         if not isinstance(self.fast_decode, bool):

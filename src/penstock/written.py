@@ -26,6 +26,7 @@ _MOST_FINISHERS = 4
 def describe_source(source: Source) -> list[str]:
     """What people should know about an input before it is read."""
     lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
+    lines += source.remarks() if hasattr(source, "remarks") else []
     if hasattr(source, "describe_left_out") and (left_out := source.describe_left_out()) is not None:
         lines.append(left_out)
     if not getattr(source, "is_resumable", True):
@@ -34,8 +35,8 @@ def describe_source(source: Source) -> list[str]:
 
 
 def describe_feeding(started: Started) -> list[str]:
-    """How columns reach the model, where nobody spelled it out."""
-    lines = [*started.notes, *(f"input: {guess}" for guess in started.guesses)]
+    """How columns reach the model."""
+    lines = [*started.notes, *(f"input: {fed}" for fed in started.fed)]
     schema = started.source.schema()
     columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
     is_scaled = steps.make_scaling(started.options) is not None or started.job.preprocess is not None

@@ -168,7 +168,7 @@ def test_version_and_help(penstock_run: Penstock) -> None:
 @pytest.mark.slow
 def test_csv_json_lines_and_npy_give_the_same_predictions(models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(200, 4)).astype("f4")
-    frame = pd.DataFrame(x, columns=list("abcd"))
+    frame = pd.DataFrame(x, columns=[f"f{place}" for place in range(4)])
     frame.to_csv(tmp_path / "rows.csv", index=False)
     frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True, double_precision=15)
     np.save(tmp_path / "rows.npy", x)

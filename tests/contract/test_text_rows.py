@@ -17,6 +17,7 @@ from penstock.core.columns import to_arrow
 from penstock.core.protocols import Source
 from penstock.core.records import RowFailure
 from penstock.errors import InputError
+from penstock.options import ReadOptions
 from penstock.sources import csv as csv_module
 from penstock.sources import jsonl as jsonl_module
 from penstock.sources.csv import CsvFiles
@@ -303,6 +304,59 @@ class TestCsv:
 
     def test_blank_line_before_the_header_is_skipped(self, csv: Callable[..., Read]) -> None:
         assert ids(csv("\nid,word\n1,a\n2,b\n")) == [1, 2]
+
+
+class TestHeaders:
+    def open(self, folder: Path, raw: bytes | str, header: str = "auto", name: str = "rows.csv") -> CsvFiles:
+        path = folder / name
+        path.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+        return CsvFiles([str(path)], ReadOptions(header=header))
+
+    @pytest.mark.parametrize(
+        "first", ["5.1,3.5,Iris-setosa", "1,0,0", "0.5", "7", "1e3,a", " 2.5 ,x", "-1,2", "1,1"], ids=str
+    )
+    def test_first_line_of_numbers_is_told(self, tmp_path: Path, first: str) -> None:
+        with pytest.raises(InputError, match="seems to have no header") as caught:
+            self.open(tmp_path, f"{first}\n{first}\n").schema()
+        assert str(tmp_path / "rows.csv") in (caught.value.received or "")
+        assert "--header no" in (caught.value.hint or "")
+
+    @pytest.mark.parametrize("first", ["name,2019,2020", "0,1,2", "a,b,c", "v1.0,v2,x", "nan,inf,x", ",a,b"], ids=str)
+    def test_first_line_of_names_is_the_header(self, tmp_path: Path, first: str) -> None:
+        assert list(self.open(tmp_path, f"{first}\n1,2,3\n").schema()) == first.split(",")
+
+    @pytest.mark.parametrize("bom", ["", "\ufeff"], ids=["", "BOM"])
+    @pytest.mark.parametrize("rows_per_span", [1, 100])
+    def test_every_line_is_a_row_where_there_is_no_header(self, tmp_path: Path, bom: str, rows_per_span: int) -> None:
+        source = self.open(tmp_path, f"{bom}1.5,a\n2.5,b\nbroken\n3.5,c\n", "no")
+        rows, failures = rows_of(source, rows_per_span)
+        assert list(failures) == [2]
+        nothing = {"f0": None, "f1": None}
+        assert rows == [{"f0": 1.5, "f1": "a"}, {"f0": 2.5, "f1": "b"}, nothing, {"f0": 3.5, "f1": "c"}]
+
+    def test_numbers_are_names_where_that_is_said(self, tmp_path: Path) -> None:
+        rows, _ = rows_of(self.open(tmp_path, "2019,2020\n1,2\n", "yes"), 10)
+        assert rows == [{"2019": 1, "2020": 2}]
+
+    def test_files_without_a_header_must_have_as_many_columns(self, tmp_path: Path) -> None:
+        for name, row in (("a.csv", "1,2\n"), ("b.csv", "1,2,3\n")):
+            (tmp_path / name).write_text(row)
+        source = CsvFiles([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], ReadOptions(header="no"))
+        with pytest.raises(InputError, match="differ in their columns"):
+            source.schema()
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+    def test_file_that_is_not_utf8_is_said_to_be_so(self, tmp_path: Path, encoding: str) -> None:
+        with pytest.raises(InputError) as caught:
+            self.open(tmp_path, "Straße,x\nZürich,1\n".encode(encoding)).schema()
+        assert caught.value.problem == "the file is not UTF-8"
+        assert str(tmp_path / "rows.csv") in (caught.value.received or "")
+        assert "iconv" in (caught.value.hint or "")
+
+    def test_text_that_is_not_utf8_is_remarked(self, tmp_path: Path) -> None:
+        (remark,) = self.open(tmp_path, "city,x\nZürich,1\n".encode("latin-1")).remarks()
+        assert "the text of city is not UTF-8" in remark
+        assert self.open(tmp_path, "city,x\nZürich,1\n").remarks() == []
 
 
 class TestJsonLines:

@@ -156,7 +156,7 @@ def test_nulls_and_ragged_rows_are_recorded(light_models: Path, penstock_run: Pe
 
 def test_too_many_failures_stop_the_job(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     values: list[float | None] = [1.0, None] * 500
-    write_table(tmp_path / "rows.parquet", **{name: pa.array(values) for name in "abcd"})
+    write_table(tmp_path / "rows.parquet", **{f"f{n}": pa.array(values) for n in range(4)})
     ran = penstock_run("predict", light_models / "double.onnx", tmp_path / "rows.parquet", "--output", tmp_path / "out")
     assert ran.returncode == 4
     assert "500 of the first 1,000 rows" in ran.stderr

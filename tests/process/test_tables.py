@@ -64,3 +64,54 @@ def test_lists_of_json_lines_reach_a_function_as_an_array(
     )  # fmt: skip
     assert summary_of(ran)["failed"] == 0
     assert read_rows(place / "out").column("doubled").to_pylist() == (np.array(ROWS, np.float32) * 4).tolist()
+
+
+def test_limit_of_failures_is_looked_at_again_at_the_end(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    rows: list[list[Any]] = [*ROWS[:20], ["n/a", 1, 2, 3], *ROWS[20:]]
+    table, out = write_table(tmp_path / "rows.csv", rows), tmp_path / "out"
+    options = ["--input", "x=a,b,c,d", "--max-failures", 0]
+    for _ in ("the run", "the job that is finished already"):
+        ran = penstock_run("predict", light_models / "double.onnx", table, "-o", out, *options)
+        assert ran.returncode == 4, ran.stderr
+        assert "received: 1 of 41 rows" in ran.stderr
+        assert "allowed: 0%" in ran.stderr
+        assert "failures.jsonl" in ran.stderr
+    assert read_rows(out).num_rows == 40
+    assert penstock_run("resume", out, "--max-failures", 0.5).returncode == 3
+
+
+def test_job_of_which_every_row_failed_is_told_whatever_is_allowed(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    rows: list[list[Any]] = [[row, "", 2.5, 3.5] if row % 2 else ["", row, 2.5, 3.5] for row in range(9)]
+    table = write_table(tmp_path / "rows.csv", rows)
+    options = ["--input", "x=a,b,c,d", "--max-failures", 1]
+    ran = penstock_run("predict", light_models / "double.onnx", table, "-o", tmp_path / "out", *options)
+    assert ran.returncode == 4, ran.stderr
+    assert "received: all 9 rows" in ran.stderr
+
+
+def test_what_feeds_which_input_is_shown_once_in_every_run(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    lines = ["label,f0,f1,f2,f3,row_id", *(",".join(map(str, [1, *row, 7])) for row in ROWS)]
+    path.write_text("\n".join(lines) + "\n")
+    ran = penstock_run("predict", light_models / "double.onnx", path, "-o", tmp_path / "guessed")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("input: x ← f0, f1, f2, f3, float32[4] (guessed)") == 1
+    assert read_rows(tmp_path / "guessed").column("doubled").to_pylist() == (np.array(ROWS, "f4") * 2).tolist()
+    ran = penstock_run("predict", light_models / "double.onnx", path, "-o", tmp_path / "given", "--input", "x=f*")
+    assert ran.stderr.count("input: x ← f0, f1, f2, f3, float32[4] (as given)") == 1
+
+
+def test_csv_without_a_header_is_recognised(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in ROWS))
+    command = ["predict", light_models / "double.onnx", tmp_path / "rows.csv", "-o", tmp_path / "out"]
+    ran = penstock_run(*command)
+    assert ran.returncode == 5, ran.stderr
+    assert "seems to have no header" in ran.stderr
+    assert penstock_run(*command, "--header", "no").returncode == 0
+    assert read_rows(tmp_path / "out").num_rows == len(ROWS)

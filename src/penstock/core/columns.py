@@ -193,6 +193,21 @@ def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
     return column, whole
 
 
+def leaves(column: pa.Array) -> tuple[pa.Array, Array]:
+    """The innermost values of nested lists, and where rows end among them. Nulls on the way have no values."""
+    ends = np.arange(len(column) + 1, dtype=np.int64)
+    while True:
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if not is_list(column.type):
+            return column, ends
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[ends]
+        column = column.flatten()
+
+
 def common_shape(column: pa.Array) -> tuple[int, ...] | None:
     """The shape that every row of a column of lists has; None where rows differ, or one of them is or holds a null."""
     shape: list[int] = []

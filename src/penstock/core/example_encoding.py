@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.columns import take_rows, to_array
+from penstock.core.columns import leaves, take_rows, to_array
 from penstock.core.deferred import BadRows
 from penstock.core.records import STRING, Array, Column, Feature
 
@@ -238,7 +238,7 @@ def _flattened(column: Column, feature: Feature) -> tuple[Column, Array, BadRows
             array, bad = to_array(column, feature.dtype, tuple(column.shape[1:]))
         counts = np.full(len(column), array.size // max(1, len(column)), np.int64)
         return array.reshape(-1), counts, bad
-    values, ends = _leaves(column)
+    values, ends = leaves(column)
     flat, wrong = _text(values) if feature.dtype == STRING else _numbers(values, feature.dtype)
     counts = np.diff(ends)
     bad = BadRows()
@@ -263,25 +263,6 @@ def _text(values: pa.Array) -> tuple[pa.Array, BadRows]:
             bad[position] = "is null"
         values = pc.fill_null(values.cast(pa.large_binary()), b"")
     return values.cast(pa.large_binary()), bad
-
-
-def _leaves(column: pa.Array) -> tuple[pa.Array, Array]:
-    """The innermost values of nested lists, and where rows end among them. Nulls on the way have no values."""
-    ends = np.arange(len(column) + 1, dtype=np.int64)
-    while True:
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if not _is_list(column.type):
-            return column, ends
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[ends]
-        column = column.flatten()
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _on_the_wire(flat: Column, kind: str, ends: Array) -> tuple[Array, Array]:

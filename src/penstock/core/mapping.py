@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +10,11 @@ import numpy as np
 
 from penstock.core.columns import OPAQUE
 from penstock.core.example_mapping import RAW_RECORD, bind_records, feature_names, shown_names
+from penstock.core.name_patterns import closest, families, is_in_order, is_no_feature, missing_from, pattern_of
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
-__all__ = ["RAW_RECORD", "bind", "describe", "find", "guessed", "misfit", "wire_dtype"]
+__all__ = ["RAW_RECORD", "bind", "describe", "find", "misfit", "told", "wire_dtype"]
 
 Schema = Mapping[str, TensorSpec]
 
@@ -64,7 +64,8 @@ def bind(
         used = {column for columns in chosen.values() for column in columns} | set(keep)
         used |= {column for binding in built.values() for column in binding.columns}
         free = {name: spec for name, spec in schema.items() if name not in used}
-        chosen.update(_guess(missing, free, schema))
+        has_numbers = any(_is_number(spec) for spec in signature.inputs if spec not in missing)
+        chosen.update(_guess(missing, free, schema, has_numbers=has_numbers))
     made = {
         name: _make(spec, chosen[name], schema)
         for name, spec in _by_name(signature).items()
@@ -99,21 +100,29 @@ def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Bindin
     )
 
 
-def guessed(bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]]) -> list[str]:
-    """The bindings that the user did not spell out, in words."""
-    return [describe(binding) for binding in bindings if binding.input not in requested]
+def told(bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]], *, is_positional: bool) -> list[str]:
+    """Every binding in words, and whether it was given, follows from the names or the order, or was guessed."""
+    return [f"{describe(binding)}{_why(binding, requested, is_positional)}" for binding in bindings]
+
+
+def _why(binding: Binding, requested: Mapping[str, Sequence[str]], is_positional: bool) -> str:
+    if binding.mask_of is not None:
+        return ""
+    if binding.input in requested:
+        return " (as given)"
+    if binding.columns == (binding.input,) or binding.features:
+        return " (by name)"
+    return " (by position)" if is_positional else " (guessed)"
 
 
 def describe(binding: Binding) -> str:
     """`image ← pixels, uint8[784]`; a long list of columns is shortened."""
-    columns = list(binding.columns)
-    if len(columns) > 4:
-        columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
+    columns = _shortened(binding.columns)
     if binding.features:
-        return f"{binding.input} ← one tf.train.Example a row, of {', '.join(columns)}"
+        return f"{binding.input} ← one tf.train.Example a row, of {columns}"
     if binding.mask_of is not None:
         return f"{binding.input} ← ones where {binding.mask_of} is not padding"
-    return f"{binding.input} ← {', '.join(columns)}, {TensorSpec('', binding.dtype, binding.shape)}"
+    return f"{binding.input} ← {columns}, {TensorSpec('', binding.dtype, binding.shape)}"
 
 
 def as_named(name: str, columns: Sequence[str], schema: Schema) -> TensorSpec:
@@ -157,13 +166,17 @@ def find(schema: Schema, column: str, flag: str) -> str:
     return column
 
 
-def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[str, tuple[str, ...]]:
+def _guess(
+    missing: Sequence[TensorSpec], free: Schema, schema: Schema, *, has_numbers: bool
+) -> dict[str, tuple[str, ...]]:
     if len(missing) > 1:
+        wanted = {spec.name: closest(spec.name, list(free)) or "COLUMN" for spec in missing}
         raise InputError(
             "these inputs of the model have no column of the same name",
             received=f"columns {shown_names(list(schema))}",
             allowed=", ".join(f"{spec.name} {spec}" for spec in missing),
-            hint="say which column feeds which input: " + " ".join(f"--input {s.name}=COLUMN" for s in missing),
+            hint="say which column feeds which input: "
+            + " ".join(f"--input {name}={column}" for name, column in wanted.items()),
         )
     spec = missing[0]
     # A column that is kept may be meant as well, if there is no other.
@@ -174,25 +187,86 @@ def _guess(missing: Sequence[TensorSpec], free: Schema, schema: Schema) -> dict[
         # A whole record is for models that parse it: never a guess beside a column that could be meant.
         wants_records = any(word in spec.name.lower() for word in ("example", "serialized"))
         fitting = [RAW_RECORD] if wants_records else [name for name in fitting if name != RAW_RECORD]
-    if len(fitting) == 1:
+    if len(schema) > 1:
+        fitting = [name for name in fitting if schema[name].shape != () or not is_no_feature(name)]
+    # Beside numbers that are found by name, one number may be any other one.
+    is_doubtful = has_numbers and all(_is_number(schema[name]) for name in fitting)
+    if len(fitting) == 1 and not is_doubtful:
         return {spec.name: (fitting[0],)}
-    scalars = tuple(name for name, column in free.items() if _is_number(column))
-    if not fitting and len(scalars) > 1 and spec.shape is not None and math.prod(_ones(spec.shape)) == len(scalars):
-        return {spec.name: scalars}
-    example = f"--input {spec.name}=" + (fitting[0] if fitting else "COLUMN")
-    if fitting:
+    if not fitting:
+        return {spec.name: _stackable(spec, free, schema)}
+    near = closest(spec.name, fitting)
+    raise InputError(
+        f"several columns could feed the input {spec.name!r}"
+        if len(fitting) > 1
+        else f"no column has the name of the input {spec.name!r}",
+        received=shown_names(fitting),
+        allowed=f"one column of {spec}",
+        hint=f"choose one: --input {spec.name}={near or fitting[0]}",
+    )
+
+
+def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...]:
+    """The columns of single numbers that make up an input: their names have one pattern, and their number fits.
+
+    Raises:
+        InputError: There are none, or it is not sure that they are meant.
+    """
+    needed = math.prod(_ones(spec.shape)) if spec.shape is not None else 0
+    numbers = [name for name, column in free.items() if _is_number(column) and not is_no_feature(name)]
+    groups = [
+        family
+        for is_bool in (False, True)
+        for family in families(name for name in numbers if (schema[name].dtype == "bool") == is_bool)
+    ]
+    fitting = [family for family in groups if len(family) == needed > 1]
+    if len(fitting) == 1 and is_in_order(fitting[0]):
+        return fitting[0]
+    nearest = max(groups, key=len, default=())
+    if len(fitting) == 1:
+        prefix, _, _ = pattern_of(nearest[0]).partition("#")
         raise InputError(
-            f"several columns could feed the input {spec.name!r}",
-            received=shown_names(fitting),
-            allowed=f"one column of {spec}",
-            hint=f"choose one: {example}",
+            f"the columns that could feed the input {spec.name!r} are not in the order of their numbers",
+            received=shown_names(fitting[0]),
+            hint=f"name them in the order that the model takes; --input {spec.name}={prefix}* is the order of the file",
         )
+    if needed > 1 and len(nearest) > 1:
+        raise _not_as_many(spec, needed, nearest, [name for name in schema if name not in nearest])
+    as_many = ",".join(numbers) if len(numbers) == needed else "COLUMN"
     raise InputError(
         f"no column fits the input {spec.name!r}",
         received=shown_names([f"{name} {column}" for name, column in schema.items()]),
-        allowed=f"one column of {spec}, or columns of numbers that are stacked into it",
-        hint=f"name it: {example}, or --input {spec.name}=prefix* to stack columns; --image COLUMN for images",
+        allowed=f"one column of {spec}, or columns of numbers whose names differ in a number only: f0, f1, …",
+        hint=f"name it: --input {spec.name}={as_many}, or --input {spec.name}=prefix* to stack columns; "
+        "--image COLUMN for images",
     )
+
+
+def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> bool:
+    """Whether these columns are single numbers, as many as the input takes, and none is called like a label."""
+    is_plain = all(_is_number(schema[name]) and not is_no_feature(name) for name in columns)
+    return is_plain and spec.shape is not None and len(columns) == math.prod(_ones(spec.shape)) > 1
+
+
+def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Sequence[str]) -> InputError:
+    """Columns are stacked, but there are too many or too few: a typo in a header looks like this."""
+    lacking = missing_from(found, needed) if 0 < needed - len(found) <= 3 else []
+    near = next((name for name in lacking if closest(name, others)), None)
+    hint = f"name those that are meant: --input {spec.name}=COLUMN,COLUMN,…"
+    if near is not None:
+        hint = f"is {closest(near, others)!r} meant to be {near!r}? Mend the header, or " + hint
+    return InputError(
+        f"{needed} columns are needed for the input {spec.name!r}, {len(found)} match",
+        received=_shortened(found) + (f"; there is no {', no '.join(lacking)}" if lacking else ""),
+        allowed=f"{spec.name} {spec}",
+        hint=hint,
+    )
+
+
+def _shortened(columns: Sequence[str]) -> str:
+    if len(columns) > 4:
+        columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
+    return ", ".join(columns)
 
 
 def _fitting(spec: TensorSpec, columns: Schema) -> list[str]:
@@ -202,6 +276,9 @@ def _fitting(spec: TensorSpec, columns: Schema) -> list[str]:
 def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding:
     source = _stacked(spec, columns, schema) if len(columns) > 1 else _as_fed(schema[columns[0]], spec)
     problem = misfit(source, spec)
+    if problem is not None and len(columns) > 1 and spec.shape is not None and None not in spec.shape:
+        others = [name for name in schema if name not in columns]
+        raise _not_as_many(spec, math.prod(_ones(spec.shape)), columns, others)
     if problem is not None:
         raise InputError(
             f"the input {spec.name!r} does not take {problem}",
@@ -301,5 +378,5 @@ def _ones(shape: Shape) -> list[int]:
 
 
 def _closest(name: str, names: Sequence[str]) -> str | None:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else None
+    near = closest(name, names)
+    return f"did you mean {near!r}?" if near is not None else None

@@ -1,9 +1,10 @@
-"""CSV files with a header line. Types are taken from the beginning of the first file and hold for all of it."""
+"""CSV files. Types are taken from the beginning of the first file and hold for all of it."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pyarrow.csv as pacsv
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
+from penstock.options import ReadOptions
 from penstock.sources.files import open_binary
 from penstock.sources.lines import Excerpt, LineFiles, parse_surviving
 
@@ -20,16 +22,19 @@ _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
 _MOSTLY = 0.9
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+_CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
 class CsvFiles:
-    """CSV (comma) and TSV (tab) files with the same header."""
+    """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
 
     suffixes = (".csv", ".tsv")
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         self._delimiter = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
-        self._lines = LineFiles(paths, self._delimiter)
+        self._header = (reading or ReadOptions()).header
+        self._lines = LineFiles(paths, self._delimiter, has_header=self._header != "no")
         self._types: dict[str, pa.DataType] | None = None
         self._schema: dict[str, TensorSpec] = {}
 
@@ -51,6 +56,13 @@ class CsvFiles:
             self._check_headers(list(types))
             self._types = types
         return self._schema
+
+    def remarks(self) -> list[str]:
+        """What people should know about the files."""
+        self.schema()
+        odd = [name for name, kind in (self._types or {}).items() if pa.types.is_binary(kind)]
+        shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
+        return [shown] if odd else []
 
     def read_as_floats(self, columns: Sequence[str]) -> None:
         """Read these columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
@@ -82,30 +94,59 @@ class CsvFiles:
 
     def _sample(self) -> pa.Table:
         path = self._lines.sample_path()
-        names = self._header(path)
+        names = self._names(path)
         if len(set(names)) != len(names):
             raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
         try:
             options = pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
             options.invalid_row_handler = lambda row: "skip"
-            return pacsv.read_csv(io.BytesIO(self._lines.head(path, _SAMPLE_BYTES)), parse_options=options)
+            head = io.BytesIO(self._lines.head(path, _SAMPLE_BYTES))
+            reading = None if self._lines.has_header else pacsv.ReadOptions(column_names=names)
+            return pacsv.read_csv(head, read_options=reading, parse_options=options)
         except pa.ArrowInvalid as error:
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
     def _check_headers(self, expected: list[str]) -> None:
         for path in self._lines.paths:
-            names = self._header(path)
+            names = self._names(path)
             if names and names != expected:
                 raise InputError(
-                    "the files differ in their header",
+                    "the files differ in their header"
+                    if self._lines.has_header
+                    else "the files differ in their columns",
                     received=f"{path}: {', '.join(names)}",
                     allowed=f"as in {self._lines.paths[0]}: {', '.join(expected)}",
                 )
 
-    def _header(self, path: str) -> list[str]:
+    def _names(self, path: str) -> list[str]:
+        """The names of the columns: those of the header, or f0, f1, … where there is none.
+
+        Raises:
+            InputError: The first line is not UTF-8, or it may be a row.
+        """
+        first = self._first_line(path)
+        if self._header == "no":
+            return [f"f{place}" for place in range(len(first))]
+        if self._header == "auto" and _looks_like_a_row(first):
+            raise InputError(
+                "the file seems to have no header: its first line is numbers",
+                received=f"{path}: {self._delimiter.join(first)[:100]}",
+                hint="--header no reads it as a row, of columns f0, f1, …; --header yes takes it for names",
+            )
+        return first
+
+    def _first_line(self, path: str) -> list[str]:
         raw = open_binary(path, _HEADER_BYTES)
-        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline="") as file:
-            return next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            first = next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
+        try:
+            self._delimiter.join(first).encode()
+        except UnicodeEncodeError:
+            shown = self._delimiter.join(first).encode(errors="surrogateescape")
+            raise InputError(
+                "the file is not UTF-8", received=f"{path}: {shown[:60]!r}", allowed="UTF-8 text", hint=_CONVERT
+            ) from None
+        return first
 
     def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
         assert self._types is not None
@@ -152,6 +193,18 @@ def _describe(name: str, column: pa.Array) -> TensorSpec:
     values = [value for value in column.to_pylist() if value]
     numbers = sum(_is_number(value) for value in values)
     return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
+
+
+def _looks_like_a_row(first: Sequence[str]) -> bool:
+    """Whether a first line holds numbers, as a header hardly does: fractions, or nothing but numbers.
+
+    0, 1, 2, … are the names that pandas gives.
+    """
+    if len(first) > 1 and list(first) == [str(place) for place in range(len(first))]:
+        return False
+    numbers = [field.strip() for field in first if _NUMBER.fullmatch(field)]
+    has_fractions = any(not field.lstrip("+-").isdigit() for field in numbers)
+    return has_fractions or (bool(first) and len(numbers) == len(first))
 
 
 def _is_number(text: str | bytes) -> bool:

@@ -47,10 +47,11 @@ class Excerpt:
 
 
 class LineFiles:
-    """Files of lines. With a `delimiter`, a quoted field may hold line breaks, and a header comes first."""
+    """Files of lines. With a `delimiter`, a quoted field may hold line breaks, and a header may come first."""
 
-    def __init__(self, paths: Sequence[str], delimiter: str | None = None) -> None:
+    def __init__(self, paths: Sequence[str], delimiter: str | None = None, *, has_header: bool = True) -> None:
         self.paths = paths
+        self.has_header = has_header and delimiter is not None
         self._delimiter = ord(delimiter) if delimiter else None
 
     def fragments(self) -> Sequence[Fragment]:
@@ -121,7 +122,7 @@ class LineFiles:
     def _ranges(self, path: str, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
         """(first byte, end, records) of every run of at most `rows_per_span` records."""
         first = rows = end = 0
-        must_skip_header = self._delimiter is not None
+        must_skip_header = self.has_header
         for ends, are_blank in self._scan(path):
             if must_skip_header and not are_blank.all():
                 header = int(np.argmin(are_blank))

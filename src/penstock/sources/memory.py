@@ -17,10 +17,14 @@ from penstock.sources.shared_columns import Layout, anonymous_file, buffers, map
 
 
 class InMemory:
-    """Columns in memory, rows first. To reach another process they are copied once into memory that it maps."""
+    """Columns in memory, rows first. To reach another process they are copied once into memory that it maps.
 
-    def __init__(self, columns: Mapping[str, Column], *, is_positional: bool = False) -> None:
+    With `is_positional`, they are inputs of a model, in order; with `is_frame`, they are what one input is made of.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], *, is_positional: bool = False, is_frame: bool = False) -> None:
         self.is_positional = is_positional
+        self.is_frame = is_frame
         if not columns:
             raise InputError("the input has no columns", received="an empty dict or table")
         self._columns = dict(columns)
@@ -36,7 +40,7 @@ class InMemory:
     def from_table(cls, table: pa.Table) -> InMemory:
         if len(set(table.column_names)) != len(table.column_names):
             raise InputError("two columns have one name", received=", ".join(table.column_names[:12]))
-        return cls({name: whole(table.column(name)) for name in table.column_names})
+        return cls({name: whole(table.column(name)) for name in table.column_names}, is_frame=True)
 
     def fragments(self) -> Sequence[Fragment]:
         """One fragment whose name is a digest of the content: the same arrays are the same job."""
@@ -64,23 +68,26 @@ class InMemory:
 
     def shared(self) -> SharedMemory:
         """A copy of this source that other processes can open."""
-        return SharedMemory.holding(self._columns, is_positional=self.is_positional)
+        return SharedMemory.holding(self._columns, is_positional=self.is_positional, is_frame=self.is_frame)
 
 
 class SharedMemory:
     """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
 
-    def __init__(self, descriptor: int, layout: Layout, *, is_positional: bool) -> None:
+    def __init__(self, descriptor: int, layout: Layout, *, is_positional: bool, is_frame: bool) -> None:
         self.descriptor = descriptor
         self.is_positional = is_positional
+        self.is_frame = is_frame
         self._layout = layout
         self._opened: InMemory | None = None
 
     @classmethod
-    def holding(cls, columns: Mapping[str, Column], *, is_positional: bool = False) -> SharedMemory:
+    def holding(
+        cls, columns: Mapping[str, Column], *, is_positional: bool = False, is_frame: bool = False
+    ) -> SharedMemory:
         descriptor = anonymous_file()
         layout = write_columns(descriptor, {name: [column] for name, column in columns.items()})
-        return cls(descriptor, layout, is_positional=is_positional)
+        return cls(descriptor, layout, is_positional=is_positional, is_frame=is_frame)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}

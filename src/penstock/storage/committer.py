@@ -12,12 +12,14 @@ The order of every commit, and what a crash after each step leaves:
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from penstock.core.finite import count_not_finite
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import Result, Span
 from penstock.storage.journal import PartRecord
@@ -44,6 +46,7 @@ class Committer:
         self._reduced: dict[str, int] = {}
         self._digests: dict[str, str] = {}
         self._rows = 0
+        self._not_finite = 0
         self._recover()
         self._staging = place.staging()
 
@@ -62,6 +65,8 @@ class Committer:
             self._writer = self._sink.open_part(self._name(result.span.index), self._staging, self._manifest.schema)
         if result.rows:
             self._writer.write(result)
+            outputs = itertools.islice(result.columns.values(), self._manifest.schema.num_outputs)
+            self._not_finite += count_not_finite(outputs)
         self._spans.append(result.span)
         self._rows += result.rows
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
@@ -98,10 +103,12 @@ class Committer:
             failures_bytes=self._append_failures(),
             reduced=self._reduced,
             digests=self._digests,
+            not_finite=self._not_finite,
         )
         self._journal.append(record)
-        self._writer, self._spans, self._failures, self._rows = None, [], [], 0
+        self._writer, self._spans, self._failures = None, [], []
         self._reduced, self._digests = {}, {}
+        self._rows = self._not_finite = 0
         self._on_commit(record)
 
     def finish(self) -> None:

@@ -19,7 +19,8 @@ class PartRecord:
     interrupt; `files` maps names in the output folder to sizes; `failures_bytes` is the length of all recorded failures
     once this part was in. `reduced` maps spans to the batch size that they took, where that of the recipe did not fit
     into the memory: the bits are those of the recipe for all others. `digests` maps spans to the digests of the bytes
-    that they were read from, where these lie in files.
+    that they were read from, where these lie in files. `not_finite` of the rows have a prediction that is NaN or
+    infinite.
     """
 
     part: int
@@ -32,6 +33,7 @@ class PartRecord:
     failures_bytes: int
     reduced: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    not_finite: int = 0
 
 
 class Journal:
@@ -85,7 +87,8 @@ def read_records(path: str) -> list[PartRecord]:
 
 def encode_record(record: PartRecord) -> bytes:
     """A record as a line that begins with the checksum of the rest. What a record does not have is left out."""
-    told = {name: value for name, value in asdict(record).items() if name not in ("reduced", "digests") or value}
+    rare = ("reduced", "digests", "not_finite")
+    told = {name: value for name, value in asdict(record).items() if name not in rare or value}
     body = json.dumps(told, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 

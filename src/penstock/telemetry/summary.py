@@ -12,7 +12,8 @@ _LEAST_SHARE = 0.005
 class Summary:
     """What a run did.
 
-    `rows` and `failed` count the whole job; `rows_before` of them were there before this run began. `seconds` is the
+    `rows` and `failed` count the whole job; `rows_before` of them were there before this run began, and `not_finite` of
+    `rows` have a prediction that is NaN or infinite. `seconds` is the
     whole call, `start_seconds` the part of it until the first replica was ready (`search_seconds` of that for finding
     the plan, where it was not known before), `run_seconds` the rest until the last commit; `rows_per_s` is this run's
     rows over `run_seconds`. `loaders` says how many loader processes there were, `padding` which share of the values
@@ -30,6 +31,7 @@ class Summary:
     run_seconds: float
     rows_per_s: float
     search_seconds: float = 0.0
+    not_finite: int = 0
     rows_before: int = 0
     devices: tuple[str, ...] = ()
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,9 @@ class Summary:
         if self.failed:
             rows = "row" if self.failed == 1 else "rows"
             lines.append(f"{self.failed:,} {rows} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl")
+        if self.not_finite:
+            rows = "row has" if self.not_finite == 1 else "rows have"
+            lines.append(f"{self.not_finite:,} {rows} a prediction that is NaN or infinite")
         if self.rows_before and not self.run_seconds:
             lines.append("the job was finished already; nothing was redone")
             return "\n".join(lines)

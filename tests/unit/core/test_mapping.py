@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.core.columns import OPAQUE
-from penstock.core.mapping import as_named, bind, describe, guessed, misfit, wire_dtype
+from penstock.core.mapping import as_named, bind, describe, misfit, told, wire_dtype
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
@@ -68,15 +68,28 @@ class TestGuesses:
         (binding,) = bind(model(image=(FLOAT, (28, 28, 1))), schema, {})
         assert binding == Binding("image", ("pixels",), "uint8", (28, 28, 1))
 
-    def test_numbers_are_stacked_when_they_are_exactly_as_many_as_the_input_takes(self) -> None:
-        schema = schema_of(a=(FLOAT, ()), name=(TEXT, ()), b=(INT, ()), c=("bool", ()))
+    def test_numbers_are_stacked_where_their_names_have_one_pattern_and_their_number_fits(self) -> None:
+        schema = schema_of(f0=(FLOAT, ()), name=(TEXT, ()), f1=(INT, ()), age=(FLOAT, ()), f2=(UINT8, ()))
         (binding,) = bind(model(x=(FLOAT, (3,))), schema, {})
-        assert binding.columns == ("a", "b", "c")
+        assert binding.columns == ("f0", "f1", "f2")
         assert binding.shape == (3,)
 
+    @pytest.mark.parametrize("name", ["label", "target", "y", "id", "user_id", "Label", "f2"])
+    def test_label_beside_the_numbers_is_never_stacked(self, name: str) -> None:
+        schema = schema_of(f0=(FLOAT, ()), f1=(FLOAT, ()), **{name: ("bool" if name == "f2" else INT, ())})
+        assert columns_of(model(x=(FLOAT, (2,))), schema) == {"x": ("f0", "f1")}
+
+    def test_column_that_is_called_like_a_label_is_taken_only_where_it_is_named(self) -> None:
+        schema = schema_of(label=(INT, ()), name=(TEXT, ()))
+        assert refusal(model(x=(FLOAT, (1,))), schema).problem == "no column fits the input 'x'"
+        assert columns_of(model(x=(FLOAT, (1,))), schema, {"x": ["label"]}) == {"x": ("label",)}
+        assert columns_of(model(label=(FLOAT, ())), schema) == {"label": ("label",)}
+        assert columns_of(model(x=(FLOAT, ())), schema_of(age=(INT, ()), id=(INT, ()))) == {"x": ("age",)}
+        assert columns_of(model(x=(FLOAT, ())), schema_of(y=(INT, ()))) == {"x": ("y",)}  # there is no other
+
     def test_kept_columns_are_never_guessed(self) -> None:
-        schema = schema_of(id=(INT, ()), a=(FLOAT, ()), b=(FLOAT, ()))
-        assert columns_of(model(x=(FLOAT, (2,))), schema, keep=["id"]) == {"x": ("a", "b")}
+        schema = schema_of(f9=(INT, ()), f0=(FLOAT, ()), f1=(FLOAT, ()))
+        assert columns_of(model(x=(FLOAT, (2,))), schema, keep=["f9"]) == {"x": ("f0", "f1")}
         schema = schema_of(old=(FLOAT, (4,)), new=(FLOAT, (4,)))
         assert columns_of(model(x=(FLOAT, (4,))), schema, keep=["old"]) == {"x": ("new",)}
 
@@ -104,10 +117,15 @@ class TestGuesses:
         (binding,) = bind(model(x=(FLOAT, (None, 3))), schema_of(x=(FLOAT, (7, None))), {})
         assert binding.shape == (7, 3)
 
-    def test_guesses_are_told_and_what_was_asked_for_is_not(self) -> None:
-        bindings = bind(model(a=(FLOAT, (4,)), b=(FLOAT, (2,))), schema_of(p=(UINT8, (4,)), b=(FLOAT, (2,))), {})
-        assert guessed(bindings, {"b": ("b",)}) == ["a ← p, uint8[4]"]
-        assert guessed(bindings, {"a": ("p",), "b": ("b",)}) == []
+    def test_every_binding_is_told_with_what_it_follows_from(self) -> None:
+        schema = schema_of(p=(UINT8, (4,)), b=(FLOAT, (2,)), q=(FLOAT, (3,)))
+        bindings = bind(model(a=(FLOAT, (4,)), b=(FLOAT, (2,)), c=(FLOAT, (3,))), schema, {"c": ["q"]})
+        assert told(bindings, {"c": ("q",)}, is_positional=False) == [
+            "a ← p, uint8[4] (guessed)",
+            "b ← b, float32[2] (by name)",
+            "c ← q, float32[3] (as given)",
+        ]
+        assert told(bindings[:1], {}, is_positional=True) == ["a ← p, uint8[4] (by position)"]
 
     def test_long_list_of_columns_is_shortened(self) -> None:
         binding = Binding("x", tuple(f"c{i}" for i in range(30)), "float32", (30,))
@@ -180,9 +198,33 @@ class TestRefusals:
         assert "--input image=COLUMN" in (error.hint or "")
         assert "--input image=prefix*" in (error.hint or "")
 
-    def test_too_many_numbers_are_not_stacked(self) -> None:
-        error = refusal(model(x=(FLOAT, (2,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ()), c=(FLOAT, ())))
+    def test_numbers_without_a_pattern_are_not_stacked_but_the_hint_names_them(self) -> None:
+        error = refusal(model(x=(FLOAT, (3,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ()), label=(INT, ()), c=(INT, ())))
         assert error.problem == "no column fits the input 'x'"
+        assert "--input x=a,b,c," in (error.hint or "")
+        error = refusal(model(x=(FLOAT, (2,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ()), c=(FLOAT, ())))
+        assert "--input x=COLUMN" in (error.hint or "")
+
+    def test_typo_in_a_header_is_told_by_counting(self) -> None:
+        names = [f"f{number}" if number != 10 else "f_10" for number in range(64)]
+        error = refusal(model(x=(FLOAT, (64,))), schema_of(**dict.fromkeys([*names, "label"], (FLOAT, ()))))
+        assert error.problem == "64 columns are needed for the input 'x', 63 match"
+        assert error.received == "f0, f1, … 60 more …, f63; there is no f10"
+        assert "is 'f_10' meant to be 'f10'?" in (error.hint or "")
+
+    def test_too_many_numbers_are_told_by_counting(self) -> None:
+        schema = schema_of(**{f"f{number}": (FLOAT, ()) for number in range(5)})
+        assert refusal(model(x=(FLOAT, (4,))), schema).problem == "4 columns are needed for the input 'x', 5 match"
+
+    def test_numbers_that_are_not_in_order_are_not_stacked(self) -> None:
+        error = refusal(model(x=(FLOAT, (3,))), schema_of(f1=(FLOAT, ()), f10=(FLOAT, ()), f2=(FLOAT, ())))
+        assert "not in the order of their numbers" in error.problem
+        assert "--input x=f*" in (error.hint or "")
+
+    def test_one_number_is_not_guessed_beside_inputs_that_are_found_by_name(self) -> None:
+        error = refusal(model(age=(FLOAT, ()), fare=(FLOAT, ())), schema_of(age=(INT, ()), fair=(FLOAT, ())))
+        assert error.problem == "no column has the name of the input 'fare'"
+        assert error.hint == "choose one: --input fare=fair"
 
     def test_several_inputs_without_a_column_are_asked_for_by_name(self) -> None:
         error = refusal(model(a=(FLOAT, (4,)), b=(FLOAT, (2,))), schema_of(p=(FLOAT, (4,)), q=(FLOAT, (2,))))
@@ -230,7 +272,7 @@ class TestRefusals:
 
     def test_stack_of_another_length_is_refused(self) -> None:
         error = refusal(model(x=(FLOAT, (3,))), schema_of(a=(FLOAT, ()), b=(FLOAT, ())), {"x": ["a", "b"]})
-        assert error.problem == "the input 'x' does not take the shape float32[2]"
+        assert error.problem == "3 columns are needed for the input 'x', 2 match"
         assert error.allowed == "x float32[3]"
 
     def test_column_of_another_shape_is_refused(self) -> None:

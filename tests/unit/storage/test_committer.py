@@ -243,6 +243,20 @@ def test_parts_hold_the_spans_that_the_manifest_planned(output: str) -> None:
     assert [record.failed for record in records] == [1, 2, 5, 1]
 
 
+def test_rows_whose_answers_are_no_numbers_are_counted_by_part_and_survive_a_restart(output: str, sink: str) -> None:
+    broken = {1: ("y", np.nan), 7: ("image", np.inf), 8: ("image", np.nan)}
+    with opened(output, sink) as committer:
+        for span in committer.pending:
+            result = result_of(span)
+            for place, row in enumerate(result.row_numbers().tolist()):
+                if row in broken:
+                    name, value = broken[row]
+                    np.asarray(result.columns[name])[place] = value
+            committer.accept(result)
+    with opened(output, sink) as committer:
+        assert [record.not_finite for record in committer.records] == [3, 0, 0, 0]
+
+
 def test_part_in_which_every_row_failed_has_no_file_and_is_recorded(output: str, sink: str) -> None:
     run(output, sink)
     third = read_records(internal(output, "journal"))[2]

@@ -52,6 +52,12 @@ def test_summary_points_to_the_failures() -> None:
     assert "/_penstock/failures.jsonl" in text
 
 
+def test_summary_counts_answers_that_are_no_numbers() -> None:
+    assert "3 rows have a prediction that is NaN or infinite" in str(Summary(**{**vars(DONE), "not_finite": 3}))
+    assert "1 row has a prediction that is NaN or infinite" in str(Summary(**{**vars(DONE), "not_finite": 1}))
+    assert "NaN" not in str(DONE)
+
+
 def test_summary_of_a_finished_job_says_that_nothing_was_redone() -> None:
     again = Summary("out", 12_000, 0, 1, 0.1, 0.0, 0.0, 0.0, rows_before=12_000)
     assert str(again).splitlines() == [
