@@ -37,11 +37,13 @@ class Disagreement:
 class Proof:
     """Whether sample answers show that another runtime computes the same model.
 
-    `difference` is the largest one, as a share of the spread of its output; `problem` says why they are no proof.
+    `difference` is the largest one, as a share of the spread of its output; `problem` says why they are no proof: they
+    differ, or, where they are not `is_comparable`, they would be equal whatever was computed.
     """
 
     difference: float
     problem: str | None = None
+    is_comparable: bool = True
 
 
 def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Proof:
@@ -52,12 +54,11 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
     """
     difference = max((_share(ours[name], theirs[name]) for name in ours if name in theirs), default=0.0)
     if not theirs or not len(next(iter(theirs.values()))):
-        return Proof(difference, "no row of the sample has an answer")
+        return Proof(difference, "no row of the sample has an answer", is_comparable=False)
     constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
     if constant:
-        return Proof(
-            difference, f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
-        )
+        told = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
+        return Proof(difference, told, is_comparable=False)
     found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
     return Proof(difference, str(found) if found is not None else None)
 

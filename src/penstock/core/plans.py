@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.errors import UsageError
@@ -103,6 +103,7 @@ class Plan:
         step: The step that it was found for: the model and what feeds it.
         key: The same on these devices and with these versions.
         is_cut_short: Whether there was not the time to try everything.
+        made_for: All that `key` is made of, by name: so that people can be told why it does not fit.
     """
 
     choice: Choice
@@ -121,6 +122,7 @@ class Plan:
     step: str = ""
     key: str = ""
     is_cut_short: bool = False
+    made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def for_rows(self, rows: int) -> Plan:
         """The same for another input of the same shape."""

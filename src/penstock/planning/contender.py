@@ -211,7 +211,8 @@ def start(setting: Setting, beside: Beside, tolerance: float | None, around: Sur
     try:
         proof = proof_of(prepared, beside.prepared, tolerance) if tolerance is not None else None
         if proof is not None and proof.problem is not None:
-            raise ModelError("the answers are not those of the model's own framework", received=proof.problem)
+            told = "the answers are not those of" if proof.is_comparable else "not comparable with"
+            raise ModelError(f"{told} the model's own framework", received=proof.problem)
     except BaseException:
         engine.close()
         raise
@@ -230,7 +231,9 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
     count = min(len(ours.answered), len(own.answered))
     if ours.answered[:count] != own.answered[:count] or not count:
         failed = sorted(set(ours.answered) ^ set(own.answered))
-        return Proof(0.0, f"row {failed[0]} fails on one side only" if failed else "no row of the sample has an answer")
+        if not failed:
+            return Proof(0.0, "no row of the sample has an answer", is_comparable=False)
+        return Proof(0.0, f"row {failed[0]} fails on one side only")
     first = {name: column[:count] for name, column in reference.items()}
     proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance)
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock import jobs, placing, registry, steps
 from penstock.core import tuning
 from penstock.core.plans import Plan
 from penstock.core.protocols import Source
-from penstock.core.records import ModelFile
+from penstock.core.records import ModelFile, TensorSpec
 from penstock.core.tracing import SEARCH
 from penstock.engines.local import LocalEngine
 from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
@@ -46,7 +47,7 @@ def start(
     """Start a job by its plan; searches for one where the job is long enough for that to pay."""
     if isinstance(model, LiveModel):
         return jobs.start(model, source, options, meter, around, fixed=fixed)
-    return _Start(model, source, options, meter, around, _step_of(model, source, options)).run(fixed, may_search)
+    return _begun(model, source, options, meter, around).run(fixed, may_search)
 
 
 def make_plan(
@@ -62,12 +63,13 @@ def make_plan(
             raise UsageError(f"a search takes no --{name}", received=f"{name}={getattr(options, name)}")
     if not getattr(source, "is_resumable", True):
         raise UsageError("this input can be read only once: nothing would be left to predict after a search")
-    return _Start(model, source, options, Meter(), around, _step_of(model, source, options)).explain(is_fresh)
+    return _begun(model, source, options, Meter(), around).explain(is_fresh)
 
 
-def _step_of(model: ModelFile, source: Source, options: PredictOptions) -> str:
-    """Known before anything is loaded; while it is loaded, a source may learn more about its columns."""
-    return store.step_key(model, source.schema(), options)
+def _begun(model: ModelFile, source: Source, options: PredictOptions, meter: Meter, around: Surroundings) -> _Start:
+    """Known before anything is loaded is the step; while it is loaded, a source may learn more about its columns."""
+    columns = dict(source.schema())
+    return _Start(model, source, options, meter, around, store.step_key(model, columns, options), columns)
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Start:
         meter: Told of what the job does.
         around: What processes are started with.
         step: What a converted step is kept under.
+        columns: Those of the input, as they were known when `step` was made.
     """
 
     model: ModelFile
@@ -89,6 +92,7 @@ class _Start:
     meter: Meter
     around: Surroundings
     step: str
+    columns: dict[str, TensorSpec]
 
     def run(self, fixed: Fixed | None, may_search: bool) -> Started:
         """The job, as its manifest says; or by a plan at hand; or as it was asked for, after a search if that pays."""
@@ -125,6 +129,8 @@ class _Start:
             if not known.is_outgrown_by(rows):
                 self.around.note("plan: found in the cache; --fresh searches again")
                 return known.for_rows(rows)
+        if known is None and not is_fresh:
+            self._tell_nearest()
         self.around.note(f"loading {self.model.location}")
         file = self._file_for(self.options.runtime)
         with contextlib.closing(self._begin(file, answers_rows=CHECKED_ROWS)) as started:
@@ -141,6 +147,18 @@ class _Start:
         devices = placing.devices_for(self.options, None, None, runtime)
         return store.plan_key(self.step, self.options, devices)
 
+    def _facts(self) -> dict[str, Any]:
+        """What a plan for this job would be made for, by name."""
+        runtime = self.options.runtime or registry.choose_runtime(self.model, None)
+        devices = placing.devices_for(self.options, None, None, runtime)
+        return store.facts_of(self.model, self.columns, self.options, devices)
+
+    def _tell_nearest(self) -> None:
+        """Say that there is a plan, and why it is not taken."""
+        told = store.tell_nearest(self._facts()) if self._may_keep else None
+        if told is not None:
+            self.around.note(told)
+
     def _num_rows(self, batch_size: int) -> int:
         return sum(span.rows for span in steps.select_rows(self.source, self.options).divide(batch_size))
 
@@ -153,7 +171,10 @@ class _Start:
         if options.plan == NO_PLAN:
             return None
         if options.plan is None:
-            return store.load_plan(self._key()) if self._may_keep else None
+            found = store.load_plan(self._key()) if self._may_keep else None
+            if found is None:
+                self._tell_nearest()
+            return found
         for name in ("runtime", "batch_size", "threads", "replicas_per_device"):
             if getattr(options, name) is not None:
                 raise UsageError("a plan says this already", received=f"a plan and {name}={getattr(options, name)}")
@@ -165,13 +186,15 @@ class _Start:
                 hint=f"--precision {plan.choice.precision}",
             )
         if plan.step != self.step:
-            self.around.note("plan: it was made for another model, other columns or other options")
+            told = store.differences(self._facts(), plan.made_for) if plan.made_for else []
+            self.around.note(f"plan: it was not made for {', '.join(told[:3]) or 'this model, columns and options'}")
         return plan
 
     def _deserves_more(self, plan: Plan) -> bool:
         """Whether a plan was made for so much less than this job that it is worth another search."""
         rows = self._num_rows(plan.choice.batch_size)
         if plan.is_outgrown_by(rows):
+            self.around.note(f"plan: the one that is known was made for {plan.rows:,} rows, and here are {rows:,}")
             return True
         if not plan.is_cut_short or plan.budget_s >= tuning.MOST_SEARCH_S:
             return False
@@ -250,7 +273,7 @@ class _Start:
         plan = prediction.plan_of(found, started, rows)
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if self._may_keep:
-            plan = replace(plan, key=self._key())
+            plan = replace(plan, key=self._key(), made_for=self._facts())
             store.save_plan(plan)
         return plan
 

@@ -30,6 +30,12 @@ _OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout", 
 """Options that say which rows are taken, and what is done with answers later: the plan for the others is the same."""
 
 
+_SHOWN = 3
+_LONGEST = 40
+_UNTOLD = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
+"""What differs and would be too long to print."""
+
+
 def cache_folder() -> str:
     """`$PENSTOCK_CACHE`, or `penstock` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -41,8 +47,12 @@ def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: Predic
 
     Known before anything is loaded, so that a converted step is found without the framework it came from.
     """
+    return _digest(_step_facts(model, schema, options))
+
+
+def _step_facts(model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions) -> dict[str, Any]:
     asked = steps.as_request(options)
-    known = {
+    return {
         "model": [
             model.digest,
             model.kind,
@@ -59,27 +69,71 @@ def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: Predic
         "as_example": options.as_example,
         "asked": {name: value for name, value in asked.items() if name not in _OF_THE_INPUT},
     }
-    return _digest(known)
 
 
 def plan_key(step: str, options: PredictOptions, devices: Iterable[Device]) -> str:
     """What a plan is good for: this step, on these devices, by these versions."""
-    known = {
-        "step": step,
-        "tolerance": options.tolerance,
-        "pinned": [
-            options.runtime,
-            options.batch_size,
-            options.threads,
-            str(options.devices),
-            options.replicas_per_device,
-            options.memory_fraction,
-        ],
-        "devices": [[device.kind, device.name, device.memory_bytes] for device in devices],
-        "cores": usable_cores(),
+    return _digest({"step": step, **_run_facts(options, devices)})
+
+
+def _run_facts(options: PredictOptions, devices: Iterable[Device]) -> dict[str, Any]:
+    pinned = ("runtime", "batch_size", "threads", "replicas_per_device", "memory_fraction", "tolerance")
+    return {
+        **{name: getattr(options, name) for name in pinned},
+        "devices": str(options.devices),
+        "hardware": [[device.kind, device.name, device.memory_bytes] for device in devices] + [usable_cores()],
         "versions": _versions(),
     }
-    return _digest(known)
+
+
+def facts_of(
+    model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions, devices: Iterable[Device]
+) -> dict[str, Any]:
+    """All that decides which plan is found, by the names that people give it: plain JSON."""
+    step = _step_facts(model, schema, options)
+    asked, _ = step.pop("asked"), step.pop("scaling")
+    answers = step.pop("answers") or {"outputs": (), "top_k": None, "argmax": False}
+    named = {name: answers[name] for name in ("outputs", "top_k", "argmax")}
+    step |= {"model": model.digest, "signature": model.signature, "precision": model.precision}
+    facts = {**step, **named, **asked.pop("reading"), **asked, **_run_facts(options, devices)}
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
+
+
+def tell_nearest(facts: Mapping[str, Any]) -> str | None:
+    """Which kept plan for the same model comes nearest to what is wanted, and why it does not fit; None without one."""
+    found: list[list[str]] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.dirname(_plan_path(""))):
+            with contextlib.suppress(OSError, ValueError, UsageError), open(entry.path, encoding="utf-8") as file:
+                there = plan_from_json(json.load(file), entry.path).made_for
+                if there.get("model") == facts["model"] and there != facts:
+                    found.append(differences(facts, there))
+    nearest = min(found, key=len, default=None)
+    if nearest is None:
+        return None
+    more = f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
+    return f"plan: one is known for this model, but not for {', '.join(nearest[:_SHOWN])}{more}"
+
+
+def differences(facts: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """What differs between what is wanted and what a plan was made for, in words."""
+    told: list[str] = []
+    for name, value in facts.items():
+        other = there.get(name)
+        if value == other:
+            continue
+        if name == "versions":
+            changed = [each for each in value if value[each] != (other or {}).get(each)]
+            told += [f"{each} {value[each] or 'gone'} (there: {(other or {}).get(each)})" for each in changed]
+        else:
+            told.append(_UNTOLD.get(name) or f"{name}={_brief(value)} (there: {_brief(other)})")
+    return told
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def _versions() -> dict[str, str | None]:

@@ -36,6 +36,7 @@ def test_an_output_that_is_the_same_in_every_row_proves_nothing() -> None:
     for wobble in (0.0, 1e-9):
         answers = {"y": constant + np.float32(wobble) * SCORES.astype(np.float32)}
         assert "proves nothing" in (prove(answers, answers, 1e-4).problem or "")
+        assert not prove(answers, answers, 1e-4).is_comparable
 
 
 def test_one_constant_output_among_others_is_enough() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from penstock.core.records import ModelFile
+import pytest
+
+from penstock.core.plans import Choice, Plan
+from penstock.core.records import Device, ModelFile, TensorSpec
+from penstock.options import PredictOptions, ReadOptions
 from penstock.planning import store
 
 MODEL = ModelFile("keras", "model.keras", "digest", ("tensorflow",))
@@ -64,3 +69,52 @@ def test_an_agreement_holds_for_its_runtime_its_device_and_tolerances_that_it_me
     assert not store.is_agreed(str(tmp_path), MODEL, "onnx", "cpu", 1e-6)
     assert not store.is_agreed(str(tmp_path), MODEL, "onnx", "gpu", 1e-4)
     assert not store.is_agreed(str(tmp_path), MODEL, "openvino", "cpu", 1e-4)
+
+
+SCHEMA = {"x": TensorSpec("x", "float32", (4,))}
+CPU = (Device("cpu", 0, "a cpu"),)
+
+
+@pytest.fixture(autouse=True)
+def versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for frameworks is what unit tests must not do."""
+    monkeypatch.setattr(store, "_versions", lambda: {"keras": "3.0"})
+
+
+def kept_plan(options: PredictOptions, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Plan:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
+    step = store.step_key(MODEL, SCHEMA, options)
+    key, facts = store.plan_key(step, options, CPU), store.facts_of(MODEL, SCHEMA, options, CPU)
+    plan = Plan(Choice("tensorflow", 32, 1), step=step, key=key, made_for=facts)
+    store.save_plan(plan)
+    return plan
+
+
+def test_plan_for_other_options_is_told_with_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = kept_plan(PredictOptions(), monkeypatch, tmp_path)
+    assert store.load_plan(plan.key) == plan
+    wanted = PredictOptions(batch_size=64, reading=ReadOptions(image_size=(8, 8)))
+    told = store.tell_nearest(store.facts_of(MODEL, SCHEMA, wanted, CPU))
+    assert told == (
+        "plan: one is known for this model, but not for image_size=[8, 8] (there: None), batch_size=64 (there: None)"
+    )
+    others = {name: TensorSpec(name, "float32", (4,)) for name in "xy"}
+    told = store.tell_nearest(store.facts_of(MODEL, others, PredictOptions(), ()))
+    assert told == "plan: one is known for this model, but not for these columns, these devices and cores"
+    assert store.tell_nearest(store.facts_of(replace(MODEL, digest="another"), SCHEMA, wanted, CPU)) is None
+
+
+def test_nearest_of_several_plans_is_told_and_damaged_ones_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_plan(PredictOptions(batch_size=64, threads=3, tolerance=0.5, runtime="jax"), monkeypatch, tmp_path)
+    kept_plan(PredictOptions(batch_size=64), monkeypatch, tmp_path)
+    (tmp_path / "plans" / "broken.json").write_text("{", encoding="utf-8")
+    told = store.tell_nearest(store.facts_of(MODEL, SCHEMA, PredictOptions(), CPU))
+    assert told == "plan: one is known for this model, but not for batch_size=None (there: 64)"
+
+
+def test_other_versions_are_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = kept_plan(PredictOptions(), monkeypatch, tmp_path)
+    now = {**plan.made_for, "versions": {"keras": None, "jaxlib": "9.9"}}
+    assert store.differences(now, plan.made_for) == ["keras gone (there: 3.0)", "jaxlib 9.9 (there: None)"]
