@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, read_rows
 from tests.process import estimator_checkpoint_scripts as checkpoint_scripts
+from tests.process import estimator_original_scripts as original_scripts
 from tests.process import estimator_scripts as scripts
 
 Told = dict[str, Any]
@@ -43,8 +44,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     pieces = (scripts.SEVERAL_DEVICES, scripts.HOOKS, scripts.TURNS, scripts.REFUSALS)
-    more = (checkpoint_scripts.CHECKPOINTS, checkpoint_scripts.LARGE_ARRAYS, "\nfinish()\n")
-    code = scripts.START + scripts.LINEAR + "".join(pieces + more)
+    more = (checkpoint_scripts.CHECKPOINTS, checkpoint_scripts.LARGE_ARRAYS)
+    original = (original_scripts.VALUES, original_scripts.CHECKPOINTS)
+    code = scripts.START + scripts.LINEAR + "".join(pieces + more + original) + "\nfinish()\n"
     return run_script(code, tmp_path_factory.mktemp("doorway"))
 
 
@@ -161,6 +163,21 @@ def test_canned_estimators_say_that_their_exports_are_served(told: Told) -> None
         ("raised_by_tensorflow", "not of this size", "InvalidArgumentError"),
         ("to_estimator", "penstock predict model.keras", "NotImplementedError"),
         ("label_twice", "the label is a feature, too", "ValueError"),
+        ("misfit_to_train", "the checkpoint does not fit", "InvalidArgumentError"),
+        ("more_variables", "more [2] is not in the checkpoint", "NotFoundError"),
+        ("more_variables", "the checkpoint does not fit", "ValueError"),
+        ("no_variable", "the checkpoint has no such variable", "ValueError"),
+        ("no_variable", "model.ckpt-25: nothing", "NotFoundError"),
+        ("no_variable", "allowed: bias", "ModelError"),
+        ("no_features", "features must be given", "ValueError"),
+        ("no_label_name", "names of labels must be text or whole numbers", "ValueError"),
+        ("no_tensor", "receiver_tensors must be tensors", "ValueError"),
+        ("no_listener", "saving_listeners must be CheckpointSaverListener instances", "TypeError"),
+        ("no_column", "weight_column must be a name or a tf.feature_column.numeric_column", "ValueError"),
+        ("sparse_prediction", "predictions[s] must be dense", "TypeError"),
+        ("sparse_to_evaluate", "predictions must be dense", "UsageError"),
+        ("sparse_loss", "loss must be dense", "TypeError"),
+        ("cluster_to_train", "TF_CONFIG names a cluster", "ClusterRefused"),
     ],
 )
 def test_what_is_wrong_is_said(told: Told, name: str, words: str, kind: str) -> None:
@@ -202,6 +219,59 @@ def test_arrays_of_the_input_are_not_written_with_the_graph(told: Told) -> None:
 
 def test_columns_and_a_label_say_what_is_parsed(told: Told) -> None:
     assert told["parsed"] == [["label", "weight", "x"], "(2,)"]
+
+
+def test_a_metric_may_have_several_values(told: Told) -> None:
+    assert told["nested"] == [2.0, 1, [3.0, 4.0]]
+    assert told["nested_events"] == ["loss"]
+
+
+def test_input_functions_run_by_hand_without_being_initialised(told: Told) -> None:
+    rows = [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+    assert told["numpy_by_hand"] == [[batch, [2 * row for row in batch]] for batch in rows]
+    assert told["no_epochs"] == []
+    assert told["pandas_by_hand"] == sorted([1.0, 2.0, 3.0] * 4)
+
+
+def test_an_empty_model_dir_is_a_new_folder(told: Told) -> None:
+    assert told["no_model_dir"]
+
+
+def test_a_receiver_of_one_tensor_names_what_is_fed(told: Told) -> None:
+    assert told["one_receiver"] == [5, 6, ["input"]]
+
+
+def test_predictions_that_never_end_are_warned_of(told: Told) -> None:
+    [warning] = told["endless"]
+    assert "predictions never end" in warning
+    assert told["endless_told_once"] == 1, "not of a dataset"
+
+
+def test_a_scaffold_may_have_a_saver_of_its_own(told: Told) -> None:
+    proxy = told["proxy"]
+    assert proxy["evaluates"] == pytest.approx(told["evaluated"]["loss"])
+    assert proxy["predicts"]
+    assert proxy["exports"]
+    assert "restore" in proxy["evaluated_by"]
+    assert "restore" in proxy["predicted_by"]
+    assert {"restore", "save", "export_meta_graph"} <= set(proxy["exported_by"])
+    assert told["objects"] == 3.0, "a tf.train.Checkpoint, too"
+
+
+def test_the_older_export_leaves_attributes_with_default_values(told: Told) -> None:
+    assert told["attributes"] == [True, False, False]
+
+
+def test_a_config_may_say_that_another_process_leads(told: Told) -> None:
+    assert "DeadlineExceededError" in told["led"]["kinds"], "it is waited for"
+    assert told["chief_hooks"] == []
+
+
+def test_a_cluster_is_known_before_it_is_refused(told: Told) -> None:
+    cluster, filters, used = told["cluster"]
+    assert cluster == {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    assert filters == ["/job:ps", "/job:worker/task:0"]
+    assert used == [], "sessions of this process use its own devices"
 
 
 def test_a_failed_export_leaves_nothing_behind(told: Told) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 from penstock.estimator import checkpoints
 from penstock.estimator.calling import LOG, Called, call_model_fn, check_model_fn
 from penstock.estimator.placing import check_alone
-from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig, path_to_str
-from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks
+from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks, check_listeners
 from penstock.estimator.warm_start import settings_of
+from penstock.runtimes.checkpoint_fitting import no_such_variable
 from penstock.runtimes.graph_restoring import find_checkpoint, newest_checkpoint
 
 InputFn = Callable[..., Any]
@@ -44,6 +45,8 @@ class Estimator:
         warm_start_from: Any = None,
     ) -> None:
         _refuse_overrides(self)
+        if config is not None and not isinstance(config, RunConfig):
+            raise WrongValue("config must be a RunConfig", received=repr(config))
         check_model_fn(model_fn, params)
         self._config = _with_model_dir(config, path_to_str(model_dir))
         self._model_fn = model_fn
@@ -85,7 +88,11 @@ class Estimator:
         """The value of one variable in the newest checkpoint."""
         import tensorflow as tf
 
-        return tf.train.load_variable(find_checkpoint(self.model_dir), name)
+        found = find_checkpoint(self.model_dir)
+        reader = tf.train.load_checkpoint(found)
+        if not reader.has_tensor(name):
+            raise no_such_variable(found, name)
+        return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Where the events of evaluations are written."""
@@ -123,7 +130,7 @@ class Estimator:
                 self._called(),
                 input_fn,
                 [*check_hooks(hooks), *_stop_hooks(steps, max_steps)],
-                _check_listeners(saving_listeners),
+                list(check_listeners(saving_listeners)),
                 self._warm_start,
             )
         )
@@ -214,7 +221,7 @@ class Estimator:
             experimental_mode: Export the graph of another mode.
         """
         if serving_input_receiver_fn is None:
-            raise WrongValue("serving_input_receiver_fn is missing", hint="penstock.estimator.export builds some")
+            raise _no_receiver()
         receivers = {experimental_mode: serving_input_receiver_fn}
         return self._export_all(export_dir_base, receivers, assets_extra, as_text, checkpoint_path)
 
@@ -238,9 +245,12 @@ class Estimator:
         checkpoint_path: Any = None,
         strip_default_attrs: bool = False,
     ) -> bytes:
-        """The older name of `export_saved_model`."""
-        return self.export_saved_model(
-            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        """The older name of `export_saved_model`, which leaves attributes with default values where they are."""
+        if serving_input_receiver_fn is None:
+            raise _no_receiver()
+        receivers = {ModeKeys.PREDICT: serving_input_receiver_fn}
+        return self._export_all(
+            export_dir_base, receivers, assets_extra, as_text, checkpoint_path, strip_default_attrs=strip_default_attrs
         )
 
     def _export_all(
@@ -250,6 +260,8 @@ class Estimator:
         assets_extra: Mapping[str, str] | None,
         as_text: bool,
         checkpoint_path: Any,
+        *,
+        strip_default_attrs: bool = True,
     ) -> bytes:
         from penstock.estimator import exporting
 
@@ -257,7 +269,7 @@ class Estimator:
         if found is None and self._warm_start is not None:
             found = checkpoints.check_path(self._warm_start.ckpt_to_initialize_from)
         found = found or find_checkpoint(self.model_dir)
-        job = exporting.Export(self._called(), receivers, found, as_text, assets_extra)
+        job = exporting.Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
         # Bytes, as the original returned: old scripts call `.decode()` on it.
         return os.fsencode(exporting.export(job, os.fsdecode(base)))
 
@@ -265,17 +277,17 @@ class Estimator:
         return Called(self._model_fn, self.params, self.config)
 
 
+def _no_receiver() -> WrongValue:
+    return WrongValue("serving_input_receiver_fn is missing", hint="penstock.estimator.export builds some")
+
+
 def _with_model_dir(config: RunConfig | None, model_dir: str | None) -> RunConfig:
     found = RunConfig() if config is None else config
-    if not isinstance(found, RunConfig):
-        raise WrongValue("config must be a RunConfig", received=repr(config))
     if model_dir and found.model_dir and found.model_dir != model_dir:
         raise WrongValue(
             "model_dir differs between the Estimator and its config",
             received=f"{model_dir!r} and {found.model_dir!r}",
         )
-    if model_dir == "":
-        raise WrongValue("model_dir is empty", received="model_dir=''")
     if model_dir or found.model_dir:
         return found.replace(model_dir=model_dir or found.model_dir)
     temporary = tempfile.mkdtemp(prefix="penstock-estimator-")
@@ -305,13 +317,3 @@ def _stop_hooks(steps: int | None, max_steps: int | None) -> list[Any]:
     if steps is None and max_steps is None:
         return []
     return [tf.compat.v1.train.StopAtStepHook(steps, max_steps)]
-
-
-def _check_listeners(listeners: Any) -> list[Any]:
-    import tensorflow as tf
-
-    found = list(listeners or ())
-    for listener in found:
-        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-            raise WrongType("saving_listeners must be CheckpointSaverListener instances", received=repr(listener))
-    return found

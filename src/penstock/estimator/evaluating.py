@@ -74,7 +74,8 @@ def _metrics(spec: EstimatorSpec) -> tuple[Any, dict[str, Any]]:
             raise WrongValue("this metric is always there", received=f"eval_metric_ops[{name}]", hint="rename yours")
     metrics = {**spec.eval_metric_ops, LOSS: tf.compat.v1.metrics.mean(spec.loss)}
     names = sorted(metrics)
-    return tf.group(*(metrics[name][1] for name in names)), {name: metrics[name][0] for name in names}
+    updates = tf.nest.flatten([metrics[name][1] for name in names])
+    return tf.group(*updates), {name: metrics[name][0] for name in names}
 
 
 def _run(
@@ -131,7 +132,9 @@ def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
     for name, value in results.items():
         if name == GLOBAL_STEP or value is None:
             continue
-        if isinstance(value, (bytes, np.bytes_)):
+        if isinstance(value, (tuple, list, dict)):
+            LOG.info("no event for the metric %s: it has several values", name)
+        elif isinstance(value, (bytes, np.bytes_)):
             _add_summaries(summary, name, bytes(value))
         elif np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
             summary.value.add(tag=name, simple_value=float(value))

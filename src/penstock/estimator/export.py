@@ -85,12 +85,27 @@ class TensorServingInputReceiver(_Receiver):
         )
 
 
-class SupervisedInputReceiver(NamedTuple):
-    """Features and labels, for exports of training and evaluation."""
-
+class _SupervisedReceiver(NamedTuple):
     features: Any
     labels: Any
     receiver_tensors: dict[str, Any]
+
+
+class SupervisedInputReceiver(_SupervisedReceiver):
+    """Features and labels, for exports of training and evaluation.
+
+    Args:
+        features: A tensor, or a dict of them: what the `model_fn` gets, as it is.
+        labels: The same for the labels.
+        receiver_tensors: A tensor, or a dict of them: what is fed.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> SupervisedInputReceiver:
+        _named(features, "features", FEATURE, allow_numbers=True)
+        _named(labels, "labels", LABEL, allow_numbers=True)
+        return super().__new__(cls, features, labels, _named(receiver_tensors, "receiver_tensors", RECEIVER))
 
 
 def build_parsing_serving_input_receiver_fn(
@@ -196,7 +211,8 @@ def _named(tensors: Any, what: str, default_name: str, *, allow_numbers: bool = 
     named = tensors if isinstance(tensors, dict) else {default_name: tensors}
     for name, tensor in named.items():
         if not isinstance(name, (str, int) if allow_numbers else str):
-            raise WrongValue(f"names of {what} must be text", received=repr(name))
+            allowed = "text or whole numbers" if allow_numbers else "text"
+            raise WrongValue(f"names of {what} must be {allowed}", received=repr(name))
         if not isinstance(tensor, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)) and not hasattr(tensor, "tensor"):
             raise WrongValue(f"{what} must be tensors, dense, sparse or ragged", received=f"{name}: {tensor!r}")
     return named

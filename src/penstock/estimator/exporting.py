@@ -12,7 +12,7 @@ from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import ModeKeys
-from penstock.runtimes.graph_restoring import plan_restoring
+from penstock.runtimes.graph_restoring import as_saver, plan_restoring
 
 MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 _ATTEMPTS = 10
@@ -27,6 +27,7 @@ class Export(NamedTuple):
     checkpoint: str
     as_text: bool = False
     assets_extra: Mapping[str, str] | None = None
+    strip_default_attrs: bool = True
 
 
 def export(job: Export, base: str) -> str:
@@ -92,7 +93,7 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
         _check_signatures(signatures, mode)
         with tf.compat.v1.Session(config=options) as session:
             plan_restoring(spec.scaffold, job.checkpoint).restore(session)
-            saver = spec.scaffold.saver or tf.compat.v1.train.Saver(sharded=True)
+            saver = as_saver(spec.scaffold.saver) or tf.compat.v1.train.Saver(sharded=True)
             local_init = spec.scaffold.local_init_op
             builder._add_train_op(spec.train_op)
             arguments = {
@@ -101,7 +102,7 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
                 "assets_collection": tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
                 "main_op": tf.compat.v1.train.Scaffold.default_local_init_op() if local_init is None else local_init,
                 "saver": saver,
-                "strip_default_attrs": True,
+                "strip_default_attrs": job.strip_default_attrs,
             }
             if has_variables:
                 builder.add_meta_graph_and_variables(session, **arguments)

@@ -44,10 +44,8 @@ class MemoryInput:
     def __call__(self) -> Any:
         import tensorflow as tf
 
-        iterator = tf.compat.v1.data.make_initializable_iterator(self.as_dataset())
-        # Whoever runs this graph initialises its tables; that starts the input too.
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-        return iterator.get_next()
+        # It starts by itself when the first batch is asked for: old code runs the tensors in a plain session.
+        return tf.compat.v1.data.make_one_shot_iterator(self.as_dataset()).get_next()
 
 
 def numpy_input_fn(

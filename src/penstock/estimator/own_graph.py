@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import ModelError
-from penstock.estimator.calling import take_input
+from penstock.estimator.calling import LOG, take_input
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.spec import ModeKeys
@@ -57,6 +57,8 @@ class OwnGraph:
             function.begin()
             with user_code():
                 taken = take_input(function.called, input_fn, ModeKeys.PREDICT)
+            if _never_ends(self._graph):
+                LOG.warning("input_fn returns tensors that neither a dataset nor a queue fills: predictions never end")
             self.calls_python = not (is_alone or hasattr(input_fn, "as_dataset")) and _calls_python(self._graph)
             # The first GPU is where TensorFlow puts things by itself.
             where = config.device_fn or (place if place.startswith("/GPU") and place != "/GPU:0" else None)
@@ -171,6 +173,16 @@ class OwnGraph:
         else:
             with self._graph.as_default():
                 session.__exit__(None, None, None)
+
+
+_NEXT = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "MultiDeviceIteratorGetNext")
+
+
+def _never_ends(graph: Any) -> bool:
+    """Whether nothing in the graph can say that the input has ended."""
+    if graph.get_collection("queue_runners"):
+        return False
+    return not any(operation.type.startswith((*_NEXT, *_PYTHON)) for operation in graph.get_operations())
 
 
 def _specs(features: Any) -> Any:

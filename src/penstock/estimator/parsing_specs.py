@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.estimator.legacy_keras import quiet
-from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.estimator.refusals import WrongValue
 
 
 def classifier_parse_example_spec(
@@ -68,7 +68,9 @@ def _joined(spec: dict[str, Any], label_key: str, label: Any, weight_column: Any
         return spec
     weight = tf.feature_column.numeric_column(weight_column) if isinstance(weight_column, str) else weight_column
     if not hasattr(weight, "normalizer_fn"):
-        raise WrongType("weight_column must be a name or a numeric column", received=repr(weight_column))
+        raise WrongValue(
+            "weight_column must be a name or a tf.feature_column.numeric_column", received=repr(weight_column)
+        )
     if weight.key in spec:
         raise WrongValue("the weights are a feature or the label, too", received=f"weight_column={weight.key!r}")
     return {**spec, **weight.parse_example_spec}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import DeviceError
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.run_config import RunConfig
+from penstock.estimator.run_config import RunConfig, TaskType
 from penstock.pool.devices import choose
 
 
@@ -80,11 +80,19 @@ def _is_divided(gpu: Any) -> bool:
     return len(tf.config.get_logical_device_configuration(gpu) or ()) > 1
 
 
+class ClusterRefused(WrongValue):
+    """Several machines were to train together."""
+
+
 def check_alone(config: RunConfig) -> None:
     """Refuse what TF_CONFIG asks for beyond this machine."""
     if config.is_in_cluster:
-        raise WrongValue(
+        raise ClusterRefused(
             "TF_CONFIG names a cluster, and this doorway trains on the devices of one machine",
-            received=f"{config.num_worker_replicas} workers, {config.num_ps_replicas} parameter servers",
+            received=f"this process is {config.task_type} {config.task_id} of it",
             hint="unset TF_CONFIG; RunConfig(devices=…) takes every device of this machine",
+        )
+    if config.task_type in (TaskType.EVALUATOR, TaskType.PS):
+        raise WrongValue(
+            "this task does not train", received=f"task_type={config.task_type!r}", allowed="worker, chief"
         )

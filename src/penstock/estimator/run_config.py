@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import os
 from typing import Any
 
 from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.estimator.tf_config import Task, TaskType, read_task
 from penstock.options import DeviceRequest
+
+__all__ = ["RunConfig", "TaskType"]
 
 USE_DEFAULT: Any = object()
 """Told apart from None, which means: never."""
 
 DEFAULT_SAVE_SECS = 600
-
-
-class TaskType:
-    """The roles that TF_CONFIG knows."""
-
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
-    CHIEF = "chief"
-    EVALUATOR = "evaluator"
 
 
 class _Setting:
@@ -38,6 +30,14 @@ class _Setting:
 
     def __set__(self, config: Any, value: object) -> None:
         raise AttributeError(f"can't set attribute {self._name!r}: use config.replace({self._name}=…)")
+
+
+class _SessionConfig(_Setting):
+    """What was given; else, for a task of a cluster, which processes its sessions use."""
+
+    def __get__(self, config: Any, owner: type | None = None) -> Any:
+        given = super().__get__(config, owner)
+        return _session_config_of(config._task) if given is None else given
 
 
 class RunConfig:
@@ -77,7 +77,7 @@ class RunConfig:
     save_summary_steps = _Setting()
     save_checkpoints_steps = _Setting()
     save_checkpoints_secs = _Setting()
-    session_config = _Setting()
+    session_config = _SessionConfig()
     keep_checkpoint_max = _Setting()
     keep_checkpoint_every_n_hours = _Setting()
     log_step_count_steps = _Setting()
@@ -127,8 +127,9 @@ class RunConfig:
         given["save_checkpoints_steps"], given["save_checkpoints_secs"] = _saving(
             save_checkpoints_steps, save_checkpoints_secs
         )
-        self._tf_config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        given["model_dir"] = _model_dir(model_dir, self._tf_config)
+        has_strategy = any(found is not None for found in (train_distribute, eval_distribute, experimental_distribute))
+        self._task = read_task(os.environ.get("TF_CONFIG"), protocol, needs_leader=not has_strategy)
+        given["model_dir"] = _model_dir(model_dir, self._task.model_dir)
         for name, value in given.items():
             setattr(self, "_" + name, value)
         _check(self)
@@ -161,8 +162,9 @@ class RunConfig:
         """The `ConfigProto` of a session. A GPU's memory is taken as needed, where nobody says other."""
         import tensorflow as tf
 
-        if self.session_config is not None:
-            options = copy.deepcopy(self.session_config)
+        given = vars(self)["_session_config"]  # what TF_CONFIG says is about other machines
+        if given is not None:
+            options = copy.deepcopy(given)
         else:
             options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
             options.graph_options.rewrite_options.meta_optimizer_iterations = 1
@@ -191,49 +193,48 @@ class RunConfig:
         """The machines that TF_CONFIG names: a `tf.train.ClusterSpec`."""
         import tensorflow as tf
 
-        return tf.train.ClusterSpec(self._tf_config.get("cluster", {}))
+        return tf.train.ClusterSpec(self._task.cluster)
 
     @property
     def is_in_cluster(self) -> bool:
         """Whether TF_CONFIG names more than this process."""
-        return sum(map(len, self._tf_config.get("cluster", {}).values())) > 1
+        return self._task.in_cluster
 
     @property
     def task_type(self) -> str:
-        return str(self._tf_config.get("task", {}).get("type", TaskType.WORKER))
+        return self._task.type
 
     @property
     def task_id(self) -> int:
-        return int(self._tf_config.get("task", {}).get("index", 0))
+        return self._task.id
 
     @property
-    def global_id_in_cluster(self) -> int:
-        return self.task_id
+    def global_id_in_cluster(self) -> int | None:
+        return self._task.global_id
 
     @property
     def is_chief(self) -> bool:
-        return not self.is_in_cluster or self.task_type in (TaskType.CHIEF, TaskType.MASTER)
+        return self._task.is_chief
 
     @property
     def num_ps_replicas(self) -> int:
-        return len(self._tf_config.get("cluster", {}).get(TaskType.PS, ()))
+        return self._task.num_ps
 
     @property
     def num_worker_replicas(self) -> int:
-        cluster = self._tf_config.get("cluster", {})
-        return sum(len(cluster.get(role, ())) for role in ("chief", "master", "worker")) or 1
+        return self._task.num_workers
 
     @property
     def master(self) -> str:
-        return str(self._tf_config.get("session_master", ""))
+        return self._task.master
 
     @property
     def evaluation_master(self) -> str:
-        return str(self._tf_config.get("eval_session_master", ""))
+        return self._task.evaluation_master
 
     @property
-    def service(self) -> Any:
-        return self._tf_config.get("service")
+    def service(self) -> dict[str, Any] | None:
+        return self._task.service
 
 
 SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(value, _Setting))
@@ -261,8 +262,18 @@ def _saved_twice(steps: Any, seconds: Any) -> WrongValue:
     )
 
 
-def _model_dir(given: Any, tf_config: dict[str, Any]) -> Any:
-    path, from_cluster = path_to_str(given), tf_config.get("model_dir")
+def _session_config_of(task: Task) -> Any:
+    if task.device_filters is None:
+        return None
+    import tensorflow as tf
+
+    options = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=task.device_filters)
+    options.graph_options.rewrite_options.meta_optimizer_iterations = 1
+    return options
+
+
+def _model_dir(given: Any, from_cluster: str | None) -> Any:
+    path = path_to_str(given)
     if path == "" or from_cluster == "":
         raise WrongValue("model_dir is empty", received="model_dir=''")
     if path and from_cluster and path != from_cluster:
@@ -299,10 +310,22 @@ def _check(config: RunConfig) -> None:
     if config.devices is not None:
         DeviceRequest.parse(config.devices)
     _check_functions(config)
+    _check_strategies(config)
+
+
+def _check_strategies(config: RunConfig) -> None:
+    for name in ("train_distribute", "eval_distribute"):
+        kind = type(getattr(config, name))
+        if kind.__name__ == "ParameterServerStrategyV2":  # found by its name: this module imports no framework
+            raise WrongValue(
+                "the parameter servers of TensorFlow 2 do not run an Estimator",
+                received=f"{name} is a tf.distribute.experimental.ParameterServerStrategy",
+                hint="RunConfig(devices=…) trains on every device of this machine",
+            )
 
 
 def _check_functions(config: RunConfig) -> None:
-    session_config, device_fn = config.session_config, config.device_fn
+    session_config, device_fn = vars(config)["_session_config"], config.device_fn
     if session_config is not None and type(session_config).__name__ != "ConfigProto":
         raise WrongValue(
             "session_config must be a tf.compat.v1.ConfigProto", received=f"session_config={session_config!r}"

@@ -102,6 +102,19 @@ def check_hooks(hooks: Any) -> tuple[Any, ...]:
     return found
 
 
+def check_listeners(listeners: Any) -> tuple[Any, ...]:
+    """The listeners of checkpoints as a tuple, or an error that names the one that is none."""
+    found = tuple(listeners or ())
+    if not found:
+        return ()
+    import tensorflow as tf
+
+    for listener in found:
+        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
+            raise WrongType("saving_listeners must be CheckpointSaverListener instances", received=repr(listener))
+    return found
+
+
 def _check_train_op(train_op: Any, mode: str) -> Any:
     import tensorflow as tf
 
@@ -123,7 +136,8 @@ def _check_loss(loss: Any, mode: str) -> Any:
         if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
             raise WrongValue("loss is missing", hint="EstimatorSpec(mode, loss=…) to train and to evaluate")
         return None
-    _check_tensor(loss, "loss")
+    if isinstance(_check_tensor(loss, "loss"), (tf.SparseTensor, tf.RaggedTensor)):
+        raise WrongType("loss must be dense", received=str(loss))
     shape = loss.get_shape()
     if shape.num_elements() not in (None, 1):
         raise WrongValue("loss must be one number", received=str(loss))
@@ -137,10 +151,16 @@ def _check_predictions(predictions: Any, mode: str) -> Any:
             raise WrongValue("predictions are missing", hint="EstimatorSpec(mode, predictions=…) to predict")
         return {}
     if not isinstance(predictions, dict):
-        return _in_this_graph(_check_tensor(predictions, "predictions"), "predictions")
-    for name, tensor in predictions.items():
-        _in_this_graph(_check_tensor(tensor, f"predictions[{name}]"), f"predictions[{name}]")
-    return dict(predictions)
+        return _check_prediction(predictions, "predictions")
+    return {name: _check_prediction(tensor, f"predictions[{name}]") for name, tensor in predictions.items()}
+
+
+def _check_prediction(prediction: Any, name: str) -> Any:
+    import tensorflow as tf
+
+    if isinstance(prediction, tf.SparseTensor):
+        raise WrongType(f"{name} must be dense", received=str(prediction), hint="tf.sparse.to_dense(…)")
+    return _in_this_graph(_check_tensor(prediction, name), name)
 
 
 def _check_exports(exports: dict[str, Any] | None, predictions: Any, mode: str) -> dict[str, Any] | None:

@@ -86,6 +86,7 @@ def run_loop(training: Training, built: Built, options: Any) -> Any:
         quiet(),
         doorway_in_place(),  # hooks may name it
         tf.compat.v1.train.MonitoredTrainingSession(
+            is_chief=config.is_chief,  # a config of the user's own may say that another process leads
             checkpoint_dir=config.model_dir,
             scaffold=spec.scaffold,
             hooks=hooks,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from penstock.estimator.estimator import Estimator
 from penstock.estimator.exporters import Exporter
 from penstock.estimator.placing import check_alone
 from penstock.estimator.refusals import WrongType, WrongValue
-from penstock.estimator.spec import check_hooks
+from penstock.estimator.run_config import RunConfig, TaskType
+from penstock.estimator.spec import check_hooks, check_listeners
 
 
 class _TrainFields(NamedTuple):
@@ -39,8 +40,7 @@ class TrainSpec(_TrainFields):
         _check_input_fn(input_fn)
         if max_steps is not None and max_steps <= 0:
             raise WrongValue("max_steps must be positive", received=f"max_steps={max_steps}")
-        found = check_hooks(hooks) if hooks else ()
-        return super().__new__(cls, input_fn, max_steps, found, tuple(saving_listeners or ()))
+        return super().__new__(cls, input_fn, max_steps, check_hooks(hooks), check_listeners(saving_listeners))
 
 
 class _EvalFields(NamedTuple):
@@ -86,8 +86,7 @@ class EvalSpec(_EvalFields):
         for label, seconds in (("start_delay_secs", start_delay_secs), ("throttle_secs", throttle_secs)):
             if seconds < 0:
                 raise WrongValue(f"{label} must not be negative", received=f"{label}={seconds}")
-        found = check_hooks(hooks) if hooks else ()
-        checked = _check_exporters(exporters)
+        found, checked = check_hooks(hooks), _check_exporters(exporters)
         return super().__new__(cls, input_fn, steps, name, found, checked, start_delay_secs, throttle_secs)
 
 
@@ -102,6 +101,7 @@ def train_and_evaluate(
     ):
         if not isinstance(value, kind):
             raise WrongType(f"{name} must be of type {kind.__name__}", received=type(value).__name__)
+    _check_evaluator(estimator.config)
     check_alone(estimator.config)
     turns = _Turns(estimator, eval_spec, train_spec.max_steps)
     estimator.train(
@@ -172,6 +172,13 @@ def _listener(turns: _Turns) -> Any:
     return EvaluatesCheckpoints()
 
 
+def _check_evaluator(config: RunConfig) -> None:
+    if config.task_type == TaskType.EVALUATOR and config.task_id != 0:
+        raise WrongValue(
+            "there is one evaluator in a cluster", received=f"task index {config.task_id} in TF_CONFIG", allowed="0"
+        )
+
+
 def _check_input_fn(input_fn: Any) -> None:
     if not callable(input_fn):
         raise WrongType("input_fn must be a function", received=repr(input_fn))
@@ -180,7 +187,7 @@ def _check_input_fn(input_fn: Any) -> None:
 def _check_exporters(exporters: Any) -> tuple[Exporter, ...]:
     if not exporters:
         return ()
-    found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
+    found = tuple(exporters) if isinstance(exporters, Iterable) else (exporters,)
     for exporter in found:
         if not isinstance(exporter, Exporter):
             raise WrongType("exporters must be Exporter instances", received=repr(exporter))

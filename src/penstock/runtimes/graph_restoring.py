@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.errors import ModelError, one_line
+from penstock.runtimes.checkpoint_fitting import check_fits, some_of
 
-_SHOWN = 6
-_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""In checkpoints of `tf.train.Checkpoint`, whose names are not those of variables: TensorFlow matches them itself."""
 _OF_SAVED_MODELS = "saved_model_initializers"
 """What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
 _LOADING = ("Restore", "LoadAndRemapMatrix")
@@ -57,14 +55,14 @@ def newest_checkpoint(folder: str) -> str | None:
 
 def none_there(place: str, random: Sequence[str] = ()) -> NoCheckpoint:
     """The error for a place without a checkpoint; `random` are the variables that would be random numbers."""
-    told = f"; these variables would be random numbers: {_some(random)}" if random else ""
+    told = f"; these variables would be random numbers: {some_of(random)}" if random else ""
     if "://" not in place and not os.path.isdir(place):
         return NoCheckpoint(
             "there is no such checkpoint",
             received=f"{place}{told}",
             allowed="the folder of a trained model (its model_dir), or one checkpoint in it: model_dir/model.ckpt-1000",
         )
-    holds = "" if "://" in place else f", which holds {_some(sorted(os.listdir(place))) or 'nothing'}"
+    holds = "" if "://" in place else f", which holds {some_of(sorted(os.listdir(place))) or 'nothing'}"
     return NoCheckpoint(
         "the folder has no checkpoint",
         received=f"{place}{holds}{told}",
@@ -116,11 +114,6 @@ def _newest_remote(place: str) -> str | None:
         return str(noted)
     found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{place.rstrip('/')}/*.index")]
     return max(found, key=_step_in_name, default=None)
-
-
-def _some(names: Sequence[str], between: str = ", ") -> str:
-    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return between.join([*names[:_SHOWN], *more])
 
 
 @dataclass(frozen=True)
@@ -266,17 +259,26 @@ def _own_saver(scaffold: Any) -> Any:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    saver = scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None)
+    return as_saver(scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None))
+
+
+def as_saver(saver: Any) -> Any:
+    """What a scaffold names as its saver, as one for graphs: a scaffold may name a `tf.train.Checkpoint`, or None."""
+    import tensorflow as tf
+
     if not isinstance(saver, tf.train.Checkpoint):
         return saver
     from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 
-    return v1.train.Saver(ObjectGraphView(saver).frozen_saveable_objects(), sharded=True)
+    return tf.compat.v1.train.Saver(ObjectGraphView(saver).frozen_saveable_objects(), sharded=True)
 
 
 def _saved_by(saver: Any) -> Any:
+    """The variables that a saver saves; none where it does not tell: an object of the user's that acts as a saver."""
     listed = getattr(saver, "_var_list", None)
-    return _saveable() if listed is None else listed  # a saver that is not built yet saves all there will be
+    if listed is None:  # a saver that is not built yet saves all there will be
+        return _saveable()
+    return listed if isinstance(listed, (dict, list, tuple)) else ()
 
 
 def _saveable() -> list[Any]:
@@ -330,51 +332,3 @@ def _reader(checkpoint: str) -> Any:
         return tf.train.load_checkpoint(checkpoint)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise ModelError("the checkpoint cannot be read", received=f"{checkpoint}: {one_line(error)}") from error
-
-
-def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
-    """Compare variables, a list or a dict by name in the checkpoint, with what the checkpoint holds.
-
-    Raises:
-        ModelError: Some are missing in it, or have other shapes there.
-    """
-    held = reader.get_variable_to_shape_map()
-    if _OBJECTS in held:
-        return
-    wanted = _wanted(variables)
-    missing: list[str] = []
-    other: list[str] = []
-    for name, shape in wanted.items():
-        if name not in held:
-            missing.append(f"{name} {_shown(shape)}")
-        elif shape is not None and list(shape) != list(held[name]):
-            other.append(f"{name} is {_shown(held[name])} in the checkpoint, {_shown(shape)} in the model")
-    if not missing and not other:
-        return
-    told = [*other, *(f"{name} is not in the checkpoint" for name in missing)]
-    shown = _some(told, "; ")
-    unused = [f"{name} {_shown(shape)}" for name, shape in sorted(held.items()) if name not in wanted]
-    raise ModelError(
-        "the checkpoint does not fit the model_fn",
-        received=f"{checkpoint}: {shown}",
-        allowed=f"names that the checkpoint has, too: {', '.join(unused[:12])}" if missing and unused else None,
-        hint="build the same variables with the same params as in training",
-    )
-
-
-def _wanted(variables: Any) -> dict[str, Any]:
-    """The names under which variables are saved, with their shapes; None where a shape is not known."""
-    named = variables.items() if isinstance(variables, dict) else ((None, variable) for variable in variables)
-    wanted: dict[str, Any] = {}
-    for name, variable in named:
-        piece = getattr(variable, "_save_slice_info", None)
-        if piece is not None:  # a part of a partitioned variable, which is saved as a whole
-            wanted[name or piece.full_name] = list(piece.full_shape)
-        elif hasattr(variable, "op") and hasattr(variable, "shape"):
-            shape = variable.shape
-            wanted[name or variable.op.name] = shape.as_list() if shape.is_fully_defined() else None
-    return wanted
-
-
-def _shown(shape: Any) -> str:
-    return "[?]" if shape is None else f"[{', '.join(map(str, shape))}]"
