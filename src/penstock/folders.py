@@ -16,6 +16,7 @@ from penstock.core import division
 from penstock.core.plans import Plan
 from penstock.core.protocols import OfFiles
 from penstock.core.records import ModelFile, Result
+from penstock.core.state import VARIABLES
 from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.interrupts import graceful
@@ -213,7 +214,18 @@ class _Run:
                     if found is not None:
                         remove_job(self._place, found)
                     manifest.save(self._place)
+            elif manifest.recipe.state == VARIABLES:
+                self._begin_again(manifest)
             return self._predict(started, manifest)
+
+    def _begin_again(self, manifest: Manifest) -> None:
+        """Of a model that keeps state, no row can be answered without all that came before it."""
+        rows = sum(record.rows + record.failed for record in self._place.records())
+        if rows:
+            self._progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
+        with output_errors():
+            remove_job(self._place, manifest)
+            manifest.save(self._place)
 
     def _check(self, started: jobs.Started) -> str:
         if not isinstance(self._task.model, ModelFile):
@@ -245,7 +257,7 @@ class _Run:
                 raise Interrupted.by_signal(
                     self._stop.signal_number,
                     f"stopped with {done:,} of {manifest.rows:,} rows committed",
-                    hint=f"go on with: penstock resume {self._task.output}",
+                    hint=f"{_how_to_go_on(manifest)}: penstock resume {self._task.output}",
                 )
             return self._summarise(started, manifest, committer, rows_before, ready)
 
@@ -332,6 +344,10 @@ class _Run:
 
 def _too_many(received: str, allowed: float, hint: str) -> TooManyFailures:
     return TooManyFailures("too many rows failed", received=received, allowed=f"{100 * allowed:.3g}%", hint=hint)
+
+
+def _how_to_go_on(manifest: Manifest) -> str:
+    return "the model keeps state: begin again with" if manifest.recipe.state == VARIABLES else "go on with"
 
 
 def _told(plan: Plan | None) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
-from penstock import placing, registry, shapes, steps
+from penstock import placing, registry, shapes, states, steps
 from penstock.binding import bind, described_as_floats, fed_as_floats, prefer_floats
 from penstock.core import batching, division, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
@@ -34,6 +34,7 @@ from penstock.core.records import (
     Signature,
     Span,
 )
+from penstock.core.state import NONE, State
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError, ModelError, UsageError
@@ -279,37 +280,64 @@ def _decide(
         else:
             batch_size = choose_batch_size(signature, largest, source, options, kind)
         is_padded = fixed.recipe.is_padded if fixed else options.padding != "never"
-        job = Job(source, bindings, options.keep, batch_size, preprocess, buckets, options.trace is not None)
+        seed = states.seed_of(options, is_live=isinstance(engine, EmbeddedEngine))
+        job = Job(source, bindings, options.keep, batch_size, preprocess, buckets, options.trace is not None, seed=seed)
         placement = placing.with_loaders(placement, job, options.loaders)
+        if fixed is not None and fixed.recipe.state != NONE:
+            job, placement = states.settled(job, placement, signature, fixed.recipe.state)
         is_decided = fixed is not None or choice is not None or options.batch_size is not None
         if not is_decided and signature.fixed_batch is None and kind == "cpu":
             job = _bearable(engine, job, placement)
         runtime, threads = runtime_and_threads
         asked = Asked(
             max(answers_rows, CHECKED_ROWS if options.check else 0),
-            is_alone=answers_rows > 0 and bool(buckets),
+            is_alone=answers_rows > 0 and bool(buckets) and job.state == NONE,
             tolerance=options.tolerance if buckets and fixed is None and options.padding == "auto" else None,
             learn_rows=_LEARN_ROWS if options.postprocess is not None else 0,
         )
-        sample_rows = max(job.batch_size, ENOUGH_ROWS) if asked.answers_rows else job.batch_size
-        sample = fixed.sample if fixed else _first_rows(source, sample_rows)
+        sample = fixed.sample if fixed else _first_rows(job.source, _sample_rows(job, asked))
         unpadded = _without_padding(job, runtime, signature)
         job = job if is_padded or not buckets else unpadded
         job, prepared, told_padding = _prepare(engine, job, unpadded, placement, sample, asked)
+        if prepared.state.kind != NONE and job.state == NONE:
+            _refuse_late_state(prepared.state, fixed)
+            job = replace(job, batch_size=states.batch_size(signature, job.batch_size, is_chosen=is_decided))
+            job, placement = states.settled(job, placement, signature, states.kind_of(prepared.state, seed))
+            if buckets and options.padding != "always":
+                # No trial tells what padding does to a model that answers differently each time.
+                job = _without_padding(job, runtime, signature)
+            asked = replace(asked, is_alone=False, tolerance=None)
+            sample = _first_rows(job.source, _sample_rows(job, asked))
+            prepared = engine.prepare(job, placement, sample, asked)
         recipe = Recipe(
-            runtime, kind, job.batch_size, threads, options.precision, buckets, is_padded=job.fewest_rows is None
+            runtime,
+            kind,
+            job.batch_size,
+            threads,
+            options.precision,
+            buckets,
+            is_padded=job.fewest_rows is None,
+            state=job.state,
         )
         is_positional = getattr(source, "is_positional", False) or getattr(source, "is_frame", False)
         fed = mapping.told(bindings, options.inputs, is_positional=is_positional)
         notes = signature.notes + _tell_padding(told_padding, job, runtime)
+        if job.state != NONE:
+            notes += (states.told(prepared.state, job),)
         wanted = options.batch_size
         if fixed is None and wanted is not None and batch_size < _no_larger_than(source, wanted):
             told = f"--batch-size {wanted:,} is more than the memory of this machine holds: batches of {batch_size:,}"
             notes += (told,)
-        return Started(engine, source, job, recipe, placement, signature, prepared, fed, options, sample, notes=notes)
+        return Started(
+            engine, job.source, job, recipe, placement, signature, prepared, fed, options, sample, notes=notes
+        )
     except BaseException:
         engine.close()
         raise
+
+
+def _sample_rows(job: Job, asked: Asked) -> int:
+    return max(job.batch_size, ENOUGH_ROWS) if asked.answers_rows else job.batch_size
 
 
 def _without_padding(job: Job, runtime: str, signature: Signature) -> Job:
@@ -329,6 +357,8 @@ def _prepare(
         return job, engine.prepare(job, placement, sample, asked), None
     try:
         prepared = engine.prepare(job, placement, sample, asked)
+        if prepared.state.kind != NONE:
+            return job, prepared, None
         trial = prepared.padding or PaddingTrial(problem="no row was tried")
         if trial.is_harmless(asked.tolerance):
             return job, prepared, None
@@ -351,6 +381,15 @@ def _tell_padding(trial: PaddingTrial | None, job: Job, runtime: str) -> tuple[s
     if runtime in registry.COMPILE_EACH_SIZE:
         told += f", and {runtime} compiles once for each size"
     return (told,)
+
+
+def _refuse_late_state(state: State, fixed: Fixed | None) -> None:
+    if fixed is not None:
+        raise ModelError(
+            "the model changes when it is called, and did not when this job began",
+            received=str(state),
+            hint="are these the versions that began it? start again with --overwrite",
+        )
 
 
 def _bearable(engine: Engine, job: Job, placement: Placement) -> Job:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock import jobs, placing, steps, written
+from penstock import jobs, placing, states, steps, written
 from penstock.binding import as_lenient_as_keras, bind
 from penstock.checking import check_answers
 from penstock.core import division, tuning
@@ -19,13 +19,15 @@ from penstock.core.answering import shown, squeezed, with_labels
 from penstock.core.columns import OPAQUE, is_list, join
 from penstock.core.finishing import Postprocess
 from penstock.core.protocols import Source
-from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Result, Signature
+from penstock.core.records import KEPT, STRING, Array, Column, Job, ModelFile, Placement, Result, Signature
+from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, UsageError
 from penstock.opening import log_without_folder, open_data, open_model
 from penstock.options import PredictOptions
 from penstock.planning import starting
+from penstock.pool.keeping import Keeper
 from penstock.pool.loading import load_batches
 from penstock.runtimes.live import LiveModel, is_live_keras_model, wrap_live
 from penstock.sinks.staging import ROW
@@ -110,17 +112,36 @@ def _predict_columns(
     live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions
 ) -> dict[str, Any]:
     bindings = bind(as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
-    batch_size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
-    engine = EmbeddedEngine(live.replicas, placing.embedded_placement(live), Meter().observe, StopFlag())
-    if options.batch_size is None and signature.fixed_batch is None:
-        batch_size = _bearable(live, Job(source, bindings, options.keep, batch_size))
-    engine.take(Job(source, bindings, options.keep, batch_size))
+    size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
+    job, placement = Job(source, bindings, options.keep, size), placing.embedded_placement(live)
+    job, placement = _with_state(live, job, placement, options)
+    if options.batch_size is None and signature.fixed_batch is None and job.state == NONE:
+        job = replace(job, batch_size=_bearable(live, job))
+    engine = EmbeddedEngine(live.replicas, placement, Meter().observe, StopFlag())
+    engine.take(job)
     row_bytes = sum(binding.row_bytes for binding in bindings)
-    spans = list(source.divide(division.rows_per_span(batch_size, row_bytes, 1)))
+    spans = list(job.source.divide(division.rows_per_span(job.batch_size, row_bytes, 1)))
     if not spans:
         raise InputError("the input has no rows", received="arrays without rows")
     with contextlib.closing(engine):
         return _gather(engine.run(spans), options)
+
+
+def _with_state(live: LiveModel, job: Job, placement: Placement, options: PredictOptions) -> tuple[Job, Placement]:
+    """The job as the model's state wants it; known by the first rows of these shapes, which are not run for it."""
+    shapes = tuple(spec.shape for spec in job.source.schema().values())
+    if shapes not in live.states:
+        first = next(iter(job.source.divide(job.batch_size)), None)
+        if first is None:
+            return job, placement
+        live.states[shapes] = Keeper(live.replicas[0]).look(next(load_batches(job, first)))
+    found = live.states[shapes]
+    if found.kind == NONE:
+        return job, placement
+    signature, seed = live.replicas[0].signature, states.seed_of(options, is_live=True)
+    size = states.batch_size(signature, job.batch_size, is_chosen=options.batch_size is not None)
+    job = replace(job, seed=seed, batch_size=size)
+    return states.settled(job, placement, signature, states.kind_of(found, seed))
 
 
 def _bearable(live: LiveModel, job: Job) -> int:

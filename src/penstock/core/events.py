@@ -20,6 +20,7 @@ from penstock.core.records import (
     TensorSpec,
     Timings,
 )
+from penstock.core.state import STATELESS, State
 from penstock.core.tracing import Level, Mark
 from penstock.errors import PenstockError
 
@@ -241,7 +242,8 @@ class Prepared:
     same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is what a trial of it found.
     `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
     where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
-    the job's function behind the model is to learn from them."""
+    the job's function behind the model is to learn from them. `state`: what a call changes in the model; where the job
+    did not know of it, all else in this record is empty, and the job has to be prepared once more."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -255,6 +257,7 @@ class Prepared:
     rejects_strangers: bool | None = None
     padding: PaddingTrial | None = None
     first: Mapping[str, Column] = field(default_factory=dict)
+    state: State = STATELESS
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from penstock.core.records import (
     Span,
     TensorSpec,
 )
+from penstock.core.state import State
 
 
 class Source(Protocol):
@@ -124,6 +125,27 @@ class Copying(Protocol):
 
     def copied_s(self) -> float:
         """How long the calling thread has spent so far on getting batches to the device."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A replica that can tell what a call changes in its model, and undo it."""
+
+    def look(self, batch: Columns) -> State:
+        """What calls with batches of this shape change. Nothing is changed by looking."""
+        ...
+
+    def hold(self, seed: int | None) -> None:
+        """Remember the model as it is. Random numbers are drawn by `seed`, or else from where the model stands."""
+        ...
+
+    def restore(self) -> None:
+        """Make the model what it was when it was held."""
+        ...
+
+    def turn(self, row: int) -> None:
+        """The next call of this thread is for the batch that begins with this row."""
         ...
 
 

@@ -292,6 +292,8 @@ class Recipe:
     """Input name to the sizes that each of its varying dimensions is padded to."""
     is_padded: bool = True
     """Whether rows of different sizes share a batch; where padding changes the answers, each batch has one size."""
+    state: str = "none"
+    """What a call changes in the model: `none`, `seeds` or `variables`; see `core.state`."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -375,6 +377,12 @@ class Job:
     fewest_rows: int | None = None
     """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
     many rows."""
+    state: str = "none"
+    """What a call changes in the model; see `core.state`."""
+    seed: int | None = None
+    """By what a model draws random numbers; None for a live one that goes on from where it stands."""
+    is_trimmed: bool = False
+    """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.coming import Coming
@@ -18,10 +19,12 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica, TakesAnySize
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.core.watching import UNWATCHED
 from penstock.engines.running_short import Tell, quietly
 from penstock.pool.fitting import Fitting
+from penstock.pool.keeping import Keeper, trim
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.warmup import warm_up
@@ -50,6 +53,7 @@ class EmbeddedEngine:
             Fitting(replica, str(device), self._run_short)
             for replica, device in zip(replicas, placement.devices, strict=True)
         ]
+        self._keepers = [Keeper(replica) for replica in replicas]
         self._placement = placement
         self._observe = observe
         self._job: Job | None = None
@@ -74,13 +78,22 @@ class EmbeddedEngine:
             for fitting in self._replicas:
                 if isinstance(fitting.replica, TakesAnySize):
                     fitting.replica.take_any_size()
-        prepared = warm_up(self._replicas[0], next(load_batches(job, sample)), sample, job.bindings, asked)
+        batch = next(load_batches(job, sample))
+        found = self._keepers[0].look(batch)
+        if found.kind != NONE and job.state == NONE:
+            return Prepared((), 0.0, state=found)
+        trim(job, batch)
+        prepared = warm_up(self._replicas[0], batch, sample, job.bindings, asked)
+        self._keepers[0].restore()
         self._follows, self._outputs = prepared.follows, prepared.outputs
-        return prepared
+        return replace(prepared, state=found)
 
     def take(self, job: Job) -> None:
         """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""
         self._job = job
+        for replica, keeper in zip(self._replicas, self._keepers, strict=True):
+            replica.state = job.state
+            keeper.hold(job)
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._job is not None
@@ -94,11 +107,11 @@ class EmbeddedEngine:
         scheduler = Scheduler(
             coming,
             depth,
-            window=2 * depth * len(self._replicas),
+            window=2 * depth * self._placement.replicas,
             ahead=None if release is None else 1,
         )
         order = InOrder(coming.first.index)
-        for number, replica in enumerate(self._replicas):
+        for number, replica in enumerate(self._replicas[: self._placement.replicas]):
             self._pipelines.append(self._pipeline(number, replica, done))
             self._assign(scheduler.join(number))
         try:
@@ -135,6 +148,9 @@ class EmbeddedEngine:
 
     def close(self) -> None:
         self._end_pipelines()
+        if self._job is not None:
+            for keeper in self._keepers:
+                keeper.let_go(self._job)
 
     def _pipeline(self, number: int, replica: Replica, done: queue.SimpleQueue[_Message]) -> Pipeline:
         assert self._job is not None

@@ -67,8 +67,8 @@ class LoaderFeed:
         self.warm, self.warm_chunks, self.rows_loaded_per_s = None, [], None
         self.slot_bytes = slot_bytes_of(job)
         self.slot_count = _slots_for(placement, self.slot_bytes)
-        if placement.loaders < placement.most_loaders:
-            self._policy = LoaderCount(placement.loaders, placement.most_loaders)
+        may_grow = placement.loaders < placement.most_loaders
+        self._policy = LoaderCount(placement.loaders, placement.most_loaders) if may_grow else None
         self.pool.begin(job, placement.loaders, self.slot_bytes, self.slot_count)
         self._slots = Slots(self._launch.batch_slots, self.slot_count, self.slot_bytes)
         self._sample, self._is_timed = replace(sample, index=_WARM), is_timed

@@ -35,6 +35,7 @@ from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.state import VARIABLES
 from penstock.core.stopping import StopFlag
 from penstock.engines.fed_by_processes import LoaderFeed
 from penstock.engines.running_short import Death, MemoryWatch, Tell, Verdict, quietly
@@ -372,7 +373,7 @@ class LocalEngine:
         self._ready.discard(handle.number)
         verdict = self._memory.judge(death)
         self._deaths[handle.device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[handle.device] + 1
-        is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY)
+        is_final = self._is_probed or (self._scheduler is None and verdict is Verdict.ORDINARY) or self._has_lost_state
         if is_final or self._deaths[handle.device] >= _DEATHS_IN_A_ROW:
             raise death.as_error(self._doing())
         self._give_out_again(handle, death.how)
@@ -381,6 +382,12 @@ class LocalEngine:
         is_done = self._scheduler is not None and self._scheduler.is_finished
         if not is_done and not self._stop.is_raised:
             self._start(handle.device)
+
+    @property
+    def _has_lost_state(self) -> bool:
+        """Whether a replica that dies takes with it what the answers of all other rows depend on."""
+        is_kept = self._settings is not None and self._settings.job.state == VARIABLES
+        return is_kept and self._scheduler is not None
 
     def _doing(self) -> str:
         return "loading the model" if self._signature is None else "it was tried" if self._is_probed else "predicting"

@@ -12,6 +12,7 @@ from penstock.core import tuning
 from penstock.core.plans import Plan
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile, TensorSpec
+from penstock.core.state import NONE
 from penstock.core.tracing import SEARCH
 from penstock.engines.local import LocalEngine
 from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
@@ -116,7 +117,8 @@ class _Start:
             store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
         try:
             notes = self._told_precision(file, started)
-            return self._searched(file, started, notes) if may_search and not started.is_streamed else started
+            may_search = may_search and not started.is_streamed and started.job.state == NONE
+            return self._searched(file, started, notes) if may_search else started
         except BaseException:
             started.close()
             raise
@@ -134,6 +136,12 @@ class _Start:
         self.around.note(f"loading {self.model.location}")
         file = self._file_for(self.options.runtime)
         with contextlib.closing(self._begin(file, answers_rows=CHECKED_ROWS)) as started:
+            if started.job.state != NONE:
+                raise UsageError(
+                    "there is no plan to search for: what this model answers depends on how it is run",
+                    received=started.notes[-1],
+                    hint="penstock predict runs it as it is; --batch-size chooses another size",
+                )
             notes = self._told_precision(file, started)
             return self._search(file, started, self._num_rows(started.job.batch_size), tuning.MOST_SEARCH_S, notes)
 

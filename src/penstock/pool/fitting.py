@@ -22,8 +22,9 @@ import numpy as np
 
 from penstock.core.ceilings import Ceilings
 from penstock.core.columns import join, take_positions, to_lists
-from penstock.core.protocols import Replica
+from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import Column, Columns, RowFailure, Shortage, Signature
+from penstock.core.state import NONE
 from penstock.errors import OutOfMemory, one_line
 from penstock.pool.board import Board
 
@@ -111,6 +112,7 @@ class Fitting:
         give_up: Ends this process, where another can be started: one in which native code was interrupted by
             `bad_alloc` may hold its own locks for ever, as TensorFlow does.
         pause: Waits for memory that others may give back.
+        state: What a call changes in the model.
     """
 
     def __init__(
@@ -124,8 +126,10 @@ class Fitting:
         board: Board | None = None,
         give_up: Callable[[MemoryError], NoReturn] | None = None,
         pause: Callable[[float], None] = time.sleep,
+        state: str = NONE,
     ) -> None:
         self.replica = replica
+        self.state = state
         self.left_out: dict[int, RowFailure] = {}
         """Rows that killed a replica, by their number: they are not run again."""
         self._device = device
@@ -254,6 +258,8 @@ class Fitting:
         """The answers, or, where there was too little memory, the reason."""
         try:
             piece = _piece(arrays, place, call.rows)
+            if self.state != NONE and isinstance(self.replica, Stateful):
+                self.replica.turn(call.first_row)
             answered = step(piece, rows)
         except OutOfMemory as error:
             reason = error.received or error.problem

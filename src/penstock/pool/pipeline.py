@@ -22,6 +22,7 @@ from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Column, Columns, Job, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
+from penstock.core.state import VARIABLES
 from penstock.core.tracing import (
     BATCHES_WAITING,
     LOAD,
@@ -34,6 +35,8 @@ from penstock.core.tracing import (
     Level,
     Mark,
 )
+from penstock.errors import InputError
+from penstock.pool.keeping import trim
 from penstock.pool.loading import load_batches
 from penstock.pool.marking import marked_source
 from penstock.pool.surviving import check_rows, predictor_of
@@ -120,6 +123,7 @@ class Pipeline:
         self._copied_s = copied_s or _nothing_copied
         self._closed = False
         self._fed_at: float | None = None
+        self._next_row: int | None = None
         self._waiting = NONE  # batches, as they were noted last
         self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
         self._threads = [
@@ -266,6 +270,8 @@ class Pipeline:
         started = time.perf_counter()
         if started - idle_since > SHORT_S:
             self._mark(work, WAIT_FOR_DATA, idle_since, started, batch)
+        trim(self._job, batch)
+        self._check_turn(work.span, batch)
         copied_before = self._copied_s()
         outputs, rejected = self._predict(self._replica, batch, work.span.start)
         copied = self._copied_s() - copied_before
@@ -302,6 +308,25 @@ class Pipeline:
             rows = rows_of(column)
             check_one_shape(name, rows, self._shapes.setdefault(name, rows))
         return trimmed
+
+    def _check_turn(self, span: Span, batch: Batch) -> None:
+        """Of a model that every call changes, batches come in the order of the input, and no other.
+
+        Raises:
+            InputError: They cannot, because its rows have different lengths: such rows are sorted.
+        """
+        if self._job.state != VARIABLES:
+            return
+        row = span.start + int(batch.positions[0])
+        is_whole = int(batch.positions[-1]) - int(batch.positions[0]) + 1 == batch.rows
+        is_even = all(len(np.unique(sizes, axis=0)) <= 1 for sizes in batch.sizes.values())
+        if not is_whole or not is_even or (self._next_row is not None and row != self._next_row):
+            raise InputError(
+                "the model keeps state, and rows of different lengths cannot be run in their order",
+                received=f"rows {row} to {span.start + int(batch.positions[-1])}",
+                hint="give it rows of one length",
+            )
+        self._next_row = row + batch.rows
 
     def _finish(self, work: _OpenSpan) -> None:
         with self._lock:

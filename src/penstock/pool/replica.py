@@ -6,7 +6,6 @@ the line is closed, and ends at once when it is: a coordinator that was killed l
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import traceback
@@ -41,11 +40,13 @@ from penstock.core.events import (
 from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
+from penstock.core.state import NONE
 from penstock.pool.alone import answers_alone, join_answers
 from penstock.pool.batch_transfer import open_batch
 from penstock.pool.board import Board
 from penstock.pool.channel import Channel
 from penstock.pool.fitting import Fitting
+from penstock.pool.keeping import Keeper, trim
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.probing import measure, rejects_strangers
@@ -114,6 +115,7 @@ class ReplicaProcess:
         self._batches: BatchInlet | None = None
         self._serving = Serving(channel, self._handle, self._take_at_once)
         self._replica: Replica | None = None
+        self._keeper: Keeper | None = None
         self._fitting: Fitting | None = None
         self._pipeline: Pipeline | None = None
         self._bindings: tuple[Binding, ...] = ()
@@ -134,6 +136,7 @@ class ReplicaProcess:
                 sys.path += [entry for entry in path if entry not in sys.path]
                 self._device = str(device)
                 self._replica = runtime.load(model, device, threads)
+                self._keeper = Keeper(self._replica)
                 self._channel.send(Loaded(self._replica.signature))
             case Prepare():
                 self._channel.send(self._prepare(message))
@@ -163,6 +166,7 @@ class ReplicaProcess:
 
     def _prepare(self, message: Prepare) -> Prepared:
         assert self._replica is not None
+        assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
         more: Iterator[Batch] = iter(())
@@ -173,6 +177,11 @@ class ReplicaProcess:
         else:
             more = load_batches(message.job, message.sample)
             batch = next(more)
+        found = self._keeper.look(batch)
+        if found.kind != NONE and message.job.state == NONE:
+            return Prepared((), 0.0, state=found)
+        self._keeper.hold(message.job)
+        trim(message.job, batch)
         self._bindings = message.job.bindings
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         self._fitting = Fitting(
@@ -183,16 +192,19 @@ class ReplicaProcess:
             is_alone=message.is_alone,
             board=self._board,
             give_up=_give_up,
+            state=message.job.state,
         )
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings, message.asked)
+        self._keeper.restore()
         if message.asked.answers_rows:
-            prepared, alive = _with_answers(prepared, self._fitting, itertools.chain([batch], more), message)
+            prepared, alive = _with_answers(prepared, self._fitting, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
+            self._keeper.restore()
         self._pipeline = Pipeline(
             self._fitting,
             message.job,
@@ -204,7 +216,7 @@ class ReplicaProcess:
             outputs=prepared.outputs,
             copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
         )
-        return prepared
+        return replace(prepared, state=found)
 
     def _convert(self, folder: str) -> Converted:
         if not isinstance(self._replica, Exporting):
@@ -225,6 +237,13 @@ def _give_up(error: MemoryError) -> NoReturn:
         told = b"MemoryError\n"
     os.write(2, told)
     os._exit(1)
+
+
+def _trimmed(first: Batch, more: Iterable[Batch], message: Prepare) -> Iterator[Batch]:
+    yield first
+    for batch in more:
+        trim(message.job, batch)
+        yield batch
 
 
 def _with_answers(

@@ -9,7 +9,8 @@ import numpy as np
 from penstock.core.batching import Batch
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, Job, RowFailure
-from penstock.errors import ModelError, PenstockError, one_line
+from penstock.core.state import VARIABLES
+from penstock.errors import InputError, ModelError, PenstockError, one_line
 from penstock.pool.fitting import Fitting, Rejected
 
 _FILL_CANDIDATES = 8
@@ -28,10 +29,38 @@ def predict_surviving(replica: Replica, batch: Batch, span_start: int) -> tuple[
     Raises:
         PenstockError: Not a matter of rows: no memory at all, or the model rejects even an empty batch.
     """
+    if isinstance(replica, Fitting) and replica.state == VARIABLES:
+        return _predict_in_turn(replica.replica, batch), []
     if isinstance(replica, Fitting):
         return _predict_fitting(replica, batch, span_start)
     outputs, rejected = _answer(replica, batch.arrays, batch.rows, _real(batch))
     return outputs, _to_failures(rejected, batch, span_start)
+
+
+def _predict_in_turn(replica: Replica, batch: Batch) -> Columns:
+    """The answers of a model that every call changes: each batch is run once, whole, or the job ends.
+
+    Raises:
+        InputError: A row cannot be fed. Whatever stood in its place would change the answers of the rows after it.
+        ModelError: The model rejects the batch. Trying which rows it rejects would change it.
+    """
+    if batch.failures:
+        failure = batch.failures[0]
+        raise InputError(
+            "a row failed, and the model keeps state: the answers of all rows after it depend on it",
+            received=f"row {failure.row}: {failure.reason}",
+            hint="mend the row, or leave it out of the input",
+        )
+    try:
+        return replica.predict(batch.arrays)
+    except (PenstockError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            "the model rejects a batch, and it keeps state: the rows at fault cannot be looked for",
+            received=one_line(error),
+            hint="mend the rows, or leave them out of the input",
+        ) from error
 
 
 def _predict_fitting(fitting: Fitting, batch: Batch, span_start: int) -> tuple[Columns, list[RowFailure]]:

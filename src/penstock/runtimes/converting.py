@@ -17,7 +17,9 @@ from typing import Any
 
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.signature_json import from_json, to_json
+from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
+from penstock.runtimes.graph_changes import changes_of
 from penstock.runtimes.onnx_graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
 
 OPSET = 18
@@ -25,7 +27,7 @@ OPSET = 18
 _MOST_BYTES = 1_900_000_000
 """Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
-FORMAT = 2
+FORMAT = 3
 """Of what is written beside a step; another one makes another step."""
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -140,6 +142,7 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
     function = tf.function(numbered, autograph=False)
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*specs)
+        _refuse_state(traced)
         _refuse_large(traced)
         proto = _to_onnx(function, traced, specs)
     captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
@@ -195,6 +198,16 @@ def _plain(name: str, tensor: Any) -> Any:
         # Numbers as text have other last digits elsewhere.
         raise _NotConvertible(f"{tensor.dtype.name} is not converted, which the output {name} holds")
     return tf.identity(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
+
+
+def _refuse_state(function: Any) -> None:
+    """A converted step would answer every batch as if it were the first, and draw the same numbers for ever."""
+    state = changes_of(function).state
+    if state.kind == NONE:
+        return
+    is_drawn = state.kind == SEEDS or not state.is_repeatable
+    what = "draws random numbers" if is_drawn else "keeps state"
+    raise _NotConvertible(f"it {what} ({state}), which a converted model would freeze")
 
 
 def _refuse_large(function: Any) -> None:

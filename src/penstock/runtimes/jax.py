@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from penstock.core.answering import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
+from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import AS_MADE, STRICT_FLOAT32, check_kind
+from penstock.runtimes.turns import SEED_NAME
 from penstock.runtimes.xla import xla_flags
 
 _WIDE = ("int64", "uint64", "uint32", "float64")
@@ -108,6 +112,11 @@ class JaxReplica:
         self._weights: Any = None
         self._steps: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
+        self._changed: set[int] = set()
+        """Which of the variables that are not trained a call changes, as far as steps were traced."""
+        self._held: dict[int, Any] = {}
+        self._seed: int | None = None
+        self._row = threading.local()
         self.refresh()
 
     def refresh(self) -> None:
@@ -115,6 +124,25 @@ class JaxReplica:
         model = self.call.model
         weights = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
         self._weights = self._jax.device_put(weights, self._target)
+
+    def look(self, batch: Columns) -> State:
+        """See `protocols.Stateful`. A step that does not compile says why when it is run."""
+        with contextlib.suppress(Exception):
+            self._compiled(batch)
+        return self._state()
+
+    def hold(self, seed: int | None) -> None:
+        self._seed = seed
+        values = self._weights[1]
+        self._held = {place: values[place] for place in self._changed}
+        if seed is not None and self._state().kind == VARIABLES:
+            self._held |= {place: self._drawn(place, 0) for place in self._changed if self._is_seed(place)}
+
+    def restore(self) -> None:
+        self._update(self._held)
+
+    def turn(self, row: int) -> None:
+        self._row.number = row
 
     def predict(self, batch: Columns) -> Columns:
         try:
@@ -150,7 +178,45 @@ class JaxReplica:
     def _predict(self, batch: Columns) -> Columns:
         step = self._compiled(batch)
         tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
-        return {name: to_numpy(array) for name, array in step(self._weights, tensors).items()}
+        outputs, updated = step(self._weights_for_this_call(), tensors)
+        answers = {name: to_numpy(array) for name, array in outputs.items()}
+        if updated and not self._is_drawn_by_row():
+            self._update(updated)
+        return answers
+
+    def _weights_for_this_call(self) -> Any:
+        if not self._is_drawn_by_row():
+            return self._weights
+        trained, others = self._weights
+        row = getattr(self._row, "number", 0)
+        return trained, [self._drawn(i, row) if i in self._changed else value for i, value in enumerate(others)]
+
+    def _is_drawn_by_row(self) -> bool:
+        """Whether a batch draws by a seed of its own, so that it does not matter what ran before it."""
+        return self._seed is not None and self._state().kind == SEEDS
+
+    def _drawn(self, place: int, row: int) -> Any:
+        assert self._seed is not None
+        value = self._weights[1][place]
+        drawn = derived_seed(self._seed, sorted(self._changed).index(place), row, value.shape, value.dtype)
+        return self._jax.device_put(drawn, self._target)
+
+    def _update(self, values: Mapping[int, Any]) -> None:
+        """Change variables as `model.predict` does: in the model, too."""
+        variables = self.call.model.non_trainable_variables
+        for place, value in values.items():
+            self._weights[1][place] = value
+            variables[place].assign(value)
+
+    def _state(self) -> State:
+        if not self._changed:
+            return State(NONE)
+        kind = SEEDS if all(map(self._is_seed, self._changed)) else VARIABLES
+        variables = self.call.model.non_trainable_variables
+        return State(kind, tuple(variables[place].path for place in sorted(self._changed)))
+
+    def _is_seed(self, place: int) -> bool:
+        return str(self.call.model.non_trainable_variables[place].path).endswith(SEED_NAME)
 
     def _compiled(self, batch: Columns) -> Any:
         """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
@@ -189,15 +255,18 @@ class JaxReplica:
         kind = self._jax.dtypes.canonicalize_dtype(array.dtype)
         return self._jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
 
-    def _trace(self, weights: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+        """The outputs, and the variables that the call changed, by their places."""
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
         scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         cast = {
             name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
             for name, tensor in scaled.items()
         }
-        outputs, _ = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
-        return keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+        outputs, after = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
+        changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
+        self._changed |= changed.keys()
+        return keep(self._answers, self.call.name_outputs(outputs), JaxRanking()), changed
 
 
 class JaxRanking:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.answering import Answers
 from penstock.core.records import Device, Shape
 from penstock.core.scaling import Scaling
+from penstock.core.state import State
 from penstock.errors import ModelError
 from penstock.runtimes import jax as jax_runtime
 from penstock.runtimes import legacy_keras
@@ -30,6 +31,8 @@ class LiveModel:
         self._copies: list[Any] = []
         self.few_s: dict[tuple[Shape | None, ...], float] = {}
         """What a few rows of these shapes take, once that was measured."""
+        self.states: dict[tuple[Shape | None, ...], State] = {}
+        """What a call with rows of these shapes changes in the model, once that was looked at."""
         places = _places(self.backend)
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]

@@ -6,18 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from penstock.core.answering import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
+from penstock.core.state import State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes import frozen_graph, saved_model
 from penstock.runtimes.converting import export_step
 from penstock.runtimes.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.graph_arguments import Step
+from penstock.runtimes.graph_changes import Changes, changes_of
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.tensor_answers import kept, to_host
+from penstock.runtimes.turns import Turns
 from penstock.runtimes.xla import xla_flags
 
 
@@ -181,6 +186,8 @@ class TensorFlowReplica:
         else:
             self._step = tf.function(answering, jit_compile=True, autograph=False) if needs_xla else None
         self._to_device = _feeder(place)
+        self._turns = Turns()
+        self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def predict(self, batch: Columns) -> Columns:
         try:
@@ -192,6 +199,30 @@ class TensorFlowReplica:
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
         self._let_go()
         raise out_of_memory(batch, reason)
+
+    def look(self, batch: Columns) -> State:
+        """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
+        key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
+        if key not in self._looked_at:
+            with self._tf.device(self._place):
+                tensors = {name: self._to_device(array) for name, array in batch.items()}
+                found = self._changes(tensors)
+            is_drawing_only = found.drawing and not found.variables and not found.lost
+            if is_drawing_only and self._repeats_itself(batch):
+                # They stand in a branch for training that is never taken.
+                found = replace(found, drawing=())
+            found.tell(self._turns)
+            self._looked_at[key] = found.state
+        return self._looked_at[key]
+
+    def hold(self, seed: int | None) -> None:
+        self._turns.hold(seed)
+
+    def restore(self) -> None:
+        self._turns.restore()
+
+    def turn(self, row: int) -> None:
+        self._turns.turn(row)
 
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         return export_step(self._plain, self.signature, bindings, folder)
@@ -208,7 +239,8 @@ class TensorFlowReplica:
             # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
             # its tensor is dropped, while the kernels that read it may still be queued.
             tensors = {name: self._to_device(array) for name, array in batch.items()}
-            outputs = self._run(tensors)
+            with self._turns.call():
+                outputs = self._run(tensors)
             return {name: to_host(name, tensor) for name, tensor in outputs.items()}
 
     def _let_go(self) -> None:
@@ -237,6 +269,9 @@ class TensorFlowReplica:
 
         Where a model insists on a number, it is traced for each.
         """
+        return dict(self._plain_for(tensors)(tensors))
+
+    def _plain_for(self, tensors: dict[str, Any]) -> Any:
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
         opened = {name: self._opened(name, shape) for name, shape in shapes.items()}
         for lengths in (opened, shapes):
@@ -244,8 +279,8 @@ class TensorFlowReplica:
             if key not in self._for_any_rows:
                 self._for_any_rows[key] = self._traced(tensors, lengths)
             if (function := self._for_any_rows[key]) is not None:
-                return dict(function(tensors))
-        return dict(self._plain(tensors))
+                return function
+        return self._plain
 
     def _opened(self, name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
         """The shape of rows, open where the model leaves it open."""
@@ -265,6 +300,27 @@ class TensorFlowReplica:
         except Exception:  # told by the run itself, if it is not the open lengths
             return None
         return traced
+
+    def _changes(self, tensors: dict[str, Any]) -> Changes:
+        """What the step changes, by its graph; nothing is known of one that cannot be traced: running it tells why."""
+        try:
+            step = self._step if self._step is not None else self._plain_for(tensors)
+            return changes_of(step.get_concrete_function(tensors))
+        except Exception:
+            return Changes()
+
+    def _repeats_itself(self, batch: Columns) -> bool:
+        """Whether a batch is answered the same twice, bit for bit."""
+        try:
+            first, second = self.predict(batch), self.predict(batch)
+        except Exception:  # told by the run itself
+            return True
+        return all(_bits(first[name]) == _bits(second[name]) for name in first)
+
+
+def _bits(output: Any) -> object:
+    is_plain = isinstance(output, np.ndarray) and output.dtype != object
+    return output.tobytes() if is_plain else repr(output)
 
 
 class TensorFlowOnGpu(TensorFlowReplica):

@@ -113,6 +113,37 @@ class SelectedRows(Around):
             yield from overlap([self._runs[position]], inner.start, inner.stop)
 
 
+class WholeBatches(SelectedRows):
+    """All rows of `source` in spans of exactly the size that is asked for, the last one shorter, whatever its files and
+    row groups are: for models whose answers depend on the rows before."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, [(0, _NO_END)])
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        index = start = filled = 0
+        pieces: list[tuple[Any, ...]] = []
+        numbers: list[Array] = []
+        for inner in self.source.divide(rows_per_span, most_rows):
+            row = inner.start
+            while row < inner.stop:
+                taken = min(inner.stop - row, rows_per_span - filled)
+                pieces.append((inner.start, inner.rows, inner.locator, inner.group, ((row, taken),)))
+                numbers.append(_numbers(inner)[row - inner.start : row - inner.start + taken])
+                row, filled = row + taken, filled + taken
+                if filled == rows_per_span:
+                    yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
+                    index, start, filled, pieces, numbers = index + 1, start + filled, 0, [], []
+        if pieces:
+            yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
+
+
+def _numbers(span: Span) -> Array:
+    """The number in the whole input of every row of a span."""
+    runs = span.numbers or ((span.start, span.rows),)
+    return np.concatenate([np.arange(first, first + rows) for first, rows in runs])
+
+
 class _Renumbered(Watch):
     """Rows inside, as the job counts them. For those that the job does not take, no row can be blamed."""
 

@@ -64,7 +64,11 @@ class Summary:
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
         searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")
-        recipe = {name: value for name, value in self.recipe.items() if name not in ("buckets", "is_padded")}
+        recipe = {
+            name: value
+            for name, value in self.recipe.items()
+            if name not in ("buckets", "is_padded") and (name, value) != ("state", "none")
+        }
         lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
         if self.plan:
             lines.append(f"plan: {self.plan}")

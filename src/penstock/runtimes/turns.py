@@ -1,0 +1,79 @@
+"""The variables that a model changes when it is called: held, put back, and set for each batch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State, derived_seed
+
+SEED_NAME = "seed_generator_state"
+"""What Keras calls the variable of every generator of random numbers, also in what it exports."""
+
+
+class Turns:
+    """What the variables of one replica are before each of its calls.
+
+    Calls of a model without state pass at once. Those of a model that only draws random numbers take turns, each with
+    the seeds of its own batch. All others are expected one after the other already, and find what the last one left.
+    """
+
+    def __init__(self) -> None:
+        self.state = STATELESS
+        self._variables: list[Any] = []
+        self._is_seed: list[bool] = []
+        self._held: list[Array] = []
+        self._seed: int | None = None
+        self._lock = threading.Lock()
+        self._row = threading.local()
+
+    def note(self, variables: Sequence[Any], is_seed: Sequence[bool], state: State) -> None:
+        """What one traced step changes. Another one, for rows of another shape, may change more."""
+        known = {id(each) for each in self._variables}
+        for variable, is_a_seed in zip(variables, is_seed, strict=True):
+            if id(variable) not in known:
+                self._variables.append(variable)
+                self._is_seed.append(is_a_seed)
+        if self.state.kind == NONE or state.kind == VARIABLES:
+            self.state = state
+
+    def hold(self, seed: int | None) -> None:
+        """Remember the variables as they are. Random numbers are drawn by `seed`; without one, as the model would."""
+        self._seed = seed
+        self._held = [np.array(each.numpy() if hasattr(each, "numpy") else each) for each in self._variables]
+        if seed is not None and self.state.kind == VARIABLES:
+            self._held = [
+                derived_seed(seed, position, 0, value.shape, value.dtype) if is_seed else value
+                for position, (value, is_seed) in enumerate(zip(self._held, self._is_seed, strict=True))
+            ]
+
+    def restore(self) -> None:
+        """Put the variables back to what they were when they were held."""
+        for variable, value in zip(self._variables, self._held, strict=False):
+            variable.assign(value)
+
+    def turn(self, row: int) -> None:
+        """The next call of this thread is for the batch that begins with `row`."""
+        self._row.number = row
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        if self.state.kind != SEEDS or self._seed is None:
+            yield
+            return
+        row = getattr(self._row, "number", 0)
+        with self._lock:
+            for position, variable in enumerate(self._variables):
+                shape = tuple(variable.shape)
+                variable.assign(derived_seed(self._seed, position, row, shape, _numpy_dtype(variable)))
+            yield
+
+
+def _numpy_dtype(variable: Any) -> Any:
+    dtype = variable.dtype
+    return getattr(dtype, "as_numpy_dtype", dtype)
