@@ -170,7 +170,14 @@ _ROWS: list[_Option] = [
     click.option("--skip", type=int, default=0, metavar="N", help="Leave out the first N rows."),
     click.option("--sample", type=int, metavar="N", help="Try the job on N rows from all over the input."),
     click.option("--sample-by", metavar="COLUMN", help="Every value of COLUMN keeps its share in the sample."),
-    click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides the sample."),
+    click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Decides the sample, and what a random model draws.",
+    ),
 ]
 
 _WRITTEN: list[_Option] = [

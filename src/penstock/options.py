@@ -215,7 +215,7 @@ class PredictOptions:
         limit: Take at most so many rows.
         sample: Take so many rows, chosen by `seed`.
         sample_by: A column of which every value keeps its share in the sample.
-        seed: Decides the sample.
+        seed: Decides the sample, and the random numbers of a model that draws any.
     """
 
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

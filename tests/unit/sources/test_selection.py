@@ -24,7 +24,7 @@ from penstock.errors import InputError, UsageError
 from penstock.sources.csv import CsvFiles
 from penstock.sources.memory import InMemory
 from penstock.sources.parquet import ParquetFiles
-from penstock.sources.selection import SelectedRows, sample, select
+from penstock.sources.selection import SelectedRows, WholeBatches, sample, select
 
 ROWS = 100
 BROKEN = (7, 42, 43, 99)
@@ -302,3 +302,24 @@ def test_stream_cannot_be_sampled() -> None:
 def test_sample_of_nothing_is_nothing() -> None:
     assert list(sample(in_memory(0), 5, None, 0).divide(10)) == []
     assert list(sample(in_memory(0), 5, "word", 0).divide(10)) == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 60, 200])
+@pytest.mark.parametrize("make", [csv_files, parquet_file])
+def test_files_and_row_groups_do_not_cut_whole_batches(
+    tmp_path: Path, make: Callable[[Path], Source], size: int
+) -> None:
+    source = WholeBatches(select(make(tmp_path), skip=5, limit=90))
+    spans = list(source.divide(size))
+    assert [span.rows for span in spans] == [size] * (90 // size) + ([90 % size] if 90 % size else [])
+    assert [span.start for span in spans] == list(range(0, 90, size))
+    assert [span.number(row) for span in spans for row in range(span.start, span.stop)] == list(range(5, 95))
+    again = pickle.loads(pickle.dumps(source))
+    for span in spans:
+        blocks = list(again.read(span, ["id", "word"]))
+        assert [row for b in blocks for row in range(b.start, b.start + b.rows)] == list(range(span.start, span.stop))
+        ids = [value for block in blocks for value in to_arrow(block.columns["id"]).to_pylist()]
+        broken = {failure.row for block in blocks for failure in block.failures}
+        for row, value in zip(range(span.start, span.stop), ids, strict=True):
+            assert row in broken or value == row + 5
+            assert (row in broken) == (make is csv_files and row + 5 in BROKEN)
