@@ -111,7 +111,7 @@ _FED: list[_Option] = [
         metavar="MODULE:FUNCTION",
         help="A function from a block of columns (a dict of arrays) to another, run in the loaders.",
     ),
-    click.option("--preprocess-row", metavar="MODULE:FUNCTION", help="The same, row by row."),
+    click.option("--preprocess-row", metavar="MODULE:FUNCTION", help="As --preprocess, row by row."),
     click.option("--preset", type=click.Choice(PRESETS), help="A usual scaling of images, on the device."),
     click.option("--scale", metavar="X[,…]", help="Multiply inputs on the device: one number, or one a channel."),
     click.option("--offset", metavar="X,…", help="Add this after --scale."),
@@ -281,6 +281,12 @@ _GROUPS = {
 }
 
 
+_MOST_USED = (
+    "output", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices", "limit", "dry_run",
+)  # fmt: skip
+"""What the help begins with; each option is shown once."""
+
+
 def job_options(command: Command) -> Command:
     """The options of a prediction job."""
     for option in reversed([option for group in _GROUPS.values() for option in group]):
@@ -296,10 +302,13 @@ class GroupedCommand(click.Command):
         entries = {option.name: entry for option in options if (entry := option.get_help_record(ctx))}
         groups = {heading: _names(group) for heading, group in _GROUPS.items()}
         grouped = {name for names in groups.values() for name in names}
-        groups = {"Options": {name for name in entries if name not in grouped}, **groups}
+        groups["Other options"] = {name for name in entries if name not in grouped}
+        used = [name for name in _MOST_USED if name in entries]
+        with formatter.section("Options most used"):
+            formatter.write_dl([entries[name] for name in used])
         for heading, names in groups.items():
             with formatter.section(heading):
-                formatter.write_dl([entry for name, entry in entries.items() if name in names])
+                formatter.write_dl([entry for name, entry in entries.items() if name in names and name not in used])
 
 
 def _names(options: list[_Option]) -> set[str | None]:

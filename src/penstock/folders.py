@@ -199,6 +199,9 @@ class _Run:
         fixed = None
         if manifest is not None:
             fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
+        if found is None:
+            for line in written.describe_output(task.output, task.options.format):
+                self._progress.note(line)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
         around = Surroundings(self._log, self._stop, self._progress.note, task.is_verbose)
         started = starting.start(task.model, task.source, task.options, self._meter, around, fixed=fixed)

@@ -49,7 +49,8 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     found["needs_trust"] = list(facts.needs_trust)
     runtimes = registry.like(file, runtime_used) if is_loaded else file.runtimes
     found["runtimes"] = [name for name in runtimes if registry.is_installed(name)]
-    found["run_it"] = _command(file, found, target, needs_trust=bool(facts.needs_trust))
+    found["run_it"] = _command(file, found, target, runtime, needs_trust=bool(facts.needs_trust))
+    found["columns_of_other_names"] = _inputs(found) or None
     return found
 
 
@@ -75,8 +76,8 @@ def _describe_signature(signature: Signature) -> dict[str, Any]:
     return described
 
 
-def _command(file: ModelFile, found: dict[str, Any], target: str, *, needs_trust: bool) -> str:
-    """The line that runs the model."""
+def _command(file: ModelFile, found: dict[str, Any], target: str, runtime: str | None, *, needs_trust: bool) -> str:
+    """The line that runs the model as it was looked at. Columns are matched to its inputs by their names."""
     parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
     if found.get("signature") and (file.signature is not None or found.get("other_signatures")):
         parts += ["--signature", shlex.quote(found["signature"])]
@@ -86,9 +87,18 @@ def _command(file: ModelFile, found: dict[str, Any], target: str, *, needs_trust
         parts += ["--weights", shlex.quote(file.weights)]
     if needs_trust:
         parts += ["--trust-model"]
-    parsed = {key.removeprefix("features of ") for key in found if key.startswith("features of ")}
-    parts += [f"--input {shlex.quote(name)}=COLUMN" for name in found.get("inputs", ()) if name not in parsed]
+    if runtime is not None:
+        parts += ["--runtime", runtime]
+    for name, value in file.constants.items():
+        parts += ["--constant", shlex.quote(f"{name}={value}")]
     return " ".join(parts)
+
+
+def _inputs(found: dict[str, Any]) -> str:
+    """What the line needs besides, where columns are not called as the inputs are."""
+    parsed = {key.removeprefix("features of ") for key in found if key.startswith("features of ")}
+    names = [name for name in found.get("inputs", ()) if name not in parsed]
+    return " ".join("--input " + shlex.quote(f"{name}=COLUMN") for name in names)
 
 
 def describe_input(target: str) -> dict[str, Any]:

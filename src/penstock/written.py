@@ -15,12 +15,14 @@ from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import Started
-from penstock.options import PredictOptions
+from penstock.options import FORMATS, PredictOptions
 from penstock.pool.devices import usable_cores
 from penstock.pool.finishers import FinishedHere, Finishers, with_failures
 from penstock.sources.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
+_FILES = (*FORMATS, "pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
+"""How the names of files end that people write predictions to."""
 
 
 def describe_source(source: Source) -> list[str]:
@@ -32,6 +34,15 @@ def describe_source(source: Source) -> list[str]:
     if not getattr(source, "is_resumable", True):
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines
+
+
+def describe_output(output: str, format_: str) -> list[str]:
+    """That a name which looks like that of a file is a folder."""
+    suffix = output.rstrip("/").rpartition(".")[2].lower()
+    if output.endswith("/") or suffix not in _FILES:
+        return []
+    other = f"; --format {suffix} writes {suffix} files" if suffix in FORMATS and suffix != format_ else ""
+    return [f"{output} will be a folder: predictions are written as files in it, part-00000000.{format_} …{other}"]
 
 
 def describe_feeding(started: Started) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -12,10 +13,14 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import penstock
+from penstock.cli import main
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, summary_of
 
 
@@ -100,7 +105,8 @@ def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penst
     assert "digit: float32[10]" in ran.stdout
     assert "written by: Keras 3." in ran.stdout
     assert "loaded by: jax " in ran.stdout
-    assert f"run it: penstock predict {models / 'digits.keras'} INPUT --output OUT --input pixels=COLUMN" in ran.stdout
+    assert f"run it: penstock predict {models / 'digits.keras'} INPUT --output OUT --runtime jax\n" in ran.stdout
+    assert "columns of other names: --input pixels=COLUMN" in ran.stdout
     found = json.loads(penstock_run("inspect", digits, "--json").stdout)
     assert found["rows"] == 20_000
     assert found["columns"] == {"pixels": "uint8[64]", "name": "string[]"}
@@ -113,7 +119,8 @@ def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_ru
     assert found["other_signatures"] == {"double": other}
     assert found["written_by"].startswith("TensorFlow 2.")
     assert found["bytes"] > 1000
-    assert found["run_it"].endswith("--signature project --input x=COLUMN")
+    assert found["run_it"].endswith("--signature project")
+    assert found["columns_of_other_names"] == "--input x=COLUMN"
     assert found["inputs"] == {"x": "float32[4]"}
     assert found["outputs"] == {"length": "float32[]", "projected": "float32[2]"}
 
@@ -163,6 +170,55 @@ def test_version_and_help(penstock_run: Penstock) -> None:
     listed = penstock_run("--help").stdout
     assert all(name in listed for name in ("predict", "resume", "status", "inspect", "devices"))
     assert "--input" in penstock_run("predict", "--help").stdout
+
+
+def test_help_cuts_no_sentence_and_begins_with_what_is_used_most() -> None:
+    listed = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
+    assert "..." not in listed.partition("Commands:")[2]
+    commands = [line.split()[0] for line in listed.partition("Commands:")[2].splitlines() if line[2:3].strip()]
+    assert commands == ["predict", "plan", "resume", "status", "inspect", "devices"]
+    shown = CliRunner().invoke(main, ["predict", "--help"], terminal_width=80).stdout
+    used, _, others = shown.partition("Options most used:")[2].partition("The model:")
+    flags = [line.split()[0] for line in used.splitlines() if line.startswith("  -")]
+    assert len(flags) == 10
+    assert flags[:3] == ["-o,", "--input", "--keep"]
+    assert all(f"\n  {flag} " not in others for flag in flags), "each option is shown once"
+    assert "--overwrite" in others.partition("Other options:")[2]
+
+
+def test_line_that_inspect_prints_runs_the_model(
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    model = tmp_path / "my digits.onnx"
+    model.write_bytes((light_models / "digits.onnx").read_bytes())
+    found = json.loads(penstock_run("inspect", model, "--json").stdout)
+    command = found["run_it"].replace("INPUT", str(digits)).replace("OUT", str(tmp_path / "out"))
+    program, *arguments = shlex.split(command)
+    assert program == "penstock"
+    assert penstock_run(*arguments, "--limit", 10).returncode == 0
+    # Where no column is called as the input is, the other line says what to add.
+    table = pa.table({"numbers": pq.read_table(digits / "0.parquet").column("pixels")[:10], "x": range(10)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    more = shlex.split(found["columns_of_other_names"].replace("COLUMN", "numbers"))
+    program, *arguments = shlex.split(found["run_it"])
+    given = [{"INPUT": tmp_path / "x.parquet", "OUT": tmp_path / "other"}.get(word, word) for word in arguments]
+    assert penstock_run(*given, *more).returncode == 0
+
+
+def test_output_that_is_named_like_a_file_is_said_to_be_a_folder(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
+    arguments = ["predict", light_models / "digits.onnx", tmp_path / "x.npy", "-o"]
+    ran = penstock_run(*arguments, tmp_path / "results.csv")
+    assert ran.returncode == 0, ran.stderr
+    told = "results.csv will be a folder: predictions are written as files in it, part-00000000.parquet …"
+    assert f"{told}; --format csv writes csv files" in ran.stderr
+    (tmp_path / "results.parquet").write_bytes(b"a file")
+    ran = penstock_run(*arguments, tmp_path / "results.parquet")
+    assert ran.returncode == 7
+    assert "results.parquet, which is a file" in ran.stderr
+    assert "hint: name a folder" in ran.stderr
 
 
 @pytest.mark.slow

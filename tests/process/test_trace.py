@@ -92,7 +92,8 @@ def test_trace_of_a_table_has_every_batch_of_both_replicas(
     )
     summary = summary_of(ran)
     assert summary["trace"] == str(trace)
-    assert summary["bottleneck"].partition("-bound: ")[0] in ("loading", "copying", "computing", "writing")
+    # Of a fast machine, nothing: a run of a few seconds has no bottleneck.
+    assert summary["bottleneck"].partition("-bound: ")[0] in ("loading", "copying", "computing", "writing", "")
     events: list[Event] = json.loads(trace.read_text())
     assert_well_formed(events)
     assert_every_batch_once(events, 20_000, BATCH_ROWS)

@@ -35,7 +35,11 @@ class LocalFolder:
         if not os.path.exists(self._path):
             return None
         if not os.path.isdir(self._path):
-            raise OutputError("the output is not a folder", received=self._shown)
+            raise OutputError(
+                "the output is not a folder",
+                received=f"{self._shown}, which is a file",
+                hint="name a folder: predictions are written as files in it, so that a run can be resumed",
+            )
         return os.listdir(self._path)
 
     def read(self, name: str) -> bytes | None:

@@ -17,6 +17,8 @@ from penstock.telemetry.trace import TracedSink, TraceWriter
 
 _LATELY_S = 10.0
 _KEPT_EVERY_S = 0.25
+_TOLD_FROM_S = 3.0
+"""What bounds a shorter run is chance: the first batch, an fsync, the import of a codec."""
 
 
 @dataclass
@@ -178,7 +180,7 @@ class Meter:
         return round(total.padded / total.values, 4) if total.values else None
 
     def bottleneck(self) -> str:
-        """What bounded the run so far, in words; empty where nothing was done yet."""
+        """What bounded the run so far, in words; empty where nothing was done yet, or for a few seconds only."""
         return str(self._bound_since(0) or "")
 
     def bottleneck_lately(self) -> str:
@@ -190,6 +192,8 @@ class Meter:
             if len(self._moments) <= position:
                 return None
             before, now = self._moments[position], self._moment(self._clock())
+            if now.at - self._moments[0].at < _TOLD_FROM_S:
+                return None
         waited = now.writer_full_s - before.writer_full_s
         return measured(now.spent.since(before.spent), now.at - before.at, waited)
 

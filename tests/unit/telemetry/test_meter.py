@@ -117,14 +117,27 @@ def test_bottleneck_lately_is_that_of_the_run_at_its_beginning() -> None:
     clock = Clock()
     meter = Meter(clock=clock)
     assert meter.bottleneck_lately() == ""
-    clock.now += 1.0
+    clock.now += 5.0
     meter.observe(0, CPU0, Timings(compute=1.0, rows=1))
     assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the model's time"
 
 
-def test_bottleneck_judges_all_replicas_together() -> None:
-    meter = Meter()
+def test_run_of_a_second_has_no_bottleneck() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
     meter.begin()
+    clock.now += 1.0
+    meter.observe(0, CPU0, Timings(compute=1.0, rows=1))
+    assert meter.bottleneck() == meter.bottleneck_lately() == ""
+    clock.now += 3.0
+    assert meter.bottleneck().startswith("computing-bound")
+
+
+def test_bottleneck_judges_all_replicas_together() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.begin()
+    clock.now += 10.0
     meter.observe(0, CPU0, Timings(compute=1.0))
     meter.observe(1, CPU1, Timings(wait_for_data=1.0))
     assert meter.bottleneck().startswith("loading")

@@ -70,7 +70,8 @@ def test_rate_spans_a_gap_longer_than_its_memory() -> None:
 
 
 def meter_with(rows: int, failed: int = 0, committed: int = 0) -> Meter:
-    meter = Meter()
+    seconds = iter([0.0, *[10.0] * 100])
+    meter = Meter(clock=lambda: next(seconds))
     meter.observe(0, Device("cpu", 0), Timings(compute=3.0, wait_for_data=1.0, rows=rows))
     meter.failed, meter.committed_rows = failed, committed
     return meter
