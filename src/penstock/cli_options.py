@@ -30,6 +30,7 @@ from penstock.options import (
     RUNTIMES,
     DeviceRequest,
     ModelOptions,
+    Nulls,
     PredictOptions,
     ReadOptions,
 )
@@ -145,6 +146,12 @@ _FED: list[_Option] = [
         multiple=True,
         metavar="NAME=DTYPE[SHAPE]",
         help="A feature of TFRecords. Default: inferred from the first records. Repeatable.",
+    ),
+    click.option(
+        "--nulls",
+        multiple=True,
+        metavar="fail|nan|VALUE|empty",
+        help="Missing values: failed rows (the default), NaN or a number; for text the empty text. Repeatable.",
     ),
     click.option(
         "--header",
@@ -357,6 +364,7 @@ def make_options(values: dict[str, Any]) -> PredictOptions:
         buckets=tuple(int(n) for n in parse_numbers(buckets, "--buckets")) if buckets is not None else None,
         outputs=tuple(name.strip() for name in outputs.split(",")) if outputs is not None else (),
         labels=read_labels(values["labels"]) if values["labels"] is not None else (),
+        nulls=Nulls.parse(values["nulls"]),
         loading=_loading(values),
         reading=_reading(values),
         **{name: values[name] for name in _TAKEN_AS_THEY_ARE},

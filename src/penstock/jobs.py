@@ -20,6 +20,7 @@ from penstock.binding import bind, described_as_floats, fed_as_floats, prefer_fl
 from penstock.core import batching, division, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.events import Asked, PaddingTrial, Prepared
+from penstock.core.missing import bind_nulls
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source
 from penstock.core.records import (
@@ -267,6 +268,8 @@ def _decide(
         options = steps.keep_by_default(options, source)
         columns = preprocess.gives if preprocess is not None else source.schema()
         bindings = fixed.bindings if fixed else bind(signature, source, columns, options)
+        if fixed is None:
+            bindings = bind_nulls(bindings, signature, options.nulls, has_function=preprocess is not None)
         if preprocess is None:  # else bindings name what the function gives, which is not in the file
             prefer_floats(source, fed_as_floats(bindings), options.keep)
         given = options.buckets

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from penstock.core.plans import Plan
 from penstock.errors import UsageError
 from penstock.option_texts import parse_size, read_labels, text_of_constant
-from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
+from penstock.options import DeviceRequest, ModelOptions, Nulls, PredictOptions, ReadOptions
 
 _READING = tuple(field.name for field in dataclasses.fields(ReadOptions))
 _AUTO = [(name, "auto") for name in ("runtime", "batch_size", "replicas_per_device", "threads", "loaders")]
@@ -61,6 +61,7 @@ class Keywords(TypedDict, total=False):
     images: str | Sequence[str]
     features: Mapping[str, str]
     header: str
+    nulls: str | float | Sequence[str | float]
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
     postprocess: str | Callable[..., Any]
@@ -107,6 +108,9 @@ def make_options(keywords: Keywords) -> PredictOptions:
     for name in ("scale", "offset", "buckets"):
         if name in given:
             given[name] = tuple(given[name]) if isinstance(given[name], Sequence) else (given[name],)
+    if "nulls" in given:
+        is_one = isinstance(given["nulls"], (str, float, int))
+        given["nulls"] = Nulls.parse([given["nulls"]] if is_one else given["nulls"])
     if "image_size" in given:
         given["image_size"] = _size(given["image_size"])
     if "labels" in given:

@@ -8,9 +8,10 @@ number of replicas belongs to the placement (it decides only the speed).
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,39 @@ class DeviceRequest:
         if self.gpu_indices is not None:
             return "gpu:" + ",".join(map(str, self.gpu_indices))
         return self.kind
+
+
+@dataclass(frozen=True)
+class Nulls:
+    """What is done with missing values, which are not NaN: NaN is a value.
+
+    Args:
+        numbers: `fail` for a failed row, `nan`, or the number that stands in their place.
+        texts: `fail`, or `empty` for the empty text.
+    """
+
+    numbers: str = "fail"
+    texts: str = "fail"
+
+    @classmethod
+    def parse(cls, given: Sequence[str | float]) -> Nulls:
+        """Read `fail`, `nan`, a number, `empty`; numbers and text may each have a rule.
+
+        >>> Nulls.parse(["nan", "empty"])
+        Nulls(numbers='nan', texts='empty')
+        >>> Nulls.parse([0])
+        Nulls(numbers='0', texts='fail')
+        """
+        rules = [str(rule).strip() for rule in given if str(rule).strip() != "fail"]
+        texts = [rule for rule in rules if rule == "empty"]
+        numbers = [rule for rule in rules if rule != "empty"]
+        if len(numbers) > 1 or not all(rule == "nan" or _is_number(rule) for rule in numbers):
+            raise UsageError(
+                "nulls is not understood",
+                received=f"nulls={', '.join(map(str, given))}",
+                allowed="fail, nan or one number for numbers; fail or empty for text",
+            )
+        return cls(numbers[0] if numbers else "fail", texts[0] if texts else "fail")
 
 
 @dataclass(frozen=True)
@@ -203,6 +237,7 @@ class PredictOptions:
         preprocess: A function, or `module:function`, that makes a block of columns from a block of columns.
         preprocess_row: The same for functions that take and give one row.
         postprocess: A function, or `module:function`, from outputs and kept columns to the columns that are written.
+        nulls: What is done with missing values.
         preset: A usual scaling of images, on the device.
         scale: What inputs are multiplied with on the device: one number, or one for each channel.
         offset: What is added after that.
@@ -248,6 +283,7 @@ class PredictOptions:
     preprocess: str | Callable[..., Any] | None = None
     preprocess_row: str | Callable[..., Any] | None = None
     postprocess: str | Callable[..., Any] | None = None
+    nulls: Nulls = field(default_factory=Nulls)
     preset: str | None = None
     scale: tuple[float, ...] | None = None
     offset: tuple[float, ...] | None = None
@@ -341,6 +377,13 @@ class PredictOptions:
                 )
         if self.preset is not None and (self.scale is not None or self.offset is not None):
             raise UsageError("a preset says how to scale", received=f"preset={self.preset} and scale or offset")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from penstock.core.records import Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS, Scaling
 from penstock.errors import UsageError
 from penstock.models.modules import digest_of_module
-from penstock.options import PredictOptions, ReadOptions
+from penstock.options import Nulls, PredictOptions, ReadOptions
 from penstock.sources.folder_names import FOLDER, FolderNames
 from penstock.sources.selection import sample, select
 
@@ -41,7 +41,7 @@ def make_preprocess(source: Source, signature: Signature, options: PredictOption
     function = options.preprocess if options.preprocess is not None else options.preprocess_row
     if function is None:
         return None
-    made = Preprocess.of(function, is_by_row=options.preprocess_row is not None)
+    made = replace(Preprocess.of(function, is_by_row=options.preprocess_row is not None), nulls=options.nulls)
     images = [spec.shape for spec in signature.inputs if spec.shape is not None and len(spec.shape) == 3]
     size = images[0] if len(images) == 1 else (None, None, None)
     return replace(made, takes={name: _sized(spec, size) for name, spec in source.schema().items()})
@@ -78,6 +78,7 @@ def as_request(options: PredictOptions) -> dict[str, Any]:
         "preprocess": _describe_function(function, "preprocess"),
         "preprocess_is_by_row": options.preprocess_row is not None,
         "postprocess": _describe_function(options.postprocess, "postprocess"),
+        "nulls": dataclasses.asdict(options.nulls),
         "preset": options.preset,
         "scale": _list(options.scale),
         "offset": _list(options.offset),
@@ -110,7 +111,7 @@ def from_request(request: dict[str, Any]) -> dict[str, Any]:
     for key in ("scale", "offset", "buckets"):
         keywords[key] = tuple(request[key]) if request[key] is not None else None
     functions = {name: located["preprocess"], "postprocess": located["postprocess"]}
-    return keywords | functions | {"reading": ReadOptions(**reading)}
+    return keywords | functions | {"reading": ReadOptions(**reading), "nulls": Nulls(**request["nulls"])}
 
 
 def _located(function: dict[str, Any] | None, stage: str) -> str | None:

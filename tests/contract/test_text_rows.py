@@ -140,7 +140,9 @@ class TestCsv:
         assert kinds == [pa.int64(), pa.int64()]
 
     @pytest.mark.parametrize(
-        ("field", "value"), [("", None), ("NA", None), ("null", None), ("nan", None), (" 7", 7.0), ("7 ", 7.0)], ids=str
+        ("field", "value"),
+        [("", None), ("NA", None), ("null", None), ("nan", float("nan")), (" 7", 7.0), ("7 ", 7.0)],
+        ids=str,
     )
     def test_broken_record_leaves_odd_numbers_as_they_are_read_without_it(
         self, csv: Callable[..., Read], field: str, value: object

@@ -115,3 +115,24 @@ def test_csv_without_a_header_is_recognised(light_models: Path, penstock_run: Pe
     assert "seems to have no header" in ran.stderr
     assert penstock_run(*command, "--header", "no").returncode == 0
     assert read_rows(tmp_path / "out").num_rows == len(ROWS)
+
+
+def test_missing_values_are_what_the_rule_says_and_nan_predictions_are_counted(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    rows: list[list[Any]] = [*ROWS[:20], ["n/a", 1, 2, 3], ["nan", 1, 2, 3], *ROWS[20:]]
+    table = write_table(tmp_path / "rows.csv", rows)
+    command = ["predict", light_models / "double.onnx", table, "--input", "x=a,b,c,d", "--json"]
+    ran = penstock_run(*command, "-o", tmp_path / "fail")
+    summary = summary_of(ran)
+    assert (ran.returncode, summary["rows"], summary["failed"], summary["not_finite"]) == (3, 41, 1, 1)
+    assert "column 'a' is missing: 'n/a'" in (tmp_path / "fail/_penstock/failures.jsonl").read_text()
+    ran = penstock_run(*command, "-o", tmp_path / "nan", "--nulls", "nan")
+    summary = summary_of(ran)
+    assert (ran.returncode, summary["rows"], summary["failed"], summary["not_finite"]) == (0, 42, 0, 2)
+    answers = np.array(read_rows(tmp_path / "nan").column("doubled").to_pylist())
+    np.testing.assert_array_equal(answers[20:22], [[np.nan, 2, 4, 6]] * 2)
+    again = penstock_run(*command, "-o", tmp_path / "nan", "--nulls", "0")
+    assert again.returncode == 7, again.stderr
+    assert "nulls=" in again.stderr
+    assert penstock_run("resume", tmp_path / "nan").returncode == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.deferred import BadRows
+from penstock.core.deferred import IS_NULL, BadRows
 from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
 
 OPAQUE = "opaque"
@@ -127,7 +127,7 @@ def _encode_text(column: Array, bad: BadRows) -> Array:
             encoded[position] = item.encode() if isinstance(item, str) else item
             continue
         encoded[position] = b""
-        bad.setdefault(position // per_row, "is null" if item is None else f"is {item!r:.40}, not text")
+        bad.setdefault(position // per_row, IS_NULL if item is None else f"is {item!r:.40}, not text")
     return encoded.reshape(column.shape)
 
 
@@ -141,8 +141,9 @@ def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int
         is_held = (values >= limits.min) & (values <= limits.max)
     per_row = max(1, values.size // max(1, rows))
     for position in np.flatnonzero(~(is_whole & is_held)).tolist():
-        is_fraction = not is_whole.flat[position]
-        bad.setdefault(position // per_row, "is not a whole number" if is_fraction else f"does not fit into {kind}")
+        value = values.flat[position]
+        reason = "is not a whole number" if not is_whole.flat[position] else f"does not fit into {kind}"
+        bad.setdefault(position // per_row, f"is NaN, which no {kind} is" if value != value else reason)
     return np.where(is_whole & is_held, values, 0)
 
 
@@ -154,7 +155,7 @@ def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
     if is_list(column.type):
         return _from_lists(column, dtype, shape, bad)
     if column.null_count:
-        _mark(bad, ~_valid(column), "is null")
+        _mark(bad, ~_valid(column), IS_NULL)
     if dtype == STRING:
         filled = column.cast(pa.large_binary())
         filled = pc.fill_null(filled, b"") if column.null_count else filled
@@ -241,7 +242,7 @@ def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
     for position in range(len(column)):
         row = column.slice(position, 1)
         if row.null_count:
-            bad[position] = "is null"
+            bad[position] = IS_NULL
             continue
         values, is_regular = _flatten(row)
         if len(values) != per_row:

@@ -14,6 +14,10 @@ Announce = Callable[[int], None]
 """Told the position of every row before work on it begins, so that a row that hangs or kills can be named."""
 
 
+IS_NULL = "is null"
+"""The reason of a row that lacks a value."""
+
+
 class BadRows(dict[int, str]):
     """Position in a column to the reason why that row cannot be fed; `errors` holds the kind of error, where known."""
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.columns import leaves, take_rows, to_array
-from penstock.core.deferred import BadRows
+from penstock.core.deferred import IS_NULL, BadRows
 from penstock.core.records import STRING, Array, Column, Feature
 
 _KINDS = {STRING: b"\x0a", "float32": b"\x12", "int64": b"\x1a"}
@@ -191,7 +191,7 @@ def _values(column: Column, feature: Feature) -> tuple[_Values, BadRows]:
     absent = np.flatnonzero(~present).tolist()
     if feature.is_required:
         for position in absent:
-            bad.setdefault(position, "is null")
+            bad.setdefault(position, IS_NULL)
         present = np.ones(len(column), bool)
     elif absent:
         for position in absent:
@@ -260,7 +260,7 @@ def _text(values: pa.Array) -> tuple[pa.Array, BadRows]:
     bad = BadRows()
     if values.null_count:
         for position in np.flatnonzero(~_present(values)).tolist():
-            bad[position] = "is null"
+            bad[position] = IS_NULL
         values = pc.fill_null(values.cast(pa.large_binary()), b"")
     return values.cast(pa.large_binary()), bad
 

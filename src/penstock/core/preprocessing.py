@@ -19,9 +19,11 @@ import pyarrow as pa
 
 from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_array
 from penstock.core.deferred import Deferred
+from penstock.core.missing import filled
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
 from penstock.core.watching import Watch
 from penstock.errors import UsageError, one_line
+from penstock.options import Nulls
 
 ONLY = "x0"
 """The name of the column, where the function returns an array instead of a dict."""
@@ -55,6 +57,7 @@ class Preprocess:
         location: `module:function`, or the name of a function that travels by value.
         payload: That function, pickled.
         is_by_row: It takes one row, a dict of single values, instead of a block.
+        nulls: What it gets in the place of missing values; None where a row would fail: what to do is up to it.
         takes: The columns of the source. Lists that had one length in all of the first rows are arrays of that shape.
         gives: Its own columns, learnt from the first rows; every later row must agree.
     """
@@ -66,6 +69,7 @@ class Preprocess:
     location: str
     payload: bytes | None = None
     is_by_row: bool = False
+    nulls: Nulls = field(default_factory=Nulls)
     takes: Mapping[str, TensorSpec] = field(default_factory=dict)
     gives: Mapping[str, TensorSpec] = field(default_factory=dict)
 
@@ -155,7 +159,7 @@ class Preprocess:
 
     def _call(self, block: Block, watch: Watch) -> Block:
         watch.begin(block.start, block.rows)
-        columns = {name: _for_the_user(column, self.takes[name]) for name, column in block.columns.items()}
+        columns = {name: self._given(name, column) for name, column in block.columns.items()}
         try:
             if self.is_by_row:
                 answers = []
@@ -170,6 +174,15 @@ class Preprocess:
         made = {str(name): _as_column(value) for name, value in given.items()}
         self._check(made, block.rows)
         return Block(block.start, block.rows, made)
+
+    def _given(self, name: str, column: SourceColumn) -> Array:
+        """A column as the function gets it."""
+        spec = self.takes[name]
+        if isinstance(column, (Deferred, np.ndarray)) or spec.dtype == OPAQUE:
+            return _for_the_user(column, spec)
+        if self.nulls.numbers == "nan" and spec.shape == () and spec.dtype.startswith(("int", "uint")):
+            column = column.cast(pa.float64())  # in every block, whether it has nulls or not
+        return _for_the_user(filled(column, self.nulls, STRING if spec.dtype == STRING else "float64"), spec)
 
     def _check(self, made: Mapping[str, Column], rows: int) -> None:
         for name, column in made.items():

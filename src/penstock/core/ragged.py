@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_array
-from penstock.core.deferred import BadRows
+from penstock.core.deferred import IS_NULL, BadRows
 from penstock.core.feeds import Ragged
 from penstock.core.records import Column, Shape
 
@@ -27,7 +27,7 @@ def to_ragged(column: Column, dtype: str, shape: Shape) -> tuple[Ragged, BadRows
     values, bad_values = to_array(column.flatten(), dtype, inner)
     bad = BadRows()
     for null in np.flatnonzero(~column.is_valid().to_numpy(zero_copy_only=False)):
-        bad[int(null)] = "is null"
+        bad[int(null)] = IS_NULL
     for position, reason in bad_values.items():
         row = int(np.searchsorted(offsets, position, side="right")) - 1
         bad.setdefault(row, f"has a value that {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.tracing import Timings as Timings
+from penstock.options import Nulls
 
 if TYPE_CHECKING:
     from penstock.core.answering import Answers
@@ -213,12 +214,17 @@ class RowFailure:
 
 @dataclass(frozen=True)
 class Block:
-    """Decoded rows of a span, or of a piece of it. A row that failed keeps its place with a null or zero value."""
+    """Decoded rows of a span, or of a piece of it. A row that failed keeps its place with a null or zero value.
+
+    `stood` says what stood in the file where a column has a null, by column and place, and is asked only for rows that
+    fail because of it.
+    """
 
     start: int
     rows: int
     columns: Mapping[str, SourceColumn]
     failures: tuple[RowFailure, ...] = ()
+    stood: Callable[[str, int], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,7 @@ class Binding:
     Several columns are stacked into one vector. `dtype` is what crosses to the device: integers stay integers and
     are cast there. A None in `shape` varies from row to row: such rows are padded, and an input with `mask_of` says
     which values of that other input are real. With `features`, each row becomes a serialized `tf.train.Example` in
-    which the columns are these features, in the same order.
+    which the columns are these features, in the same order. `nulls` is what is done with missing values.
     """
 
     input: str
@@ -266,6 +272,7 @@ class Binding:
     shape: Shape
     mask_of: str | None = None
     features: tuple[Feature, ...] = ()
+    nulls: Nulls = field(default_factory=Nulls)
 
     def columns_of_features(self) -> Iterator[tuple[Feature, tuple[str, ...]]]:
         """Every feature with its columns."""

@@ -9,9 +9,10 @@ import numpy as np
 from penstock.core.batching import Batch, Room, cut, known, note, on_the_heap
 from penstock.core.bucketing import cut_by_one_size, cut_by_size
 from penstock.core.columns import to_array
-from penstock.core.deferred import BadRows, Deferred
+from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.example_encoding import encode
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
+from penstock.core.missing import filled
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
 from penstock.core.watching import UNWATCHED, Watch
@@ -93,7 +94,7 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
     if isinstance(column, Deferred) and binding.dtype != STRING:
         rows = column.natural() if None in binding.shape else column
         return Encoded(rows, np.dtype(binding.dtype), binding.shape)
-    values: Column = column.raw() if isinstance(column, Deferred) else column
+    values = filled(column.raw() if isinstance(column, Deferred) else column, binding.nulls, binding.dtype)
     bad = BadRows()
     feed: Feed
     if None in binding.shape:
@@ -101,8 +102,16 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
     else:
         array, bad = to_array(values, binding.dtype, binding.shape)
         feed = Fixed(array)
-    note(bad, binding.columns[0], range(block.start, block.start + block.rows), failures)
+    _note(bad, binding.columns[0], block, failures)
     return feed
+
+
+def _note(bad: BadRows, column: str, block: Block, failures: dict[int, RowFailure]) -> None:
+    """Record bad rows of a block; of those that lack a value, with what stood in the file."""
+    for position in [place for place, reason in bad.items() if reason == IS_NULL and block.stood is not None]:
+        assert block.stood is not None
+        bad[position] = block.stood(column, position)
+    note(bad, column, range(block.start, block.start + block.rows), failures)
 
 
 def _records(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Array:
@@ -110,11 +119,13 @@ def _records(binding: Binding, block: Block, failures: dict[int, RowFailure]) ->
     columns: list[Column] = []
     for feature, names in binding.columns_of_features():
         if len(names) > 1:
-            part = Binding(feature.name, names, feature.dtype, (len(names),))
+            part = Binding(feature.name, names, feature.dtype, (len(names),), nulls=binding.nulls)
             columns.append(_stacked(part, block, failures))
         else:
             column = block.columns[names[0]]
-            columns.append(column.raw() if isinstance(column, Deferred) else column)
+            values = column.raw() if isinstance(column, Deferred) else column
+            # What the model itself puts in the place of a missing value is what it was trained on.
+            columns.append(filled(values, binding.nulls, feature.dtype) if feature.is_required else values)
     records, bad = encode(columns, binding.features)
     for position, rows in bad.items():
         note(rows, binding.features[position].name, range(block.start, block.start + block.rows), failures)
@@ -126,7 +137,7 @@ def _stacked(binding: Binding, block: Block, failures: dict[int, RowFailure]) ->
     for position, name in enumerate(binding.columns):
         column = block.columns[name]
         assert not isinstance(column, Deferred)  # only single numbers are stacked
-        values, bad = to_array(column, binding.dtype, ())
+        values, bad = to_array(filled(column, binding.nulls, binding.dtype), binding.dtype, ())
         stacked[:, position] = values
-        note(bad, name, range(block.start, block.start + block.rows), failures)
+        _note(bad, name, block, failures)
     return stacked.reshape(block.rows, *(length or 1 for length in binding.shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,6 +23,23 @@ _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
 _MOSTLY = 0.9
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+_MISSING = [
+    "",
+    "#N/A",
+    "#N/A N/A",
+    "#NA",
+    "<NA>",
+    "N/A",
+    "NA",
+    "NULL",
+    "None",
+    "n/a",
+    "null",
+    "-1.#IND",
+    "1.#IND",
+    "1.#QNAN",
+]
+"""What stands for a missing value where numbers are read. `nan` is not among them: it is a number."""
 _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
@@ -90,7 +107,22 @@ class CsvFiles:
             table = None
         if table is None or table.num_rows != span.rows:
             table, failures = self._parse_by_record(excerpt, span, columns)
-        yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
+        read = {name: whole(table.column(name)) for name in columns}
+        yield Block(span.start, span.rows, read, failures, self._stood(excerpt))
+
+    def _stood(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+        """What a field holds that is read as a missing value."""
+        places = {name: place for place, name in enumerate(self._types or ())}
+        records: list[bytes] = []
+
+        def stood(column: str, position: int) -> str:
+            if not records:
+                records.extend(self._lines.records(excerpt))
+            text = io.StringIO(records[position].decode("utf-8", errors="replace"), newline="")
+            field = next(csv.reader(text, delimiter=self._delimiter))[places[column]]
+            return f"is missing: {field!r}" if field else "is missing: the field is empty"
+
+        return stood
 
     def _sample(self) -> pa.Table:
         path = self._lines.sample_path()
@@ -102,7 +134,8 @@ class CsvFiles:
             options.invalid_row_handler = lambda row: "skip"
             head = io.BytesIO(self._lines.head(path, _SAMPLE_BYTES))
             reading = None if self._lines.has_header else pacsv.ReadOptions(column_names=names)
-            return pacsv.read_csv(head, read_options=reading, parse_options=options)
+            convert = pacsv.ConvertOptions(null_values=_MISSING)
+            return pacsv.read_csv(head, read_options=reading, parse_options=options, convert_options=convert)
         except pa.ArrowInvalid as error:
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
@@ -157,7 +190,10 @@ class CsvFiles:
             ),
             parse_options=pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(
-                column_types=dict(self._types), include_columns=list(columns), strings_can_be_null=False
+                column_types=dict(self._types),
+                include_columns=list(columns),
+                strings_can_be_null=False,
+                null_values=_MISSING,
             ),
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 
 from penstock.core.columns import describe, whole
+from penstock.core.deferred import IS_NULL
 from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.lines import BOM, Excerpt, LineFiles, parse_surviving
@@ -77,7 +78,20 @@ class JsonLines:
             table = None
         if table is None or table.num_rows != span.rows:
             table, failures = self._parse_by_line(excerpt, span, wanted)
-        yield Block(span.start, span.rows, {name: whole(table.column(name)) for name in columns}, failures)
+        read = {name: whole(table.column(name)) for name in columns}
+        yield Block(span.start, span.rows, read, failures, self._stood(excerpt))
+
+    def _stood(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+        """Whether a missing value is a `null`, or a key that is not there."""
+        records: list[bytes] = []
+
+        def stood(column: str, position: int) -> str:
+            if not records:
+                records.extend(self._lines.records(excerpt))
+            found = json.loads(records[position].removeprefix(BOM))
+            return IS_NULL if column in found else "is missing: the line has no such key"
+
+        return stood
 
     def _parse_by_line(
         self, excerpt: Excerpt, span: Span, schema: pa.Schema

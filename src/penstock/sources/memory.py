@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.core.columns import describe, whole
 from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSpec
-from penstock.errors import InputError
+from penstock.errors import InputError, one_line
 from penstock.sources.shared_columns import Layout, anonymous_file, buffers, map_columns, write_columns
 
 
@@ -128,8 +128,7 @@ def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if type(data).__module__.partition(".")[0] == "pandas":
-        frame = data.to_frame() if hasattr(data, "to_frame") else data
-        data = pa.Table.from_pandas(frame, preserve_index=False)
+        return _from_frame(data.to_frame() if hasattr(data, "to_frame") else data)
     if isinstance(data, pa.Table):
         return InMemory.from_table(data)
     if isinstance(data, Mapping):
@@ -144,6 +143,26 @@ def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
         received=type(data).__name__,
         allowed="a numpy array, a list or dict of arrays, a pandas DataFrame, an Arrow table, or paths of files",
     )
+
+
+def _from_frame(frame: Any) -> InMemory:
+    """The columns of a DataFrame. NaN among its floats is a value, as `model.predict` takes it; NA and None are not."""
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) != len(names):
+        raise InputError("two columns have one name", received=", ".join(names[:12]))
+    return InMemory({name: _from_series(name, frame.iloc[:, place]) for place, name in enumerate(names)}, is_frame=True)
+
+
+def _from_series(name: str, series: Any) -> Column:
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "fiub":
+        return np.asarray(series.to_numpy())
+    try:
+        found = pa.array(series, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(
+            "the column of the DataFrame is not of one kind", received=f"{name}, {series.dtype}: {one_line(error)}"
+        ) from error
+    return whole(found) if isinstance(found, pa.ChunkedArray) else found
 
 
 def is_list_of_arrays(data: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import describe, to_array, whole
+from penstock.core.columns import describe, is_list, to_array, whole
 from penstock.core.records import Array, Column, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.python_rows import Bad, as_value
@@ -135,6 +135,8 @@ def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, s
     """The column in the type of `like`, if nothing is lost on the way, and the rows that cannot be had so."""
     if isinstance(like, np.ndarray):
         if not isinstance(column, np.ndarray):
+            if like.ndim == 1 and like.dtype.kind in "biuf" and not is_list(column.type):
+                return _cast(column, pa.from_numpy_dtype(like.dtype)), {}  # numbers, some of which are missing
             # A ragged list among arrays: its rows are told apart.
             is_number = like.dtype.kind != "O" and describe("", column).dtype == like.dtype.name
             return to_array(column, like.dtype.name, like.shape[1:]) if is_number else (None, {})
@@ -142,13 +144,15 @@ def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, s
         if column.shape[1:] != like.shape[1:] or not is_same_kind or not np.can_cast(column.dtype, like.dtype, "safe"):
             return None, {}
         return column.astype(like.dtype, copy=False), {}
+    return _cast(column, like.type), {}
+
+
+def _cast(column: Column, kind: pa.DataType) -> pa.Array | None:
+    """The column as Arrow's `kind`; None where that would lose something."""
     try:
-        return (
-            pa.array(column.tolist(), like.type) if isinstance(column, np.ndarray) else column.cast(like.type),
-            {},
-        )
+        return pa.array(column.tolist(), kind) if isinstance(column, np.ndarray) else column.cast(kind)
     except (pa.ArrowException, TypeError, ValueError):
-        return None, {}
+        return None
 
 
 def _nothing_like(like: Column, rows: int) -> Column:

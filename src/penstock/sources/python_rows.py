@@ -145,16 +145,21 @@ class _Numbers:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    def buffer(self, rows: int) -> Array:
-        return np.zeros((rows, *self.shape), self.dtype)
+    def buffer(self, rows: int) -> tuple[Array, list[int]]:
+        """The values, and the places of those that are missing."""
+        return np.zeros((rows, *self.shape), self.dtype), []
 
-    def put(self, buffer: Array, position: int, value: Any) -> None:
+    def put(self, buffer: tuple[Array, list[int]], position: int, value: Any) -> None:
+        values, missing = buffer
+        if value is None and self.shape == ():
+            missing.append(position)  # what is done about it is said where it is fed
+            return
         array = np.asarray(value)
         if array.shape != self.shape:
             raise BadRow(f"has the shape {array.shape}, not {self.shape}")
         if array.dtype != self.dtype and not self._takes(value, array.dtype):
             raise BadRow("is null" if value is None else f"is {array.dtype}, not {self.dtype}")
-        buffer[position] = array
+        values[position] = array
 
     def _takes(self, value: Any, dtype: np.dtype[Any]) -> bool:
         """Whether nothing is lost. A number of Python has no dtype of its own."""
@@ -164,8 +169,13 @@ class _Numbers:
             return self.dtype.kind in kinds and is_within
         return np.can_cast(dtype, self.dtype, "safe")
 
-    def finish(self, buffer: Array) -> Column:
-        return buffer
+    def finish(self, buffer: tuple[Array, list[int]]) -> Column:
+        values, missing = buffer
+        if not missing:
+            return values
+        mask = np.zeros(len(values), bool)
+        mask[missing] = True
+        return pa.array(values, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ class _Texts:
         if array.shape != self.shape:
             raise BadRow(f"has the shape {array.shape}, not {self.shape}")
         for item in array.ravel().tolist():
-            if not isinstance(item, (str, bytes)):
+            if not isinstance(item, (str, bytes)) and (item is not None or self.shape):
                 raise BadRow("is null" if item is None else f"is {item!r:.40}, not text")
         buffer[position] = array if self.shape else array.item()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
+from penstock.options import Nulls
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 
@@ -143,6 +144,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
                 tuple(b["shape"]),
                 b["mask_of"],
                 tuple(Feature(**feature | {"shape": _tuples(feature["shape"])}) for feature in b["features"]),
+                Nulls(**b["nulls"]),
             )
             for b in document["bindings"]
         ),

@@ -394,7 +394,7 @@ class TestBadRows:
         assert array[[0, 2]].tolist() == [[1, 2], [255, 0]]
 
     def test_number_that_is_none_fails_its_row(self) -> None:
-        assert dict(to_array(np.array([1.0, np.nan]), "int32", ())[1]) == {1: "is not a whole number"}
+        assert dict(to_array(np.array([1.0, np.nan]), "int32", ())[1]) == {1: "is NaN, which no int32 is"}
 
 
 @given(

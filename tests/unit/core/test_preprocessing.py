@@ -16,10 +16,11 @@ import pytest
 
 from penstock.core.columns import describe, to_arrow
 from penstock.core.deferred import Deferred
-from penstock.core.preprocessing import ONLY, Preprocess
+from penstock.core.preprocessing import ONLY, Preprocess, rows_of
 from penstock.core.records import STRING, Block, RowFailure, SourceColumn, TensorSpec
 from penstock.core.watching import UNWATCHED
 from penstock.errors import UsageError
+from penstock.options import Nulls
 
 from .encoded import Diary, Letters
 
@@ -138,6 +139,32 @@ class TestWhatItIsGiven:
         seen = self.seen(n=pa.array([1, None, 3]), d=pa.array([day, None, day]))
         assert seen["n"].tolist() == [1, None, 3]
         assert seen["d"].tolist() == [day, None, day]
+
+    def test_missing_values_are_what_the_rule_says(self) -> None:
+        block = block_of(n=pa.array([1, None, 3]), t=pa.array(["a", None, "c"]), v=pa.array([[1.5], [None], [2.5]]))
+        noted: list[Any] = []
+
+        def note(given: dict[str, Any]) -> dict[str, Any]:
+            noted.append(given)
+            return {"y": np.zeros(len(given["n"]))}
+
+        for nulls in (Nulls("nan", "empty"), Nulls("7")):
+            ready = replace(preprocess(note, block), nulls=nulls)
+            list(itself(ready, note).apply(block, UNWATCHED))
+        np.testing.assert_array_equal(noted[0]["n"], [1, np.nan, 3])
+        assert noted[0]["t"].tolist() == ["a", "", "c"]
+        assert np.isnan(noted[0]["v"][1][0])
+        assert (noted[1]["n"].tolist(), noted[1]["v"].tolist()) == ([1, 7, 3], [[1.5], [7.0], [2.5]])
+        (piece,) = replace(preprocess(note, block), nulls=Nulls("nan")).apply(rows_of(block, 0, 1), UNWATCHED)
+        assert not piece.failures
+
+    def test_whole_numbers_are_floats_in_every_block_where_missing_ones_are_nan(self) -> None:
+        block = block_of(n=pa.array([1, 2]))
+        ready = replace(
+            preprocess(lambda c: {"y": np.array([str(c["n"].dtype)] * 2, object)}, block), nulls=Nulls("nan")
+        )
+        (piece,) = ready.apply(block, UNWATCHED)
+        assert piece.columns["y"].tolist() == ["float64", "float64"]  # type: ignore[union-attr]
 
     def test_encoded_rows_are_decoded_each_in_its_own_size(self) -> None:
         seen = self.seen(x=Letters([b"ab", b"c"]))

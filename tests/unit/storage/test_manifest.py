@@ -11,6 +11,7 @@ import pytest
 
 from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
+from penstock.options import Nulls
 from penstock.storage.disk import internal
 from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
 from penstock.storage.places import place_of
@@ -21,7 +22,10 @@ MANIFEST = Manifest(
     fingerprint="f" * 64,
     fragments=(Fragment("/data/ä b.parquet", 10, 1_700_000_000_123_456_789), Fragment("/data/c.parquet", 0, 1)),
     recipe=Recipe("tensorflow", "cpu", 32, 1),
-    bindings=(Binding("x", ("a", "b"), "float32", (2,)), Binding("t", ("text",), STRING, (None, 3))),
+    bindings=(
+        Binding("x", ("a", "b"), "float32", (2,), nulls=Nulls("nan", "empty")),
+        Binding("t", ("text",), STRING, (None, 3)),
+    ),
     schema=OutputSchema(
         (TensorSpec("y", "float32", (2, 3)), TensorSpec("s", STRING, None), TensorSpec("id", "int64", ())), 2
     ),
