@@ -188,3 +188,15 @@ def test_the_shell_says_what_does_not_fit(penstock_run: Penstock, tmp_path: Path
     ran = penstock_run(*arguments, "--checkpoint", tmp_path / "empty", "--output", tmp_path / "out", cwd=ROOT)
     assert ran.returncode == 6
     assert "holds nothing" in ran.stderr
+
+
+def test_the_shell_says_what_is_wrong_in_tf_config(
+    penstock_run: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "TF_CONFIG", '{"task": {"type": "chief", "index": 0}}')
+    np.savez(tmp_path / "rows.npz", image=np.zeros((4, 64), "f4"))
+    named = ("--estimator", "tests.support.digits_model_fn:with_layers", "--checkpoint", CHECKPOINT)
+    ran = penstock_run("predict", *named, tmp_path / "rows.npz", "--output", tmp_path / "out", cwd=ROOT)
+    assert ran.returncode == 2
+    assert "TF_CONFIG names a task, but no cluster that it belongs to" in ran.stderr
+    assert "received: task type 'chief', index 0" in ran.stderr
