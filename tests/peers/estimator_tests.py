@@ -104,6 +104,8 @@ class Mapped(ModuleType):
 
 @functools.cache
 def public_names() -> dict[str, Any]:
+    from tensorflow.python.saved_model.model_utils import export_utils
+
     from penstock import estimator
     from penstock.estimator import canned, run_config
 
@@ -112,7 +114,8 @@ def public_names() -> dict[str, Any]:
         names = {*dir(module), *(["SupervisedInputReceiver"] if module is estimator.export else [])}
         values = {name: getattr(module, name) for name in names if not name.startswith("_")}
         found |= {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
-    return {**found, **HELPERS, "TaskType": run_config.TaskType}
+    tags = {"EXPORT_TAG_MAP": export_utils.EXPORT_TAG_MAP}  # of TensorFlow, where it is now
+    return {**found, **HELPERS, **tags, "TaskType": run_config.TaskType}
 
 
 def write_metrics(folder: str, metrics: dict[str, float], step: int) -> None:
