@@ -15,7 +15,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import Started
-from penstock.options import FORMATS, PredictOptions
+from penstock.options import FORMATS, PredictOptions, ReadOptions
 from penstock.pool.devices import usable_cores
 from penstock.pool.finishers import FinishedHere, Finishers, with_failures
 from penstock.sources.folder_names import FOLDER
@@ -29,8 +29,6 @@ def describe_source(source: Source) -> list[str]:
     """What people should know about an input before it is read."""
     lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
     lines += source.remarks() if hasattr(source, "remarks") else []
-    if hasattr(source, "describe_left_out") and (left_out := source.describe_left_out()) is not None:
-        lines.append(left_out)
     if not getattr(source, "is_resumable", True):
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines
@@ -50,10 +48,18 @@ def describe_feeding(started: Started) -> list[str]:
     lines = [*started.notes, *(f"input: {fed}" for fed in started.fed)]
     schema = started.source.schema()
     columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
-    is_scaled = steps.make_scaling(started.options) is not None or started.job.preprocess is not None
-    if not is_scaled and any(name in schema and schema[name].encoding == "image" for name in columns):
-        lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
+    if any(name in schema and schema[name].encoding == "image" for name in columns):
+        lines.append(_describe_images(started.options.reading))
+        if steps.make_scaling(started.options) is None and started.job.preprocess is None:
+            lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
     return lines
+
+
+def _describe_images(reading: ReadOptions) -> str:
+    scale = "; JPEGs at a smaller scale" if reading.fast_decode else ""
+    return (
+        f"images are decoded and resized as by {reading.interpolation} ({reading.resize}{scale}); see --interpolation"
+    )
 
 
 def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:

@@ -35,6 +35,7 @@ def test_top_class_of_every_photo_is_that_of_keras(trained: Path, penstock_run: 
     )
     assert ran.returncode == 0, ran.stderr
     assert "left out: 1 file of another kind beside 400 photos (labels.csv)" in ran.stderr
+    assert "images are decoded and resized as by keras (stretch)" in ran.stderr
     rows = read_rows(output)
     assert rows.column_names == ["row", "digit", "folder", "path"]
     paths, folders = rows.column("path").to_pylist(), rows.column("folder").to_pylist()

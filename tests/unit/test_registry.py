@@ -114,7 +114,7 @@ def test_few_files_of_another_kind_beside_photos_are_left_out_with_a_line(
         assert isinstance(source, ImageFiles)
         assert len(source.paths) == photos
         assert sum(fragment.size for fragment in source.fragments()) == 0
-        told = source.describe_left_out() or ""
+        (told,) = source.remarks()
         assert f"{others} file" in told
         assert f"beside {photos} photos (labels0.csv" in told
         assert ("…" in told) == (others > 3)
@@ -142,4 +142,4 @@ def test_nothing_is_told_where_nothing_is_left_out(tmp_path: Path) -> None:
     write_photos(tmp_path, 3)
     source = open_files([str(tmp_path)])
     assert isinstance(source, ImageFiles)
-    assert source.describe_left_out() is None
+    assert source.remarks() == []

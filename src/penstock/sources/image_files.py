@@ -37,13 +37,13 @@ class ImageFiles:
     def paths(self) -> Sequence[str]:
         return self._runs.paths
 
-    def describe_left_out(self) -> str | None:
-        """What lies beside the photos and is not read, for people."""
+    def remarks(self) -> list[str]:
+        """What lies beside the photos and is not read."""
         if not self._left_out:
-            return None
+            return []
         names = [path.rpartition("/")[2] for path in self._left_out[:3]] + ["…"] * (len(self._left_out) > 3)
         files = f"{len(self._left_out)} file{'s' * (len(self._left_out) > 1)} of another kind"
-        return f"left out: {files} beside {len(self.paths):,} photos ({', '.join(names)})"
+        return [f"left out: {files} beside {len(self.paths):,} photos ({', '.join(names)})"]
 
     def fragments(self) -> Sequence[Fragment]:
         return self._runs.fragments()
