@@ -488,3 +488,20 @@ def test_file_that_is_much_too_large_is_not_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(images, "MOST_FILE_BYTES", 1000)
     bad = ImagePaths([str(tmp_path / "a.jpg")]).fill(np.zeros((1, 4, 4, 3), np.uint8), unheard)
     assert "2,000 bytes" in bad[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "made"),
+    [
+        (4, [120, 90, 70, 125]),
+        (7, [102, 110, 115, 61, 71, 126, 102]),
+        (16, [0, 135, 201, 33, 123, 153, 38, 70, 61, 11, 94, 102, 81, 209, 134, 3]),
+    ],
+)
+def test_rows_are_weighed_as_torch_weighs_them(size: int, made: list[int]) -> None:
+    """What torch 2.13 itself made of this column."""
+    column = np.array([0, 255, 10, 200, 33, 90, 7, 128, 64, 250, 3], np.uint8)
+    out = np.zeros((size, 2, 3), np.uint8)
+    image_resizing.place(np.tile(column[:, None, None], (1, 2, 3)), out, Rendition(interpolation="torchvision"))
+    assert out[:, 0, 0].tolist() == made
+    assert (out == out[:, :1, :1]).all()
