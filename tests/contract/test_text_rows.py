@@ -109,7 +109,7 @@ class TestCsv:
         monkeypatch.setattr(csv_module, "_SAMPLE_BYTES", 16)
         rows, failures = csv("id,x\n1,0.5\n2,1.5\n3,oops\n4,3.5\n")
         assert list(failures) == [2]
-        assert "oops" in failures[2].reason
+        assert failures[2].reason == "column 'x' is 'oops', not a number"
         assert [row["x"] for row in rows] == [0.5, 1.5, None, 3.5]
 
     def test_fraction_in_a_column_of_whole_numbers_is_read_where_it_is_fed_as_floats(
@@ -125,6 +125,7 @@ class TestCsv:
         assert [row["x"] for row in rows] == [5, 6, 6.5, 7]
         kept, failures = rows_of(CsvFiles([str(path)]), rows_per_span)
         assert list(failures) == [2]
+        assert failures[2].reason == "column 'x' is '6.5', not a whole number, as the first ones are"
         assert [row["x"] for row in kept] == [5, 6, None, 7]
 
     def test_broken_record_does_not_change_the_numbers_of_its_neighbours(self, csv: Callable[..., Read]) -> None:
@@ -248,6 +249,7 @@ class TestCsv:
         monkeypatch.setattr(csv_module, "_SAMPLE_BYTES", 16)
         rows, failures = csv(b"id,word\n1,a\n2,b\n3,\xff\xfe\n4,d\n")
         assert list(failures) == [2]
+        assert failures[2].reason == "column 'word' is not UTF-8"
         assert [row["word"] for row in rows] == ["a", "b", None, "d"]
 
     def test_bytes_that_are_not_utf8_in_a_column_nobody_reads_do_not_matter(

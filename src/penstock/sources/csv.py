@@ -40,6 +40,9 @@ _MISSING = [
     "1.#QNAN",
 ]
 """What stands for a missing value where numbers are read. `nan` is not among them: it is a number."""
+_CONVERSION = re.compile(
+    r"In CSV column #(\d+): CSV conversion error to (.+?): (?:invalid value '(.*)'|invalid UTF8 data)", re.DOTALL
+)
 _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
@@ -206,7 +209,20 @@ class CsvFiles:
         records = self._lines.records(excerpt)
         nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
         table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
-        return table, excerpt.failures(records, reasons, span.start)
+        told = {place: self._told(reason) for place, reason in reasons.items()}
+        return table, excerpt.failures(records, told, span.start)
+
+    def _told(self, reason: str) -> str:
+        """A reason with the name of its column, where Arrow counts columns."""
+        found = _CONVERSION.match(reason)
+        if found is None:
+            return reason
+        name, kind, text = list(self._types or ())[int(found[1])], found[2], found[3]
+        if text is None:
+            return f"column {name!r} is not UTF-8"
+        if kind.startswith(("int", "uint", "float", "double")):
+            kind = "a whole number, as the first ones are" if _is_number(text) else "a number"
+        return f"column {name!r} is {text!r}, not {kind}"
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
         """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
