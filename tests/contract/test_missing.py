@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.binding import bind, fed_as_floats, prefer_floats
+from penstock.core.example_encoding import encode
 from penstock.core.feeds import Fixed, Ragged
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Job, RowFailure, Signature, TensorSpec
+from penstock.core.records import STRING, Feature, Job, RowFailure, Signature, TensorSpec
 from penstock.errors import UsageError
 from penstock.options import Nulls, PredictOptions
 from penstock.pool.loading import read_pieces
@@ -30,6 +31,8 @@ from penstock.sources.npy import ArrayFiles
 from penstock.sources.parquet import ParquetFiles
 from penstock.sources.selection import select
 from penstock.sources.streaming import Rows
+from penstock.sources.tfrecord import TFRecordFiles
+from tests.support import tfrecord_writer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,6 +76,14 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame({"x": numbers, "n": pd.array(WHOLE, "Int64"), "t": pd.Series(TEXTS, dtype=object)})
 
 
+def write_records(path: Path) -> TFRecordFiles:
+    """Records that lack what is missing."""
+    kinds = {"x": "float32", "n": "int64", "t": STRING}
+    features = [Feature(name, kind, (), is_required=False) for name, kind in kinds.items()]
+    records, _ = encode([pa.array(values) for values in TABLE.values()], features)
+    return TFRecordFiles([tfrecord_writer.write(path, records)])
+
+
 def opened(data: Any) -> Source:
     source = open_object(data)
     assert source is not None
@@ -93,6 +104,10 @@ SOURCES: dict[str, tuple[Callable[[Path], Source], str]] = {
         "is missing: the line has no such key",
     ),
     "parquet": (lambda folder: write_parquet(folder / "a.parquet"), "is null"),
+    "tfrecord": (
+        lambda folder: write_records(folder / "a.tfrecord"),
+        "is missing: the record has no value for it",
+    ),
     "some rows of csv": (
         lambda folder: select(write_csv(folder / "a.csv"), skip=0, limit=4),
         "is missing: 'n/a'",

@@ -55,7 +55,8 @@ class ExampleReader:
                 RowFailure(row + first + place, f"at byte {int(offsets[place])}", "read", "BadRecord", why)
                 for place, why in sorted(reasons.items())
             ]
-            yield Block(row + first, len(starts), {name: found[name] for name in columns}, tuple(failures))
+            read = {name: found[name] for name in columns}
+            yield Block(row + first, len(starts), read, tuple(failures), _stood)
 
     def _parsed(self, raw: bytes, starts: Array, stops: Array, reasons: dict[int, str]) -> dict[str, Column]:
         window = Window(raw)
@@ -99,3 +100,8 @@ class ExampleReader:
             pieces.append(plain)
             end += len(plain)
         return Window(b"".join([*pieces, PAD])), starts, stops
+
+
+def _stood(column: str, position: int) -> str:
+    """What stands in a record in the place of a value that is missing."""
+    return "is missing: the record has no value for it"
