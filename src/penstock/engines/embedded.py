@@ -84,6 +84,9 @@ class EmbeddedEngine:
             return Prepared((), 0.0, state=found)
         trim(job, batch)
         prepared = warm_up(self._replicas[0], batch, sample, job.bindings, asked)
+        found = found if found.kind != NONE else prepared.state
+        if found.kind != NONE and job.state == NONE:
+            return Prepared((), 0.0, state=found)
         self._keepers[0].restore()
         self._follows, self._outputs = prepared.follows, prepared.outputs
         return replace(prepared, state=found)

@@ -198,6 +198,9 @@ class ReplicaProcess:
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
         prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings, message.asked)
+        found = found if found.kind != NONE else prepared.state
+        if found.kind != NONE and message.job.state == NONE:
+            return Prepared((), 0.0, state=found)
         self._keeper.restore()
         if message.asked.answers_rows:
             prepared, alive = _with_answers(prepared, self._fitting, _trimmed(batch, more, message), message)

@@ -7,15 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from penstock.core.agreement import compare
 from penstock.core.batching import Batch
 from penstock.core.columns import describe, take_positions
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
-from penstock.core.protocols import Replica
+from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
+from penstock.core.state import STATELESS, VARIABLES, State
 from penstock.errors import ModelError, PenstockError
 from penstock.pool.alone import try_padding
+from penstock.pool.fitting import Fitting
 from penstock.pool.surviving import check_rows, predict_surviving
+
+_REPEATED = 1e-4
+"""What the answers of two calls may differ by, as a share of an output's spread: sums on a GPU have no fixed order."""
 
 
 def warm_up(
@@ -26,11 +32,12 @@ def warm_up(
     Raises:
         ModelError: The model gives something that is not one row for each row.
     """
-    _timed(replica, batch, sample)
+    _, before, _ = _timed(replica, batch, sample)
     seconds, outputs, rejected = _timed(replica, batch, sample)
     if rejected:  # finding them took longer than batches do
         seconds = _time_without(replica, batch, sample, {failure.row for failure in rejected})
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
+    state = seen_to_change(replica, before, outputs)
     follows = find_followed(replica, batch, outputs, bindings)
     follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.sizes))
     given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
@@ -52,7 +59,20 @@ def warm_up(
         follows=follows,
         padding=trial,
         first=first,
+        state=state,
     )
+
+
+def seen_to_change(replica: Replica, before: Columns, after: Columns) -> State:
+    """Whether a model answers the same batch differently when it is called again.
+
+    Asked only of replicas that cannot tell what a call changes: those of onnxruntime, say, whose files may hold
+    operations that draw random numbers.
+    """
+    inside = replica.replica if isinstance(replica, Fitting) else replica
+    if isinstance(inside, Stateful) or compare(after, before, _REPEATED) is None:
+        return STATELESS
+    return State(VARIABLES, ("it answers the same batch differently when it is called again",), is_repeatable=False)
 
 
 def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> Array:

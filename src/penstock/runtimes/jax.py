@@ -6,6 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,19 @@ class JaxRuntime:
                 hint="pip install 'jax[cuda12]', or --devices cpu",
             ) from None
         call = call_keras_model(model)
+        call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
         is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
         if is_wide:
             # Without this JAX cuts to 32 bits whatever has 64.
             jax.config.update("jax_enable_x64", True)
         return JaxReplica(call, target, model.answers, may_widen=not is_wide)
+
+
+def _lost_states(model: Any) -> list[str]:
+    """What people should know of layers whose state Keras does not carry from batch to batch on JAX."""
+    layers = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    told = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
+    return [f"{', '.join(layers)}: {told}"] if layers else []
 
 
 class JaxReplica:

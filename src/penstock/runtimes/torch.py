@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 
 from penstock.core.answering import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
+from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.keras_call import KerasCall, call_keras_model
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
 from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
+from penstock.runtimes.turns import SEED_NAME, Turns
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -77,6 +81,35 @@ class TorchReplica:
         self._is_compiled = is_compiled
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
+        self._turns = Turns()
+        self._looked_at: dict[tuple[Any, ...], State] = {}
+
+    def look(self, batch: Columns) -> State:
+        """See `protocols.Stateful`. The model is called once, in a scope in which nothing is changed.
+
+        Raises:
+            RefusedByRuntime: A compiled step would freeze what changes.
+        """
+        key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
+        if key not in self._looked_at:
+            self._looked_at[key] = self._changes(batch)
+        found = self._looked_at[key]
+        if self._is_compiled and found.kind != NONE:
+            raise RefusedByRuntime(
+                "torch does not compile a model that changes when it is called",
+                received=str(found),
+                hint="--runtime torch",
+            )
+        return found
+
+    def hold(self, seed: int | None) -> None:
+        self._turns.hold(seed)
+
+    def restore(self) -> None:
+        self._turns.restore()
+
+    def turn(self, row: int) -> None:
+        self._turns.turn(row)
 
     def predict(self, batch: Columns) -> Columns:
         try:
@@ -93,10 +126,30 @@ class TorchReplica:
         self._compiled = {}
 
     def _predict(self, batch: Columns) -> Columns:
-        with self._torch.no_grad():
+        with self._torch.no_grad(), self._turns.call():
             tensors = {name: self._to_device(array) for name, array in batch.items()}
             outputs = self._run_compiled(tensors) if self._is_compiled else self._step(tensors)
             return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+
+    def _changes(self, batch: Columns) -> State:
+        """What the model changes in the batch's turn; nothing is known of a batch that it rejects."""
+        generator = _Generator(self._torch, self._target)
+        before = generator.numpy()
+        try:
+            with self._torch.no_grad(), _noting_scope() as noted:
+                self._step({name: self._to_device(array) for name, array in batch.items()})
+        except Exception:
+            return STATELESS
+        variables: list[Any] = list({id(variable): variable for variable in noted}.values())
+        if not np.array_equal(before, generator.numpy()):
+            generator.assign(before)
+            variables.append(generator)
+        if not variables:
+            return STATELESS
+        is_seed = [str(variable.path).endswith(SEED_NAME) for variable in variables]
+        state = State(SEEDS if all(is_seed) else VARIABLES, tuple(variable.path for variable in variables))
+        self._turns.note(variables, is_seed, state)
+        return state
 
     def _let_go(self) -> None:
         """Give back what is kept for the next batch."""
@@ -140,6 +193,28 @@ class TorchReplica:
         return self._torch.from_numpy(array).to(self._target)
 
 
+class _Generator:
+    """The generator of torch itself, seen as a variable that holds its seed: dropout without a seed draws by it."""
+
+    path = f"torch/{SEED_NAME}"
+    shape = (1,)
+    dtype = "int64"
+
+    def __init__(self, torch: Any, target: str) -> None:
+        self._torch = torch
+        self._of_device = torch if target == "cpu" else torch.cuda
+
+    def numpy(self) -> Any:
+        return self._of_device.get_rng_state().numpy().copy()
+
+    def assign(self, value: Any) -> None:
+        """Set its seed, or all of it, as `numpy` gave it."""
+        if value.shape == self.shape:
+            self._torch.manual_seed(int(value[0]))
+        else:
+            self._of_device.set_rng_state(self._torch.from_numpy(value))
+
+
 class TorchOnGpu(TorchReplica):
     """A model on a GPU, where the process's own memory says nothing."""
 
@@ -151,6 +226,22 @@ class TorchOnGpu(TorchReplica):
 
     def _let_go(self) -> None:
         self._torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _noting_scope() -> Iterator[list[Any]]:
+    """A scope in which no variable is changed; gives those that would be."""
+    import keras
+
+    noted: list[Any] = []
+
+    class Noting(keras.StatelessScope):  # type: ignore[misc]
+        def add_update(self, update: tuple[Any, Any]) -> None:
+            noted.append(update[0])
+            super().add_update(update)
+
+    with Noting():
+        yield noted
 
 
 def _make_step(call: KerasCall, answers: Answers | None) -> Any:

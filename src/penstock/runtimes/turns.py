@@ -48,8 +48,8 @@ class Turns:
         self._held = [np.array(each.numpy() if hasattr(each, "numpy") else each) for each in self._variables]
         if seed is not None and self.state.kind == VARIABLES:
             self._held = [
-                derived_seed(seed, position, 0, value.shape, value.dtype) if is_seed else value
-                for position, (value, is_seed) in enumerate(zip(self._held, self._is_seed, strict=True))
+                self._drawn(position, 0) if self._is_seed[position] else value
+                for position, value in enumerate(self._held)
             ]
 
     def restore(self) -> None:
@@ -69,9 +69,13 @@ class Turns:
         row = getattr(self._row, "number", 0)
         with self._lock:
             for position, variable in enumerate(self._variables):
-                shape = tuple(variable.shape)
-                variable.assign(derived_seed(self._seed, position, row, shape, _numpy_dtype(variable)))
+                variable.assign(self._drawn(position, row))
             yield
+
+    def _drawn(self, position: int, row: int) -> Array:
+        assert self._seed is not None
+        variable = self._variables[position]
+        return derived_seed(self._seed, position, row, tuple(variable.shape), _numpy_dtype(variable))
 
 
 def _numpy_dtype(variable: Any) -> Any:
