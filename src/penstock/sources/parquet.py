@@ -86,6 +86,9 @@ class ParquetFiles:
         """The column chunks of whole row groups, also of those that are cut into spans."""
         for file, number, _, _ in span.locator:
             known = listed(self.paths, file)
+            if is_url(known.path):  # where its columns lie would be one more request
+                yield Extent(known, 0, known.size)
+                continue
             if file not in self._footers:
                 self._keep_footer(file, _open(known.path).metadata)
             yield from (Extent(known, *place) for place in _places(self._footers[file], number, columns))

@@ -25,7 +25,10 @@ _KNOWN_EXTENTS = 256
 _UNKNOWN = "-" * _DIGITS
 """In the place of a digest: of a URL, or of a file that was replaced or removed while the job ran."""
 
-_WHAT_TO_DO = "put the file back as it was and resume; or begin again, with another output or overwriting this one"
+_WHAT_TO_DO = (
+    "put the file back as it was (its time does not matter) and resume; or begin again, with another output or "
+    "overwriting this one"
+)
 
 
 def changed(path: str, received: str) -> InputError:
