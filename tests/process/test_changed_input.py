@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import penstock
 from tests.conftest import Penstock, journal_length, read_rows
@@ -90,3 +91,28 @@ def test_arrays_that_are_handed_back_are_of_one_state_of_the_file(light_models: 
     pixels_file.touch()
     with pytest.raises(penstock.InputError, match="the input changed since the job began"):
         list(blocks)
+
+
+def test_photos_that_were_touched_are_told_from_those_that_were_replaced(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(6):
+        photo = np.full((32, 32, 3), 40 * number, np.uint8)
+        Image.fromarray(photo).save(photos / f"{number}.bmp")
+    arguments = ["predict", light_models / "colour.onnx", photos, "--output", tmp_path / "out"]
+    assert penstock_run(*arguments).returncode == 0
+    (photos / "3.bmp").touch()
+    ran = penstock_run(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert "the input was touched since the job began" in ran.stderr
+    (photos / "4.bmp").write_bytes((photos / "2.bmp").read_bytes())
+    ran = penstock_run(*arguments)
+    assert ran.returncode == 5
+    assert f"the input changed since the job began: {photos / '4.bmp'}" in ran.stderr
+    (photos / "6.bmp").write_bytes(b"BM")
+    ran = penstock_run(*arguments)
+    assert ran.returncode == 5
+    assert f"the input changed since the job began: {photos / '0.bmp'} and " in ran.stderr
+    assert "received: files were added or removed" in ran.stderr

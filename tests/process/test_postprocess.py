@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,35 @@ def test_function_that_kills_its_process_at_every_row_ends_the_job(
     assert ran.returncode == 2, ran.stderr
     assert "the postprocessing function is not understood" in ran.stderr or "is not found" in ran.stderr
     assert not (folder / "out").exists()
+
+
+def test_function_that_is_slow_at_many_rows_and_not_at_one_loses_none(
+    light_models: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]
+) -> None:
+    def slow(columns: dict[str, Any]) -> Any:
+        time.sleep(0 if len(columns["digit"]) == 1 else 1000)
+        return columns["digit"].argmax(1)
+
+    answers = penstock.predict(
+        light_models / "digits.onnx", pixels[:100], postprocess=slow, row_timeout=1.0, batch_size=32
+    )
+    assert answers.shape == (100,)
+
+
+@pytest.mark.timeout(120)
+def test_stream_that_is_left_early_waits_for_no_function_that_hangs(
+    light_models: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]
+) -> None:
+    def hanging(columns: dict[str, Any]) -> Any:
+        time.sleep(3600 if columns["id"].max() >= 1000 else 0)
+        return columns["digit"].argmax(1)
+
+    rows = {"pixels": pixels[:2000], "id": np.arange(2000)}
+    blocks = penstock.stream(
+        light_models / "digits.onnx", rows, keep=["id"], postprocess=hanging, batch_size=16, row_timeout=3600
+    )
+    assert next(blocks)["row"][0] == 0
+    blocks.close()  # type: ignore[attr-defined]
 
 
 def test_functions_of_the_caller_travel_by_value(

@@ -74,6 +74,9 @@ class Finishers:
         self._idle: queue.LifoQueue[_Finisher | None] = queue.LifoQueue()
         for _ in range(count):
             self._idle.put(None)  # started when there is work for it
+        self._live: set[_Finisher] = set()
+        self._is_closed = False
+        self._is_always_careful = False
 
     def learn(self, columns: Mapping[str, Column]) -> None:
         """Find out what the function gives, from some of the first rows."""
@@ -93,15 +96,21 @@ class Finishers:
                     yield first, future.result()
             for first, future in waiting:
                 yield first, future.result()
+        except BaseException:
+            self.close()  # a call that hangs would be waited for
+            raise
         finally:
             executor.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """End the processes. May be called twice."""
+        """End the processes, whatever they are at. May be called twice."""
+        self._is_closed = True
+        for finisher in list(self._live):
+            finisher.kill()
         while not self._idle.empty():
-            finisher = self._idle.get()
-            if finisher is not None:
-                finisher.close()
+            idle = self._idle.get()
+            if idle is not None:
+                self._drop(idle)
 
     def _finish(self, result: Result) -> Finished:
         if not result.rows:
@@ -111,28 +120,39 @@ class Finishers:
 
     def _ask(self, columns: Mapping[str, Column], *, is_learning: bool = False) -> tuple[Applied, dict[str, Column]]:
         """Have a process do it, and another one where it dies."""
-        trouble = _Trouble()
+        trouble = _Trouble(self._is_always_careful)
         finisher = self._idle.get()
         try:
             while True:
-                finisher = finisher or _Finisher(self._launch)
+                if finisher is None:
+                    finisher = _Finisher(self._launch)
+                    self._live.add(finisher)
                 parcel = finisher.inbox.put(columns)
                 poisoned = tuple(trouble.poisoned.values())
                 order = Finish(self.function, self._kept, parcel, is_learning, trouble.is_careful, poisoned)
                 answer = finisher.ask(order, self._timeout_s)
                 if answer is not None:
+                    # A call for many rows took too long, and no row did: the next ones would take as long.
+                    self._is_always_careful |= trouble.has_hung and not trouble.poisoned
                     return answer, finisher.outbox.take(answer.columns) if answer.columns is not None else {}
                 how = finisher.how_it_ended()
                 self._launch.note(f"a finisher {how}; its rows are handed out again")
                 notice = finisher.board.read()
                 row = notice.first_row if notice is not None and notice.rows == 1 else None
                 trouble.add(row, how, finisher.hung_s is not None, self._timeout_s)
-                finisher.close()
+                self._drop(finisher)
                 finisher = None
-                if trouble.deaths >= _DEATHS_IN_A_ROW:
+                if trouble.deaths >= _DEATHS_IN_A_ROW or self._is_closed:
                     raise self._died(how)
         finally:
-            self._idle.put(finisher)
+            if finisher is not None and self._is_closed:
+                self._drop(finisher)
+            else:
+                self._idle.put(finisher)
+
+    def _drop(self, finisher: _Finisher) -> None:
+        self._live.discard(finisher)
+        finisher.close()
 
     def _died(self, how: str) -> WorkersDied:
         return WorkersDied(
@@ -148,15 +168,17 @@ _NOTHING = Finished({}, ())
 class _Trouble:
     """What is known about the rows of a result at which processes died."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_careful: bool) -> None:
         self.deaths = 0
-        self.is_careful = False
+        self.is_careful = is_careful
+        self.has_hung = False
         self.poisoned: dict[int, RowFailure] = {}
         self._deaths_at: Counter[int] = Counter()
 
     def add(self, row: int | None, how: str, has_hung: bool, timeout_s: float) -> None:
         """Another process died, at this row if it was careful: rows are tried one by one from here on."""
         self.deaths += 1
+        self.has_hung |= has_hung
         if self.is_careful and row is not None:
             self._deaths_at[row] += 1
             if has_hung or self._deaths_at[row] >= _DEATHS_OF_A_ROW:
@@ -220,6 +242,9 @@ class _Finisher:
 
     def how_it_ended(self) -> str:
         return describe_end(self._process) if self.hung_s is None else f"hung for {self.hung_s:.0f} s"
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         self._channel.close()
