@@ -61,8 +61,12 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from penstock import api, errors
+    from penstock.spelling import for_python
 
-    return getattr(api if hasattr(api, name) else errors, name)
+    found = getattr(api if hasattr(api, name) else errors, name)
+    # The shell calls the same functions, and spells its options differently.
+    globals()[name] = found if isinstance(found, type) else for_python(found)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

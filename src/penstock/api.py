@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -15,23 +15,25 @@ from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
+from penstock.gathering import check_on_error
 from penstock.inspection import describe_data, describe_input, describe_model
 from penstock.interrupts import graceful
-from penstock.keywords import Keywords, make_options
+from penstock.keywords import Keywords, PredictKeywords, make_options
 from penstock.models.belongings import with_belongings
-from penstock.opening import check_size, log_without_folder, open_data, open_model
+from penstock.opening import check_size, log_without_folder, open_both, open_data, open_model
 from penstock.option_texts import text_of_constant
 from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
 from penstock.planning.starting import make_plan
 from penstock.pool.probe import devices_with_runtimes
-from penstock.returned import predict_arrays, stream_blocks
-from penstock.runtimes.live import LiveModel
+from penstock.returned import Wanted, predict_arrays, stream_blocks
+from penstock.runtimes.live import is_live_keras_model
 from penstock.sources.streaming import Rows as Rows
 from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.manifest import load_manifest
 from penstock.storage.places import place_of
 from penstock.surroundings import Surroundings
-from penstock.telemetry.progress import Bars, Lines, Progress, Silent
+from penstock.telemetry.notebook import NotebookBar, is_notebook
+from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 
 _REQUESTED = (
@@ -44,23 +46,36 @@ _REQUESTED = (
 def predict(
     model: Any,
     data: Any,
+    batch_size: int | str | None = None,
+    verbose: bool | int | str = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
     *,
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
-    verbose: bool = False,
-    **keywords: Unpack[Keywords],
+    on_error: str | None = None,
+    **keywords: Unpack[PredictKeywords],
 ) -> Any:
     """Predict every row of `data`, in order, on every device.
 
     Args:
         model: A live Keras model, a `.keras` file, a SavedModel folder, `module:function`, or a function that builds
             a Keras model.
-        data: Arrays (one, a list or a dict of them), a pandas or Arrow table, or paths of files, folders and globs.
+        data: Arrays (one, or lists and dicts of them inside each other; dense, ragged or sparse), a list of rows, a
+            pandas or Arrow table, a dataset or generator of batches, or paths of files, folders and globs.
+        batch_size: Rows that a device sees in one step.
+        verbose: As in `model.predict`: 0 shows nothing, 1 a bar, 2 lines; "auto" a bar where there is a terminal or
+            a notebook, lines elsewhere, and neither for calls that are over in a moment. True also lets the
+            frameworks write all they want to.
+        steps: Take only so many batches, of data that may be endless.
+        callbacks: Keras callbacks, whose `on_predict_…` are called with every batch of a live model. Batches then
+            run one by one.
         output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
-        progress: Show progress; by default only where there is an output folder and a terminal or log to show it on.
-        verbose: Let the frameworks write to the log all they want to.
+        progress: Show progress, or what shows it; goes before `verbose`.
+        on_error: What happens to predictions that are returned when rows fail: "raise", which is the default, "skip"
+            leaves them out, "nan" puts NaN in their place. With `output`, failed rows are recorded.
         **keywords: As the options of `penstock predict`.
 
     Returns:
@@ -75,27 +90,43 @@ def predict(
         >>> penstock.predict("model.keras", "rows.parquet", output="predictions/")     # doctest: +SKIP
     """
     began = time.perf_counter()
-    options = make_options(keywords)
-    if output is None and options.keep:
-        raise UsageError(
-            "without an output folder only the predictions are returned",
-            received=f"keep={', '.join(options.keep)}",
-            hint="give output=…, or use penstock.stream, which yields kept columns, too",
-        )
-    if output is None and options.trace is not None:
-        raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
+    options = make_options({**keywords, **({} if batch_size is None else {"batch_size": batch_size})})
+    shown = _progress(progress, verbose)
     if output is None:
-        return predict_arrays(_resolved(model, options), data, options, is_verbose=verbose)
+        _check_returned(options, on_error, steps)
+        wanted = Wanted(on_error, steps, callbacks, _in_a_while(shown), verbose is True)
+        return predict_arrays(_resolved(model, options), data, options, wanted)
+    for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is for predictions that are returned",
+                received=f"{name}={value!r:.60}, output={os.fspath(output)!r}",
+                hint="limit=… takes some of the rows, and max_failures=… says how many may fail",
+            )
     return predict_to_folder(
         model,
         data,
         os.fspath(output),
         options,
-        progress=_progress(progress),
+        progress=shown(),
         overwrite=overwrite,
-        is_verbose=verbose,
+        is_verbose=verbose is True,
         began=began,
     )
+
+
+def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:
+    check_on_error(on_error)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise UsageError("steps must be a positive whole number", received=f"steps={steps!r}", allowed="1, 2, 3, …")
+    if options.keep:
+        raise UsageError(
+            "without an output folder only the predictions are returned",
+            received=f"keep={', '.join(options.keep)}",
+            hint="give output=…, or use penstock.stream, which yields kept columns, too",
+        )
+    if options.trace is not None:
+        raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
 
 
 def predict_to_folder(
@@ -124,11 +155,10 @@ def make_task(
     is_verbose: bool = False,
 ) -> folders.FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
-    opened, digest, location = open_model(_resolved(model, options), options)
-    source, inputs = open_data(data, options.reading)
+    opened = open_both(_resolved(model, options), data, options)
     request = {
-        "model": location,
-        "inputs": inputs,
+        "model": opened.location,
+        "inputs": opened.arguments,
         "columns": {name: list(columns) for name, columns in options.inputs.items()},
         "keep": list(options.keep),
         "rename": dict(options.rename),
@@ -138,7 +168,9 @@ def make_task(
         "loading": dataclasses.asdict(options.loading) | {"custom_objects": list(options.loading.custom_objects)},
         **steps.as_request(options),
     }
-    return folders.FolderJob(opened, digest, source, output, options, request, overwrite, is_verbose)
+    return folders.FolderJob(
+        opened.model, opened.digest, opened.source, output, options, request, overwrite, is_verbose
+    )
 
 
 def _resolved(model: Any, options: PredictOptions) -> Any:
@@ -191,7 +223,7 @@ def resume(
         request["inputs"],
         folder,
         options,
-        progress=_progress(progress),
+        progress=_progress(progress)(),
         is_verbose=verbose,
         began=began,
     )
@@ -222,21 +254,32 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
-def stream(model: Any, data: Any, *, verbose: bool = False, **keywords: Unpack[Keywords]) -> Iterator[dict[str, Any]]:
+def stream(
+    model: Any,
+    data: Any,
+    *,
+    verbose: bool | int | str = "auto",
+    steps: int | None = None,
+    progress: bool | Progress | None = None,
+    on_error: str | None = None,
+    **keywords: Unpack[Keywords],
+) -> Iterator[dict[str, Any]]:
     """Yield predictions block by block, in order, holding no more than the plan allows.
 
+    `verbose`, `steps` and `progress` are as in `predict`. A row that failed leaves a gap in `row` (`on_error="skip"`,
+    the default), has NaN as its outputs ("nan"), or ends the stream ("raise").
+
     Yields:
-        A dict with `row` (the index of each row in the whole input), the outputs and the kept columns. A row that
-        failed leaves a gap in `row`.
+        A dict with `row` (the index of each row in the whole input), the outputs and the kept columns.
 
     Example:
         >>> for block in penstock.stream("model.keras", "rows.parquet"):    # doctest: +SKIP
         ...     print(block["row"][0], block["score"].mean())
     """
     options = make_options(keywords)
-    opened, _, _ = open_model(_resolved(model, options), options, needs_digest=False)
-    source, _ = open_data(data, options.reading)
-    return stream_blocks(opened, source, options, is_verbose=verbose)
+    check_on_error(on_error)
+    wanted = Wanted(on_error, steps, None, _in_a_while(_progress(progress, verbose)), verbose is True)
+    return stream_blocks(_resolved(model, options), data, options, wanted)
 
 
 def plan(
@@ -264,7 +307,7 @@ def plan(
         >>> print(penstock.plan("model.keras", "photos/").choice)    # doctest: +SKIP
         openvino, batches of 8, 2 threads
     """
-    shown = _progress(progress)
+    shown = _progress(progress)()
     return plan_for(model, data, make_options(keywords), progress=shown, is_fresh=fresh, is_verbose=verbose)
 
 
@@ -278,13 +321,13 @@ def plan_for(
     is_verbose: bool = False,
 ) -> Plan:
     """`plan`, its options checked already."""
-    opened, _, _ = open_model(_resolved(model, options), options)
-    if isinstance(opened, LiveModel):
+    if is_live_keras_model(model):
         raise UsageError(
             "a live model runs as its framework was set up: there is nothing to plan",
             received=type(model).__name__,
             hint="save the model and give its path",
         )
+    opened, _, _ = open_model(_resolved(model, options), options)
     source, _ = open_data(data, options.reading)
     with log_without_folder(is_verbose) as log, graceful(progress.note) as stop:
         around = Surroundings(log, stop, progress.note, is_verbose)
@@ -328,7 +371,23 @@ def devices() -> list[dict[str, Any]]:
     return devices_with_runtimes(list(registry.RUNTIMES))
 
 
-def _progress(wanted: bool | Progress | None) -> Progress:
-    if wanted is None or wanted is True:
-        return Bars() if sys.stderr.isatty() else Lines()
-    return Silent() if wanted is False else wanted
+def _progress(wanted: bool | Progress | None, verbose: bool | int | str = "auto") -> Callable[[], Progress]:
+    """What shows a run: as asked for, or as this terminal, notebook or log can show it.
+
+    Raises:
+        UsageError: `verbose` is none of what Keras takes.
+    """
+    if verbose not in (0, 1, 2, "auto"):
+        raise UsageError("unknown verbose", received=f"verbose={verbose!r}", allowed='"auto", 0, 1, 2, True, False')
+    if wanted is not None and not isinstance(wanted, bool):
+        return lambda: wanted
+    if wanted is False or (wanted is None and verbose == 0):
+        return Silent
+    if verbose == 2:
+        return Lines
+    return NotebookBar if is_notebook() else Bars if sys.stderr.isatty() else Lines
+
+
+def _in_a_while(shown: Callable[[], Progress]) -> Progress:
+    """What shows a call that hands its predictions back: nothing at first, because most are over in a moment."""
+    return Silent() if shown is Silent else Later(shown)

@@ -223,6 +223,8 @@ def start(
 
 def _share(source: Source) -> tuple[Source, SharedMemory | None]:
     """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
+    if isinstance(source, InMemory) and source.is_sparse:
+        return source, None
     if isinstance(source, InMemory):
         shared = source.shared()
         return shared, shared

@@ -19,8 +19,8 @@ _AUTO = [(name, "auto") for name in ("runtime", "batch_size", "replicas_per_devi
 _LOADING = tuple(field.name for field in dataclasses.fields(ModelOptions))
 
 
-class Keywords(TypedDict, total=False):
-    """The options of `predict` and `stream`, as their commands have them."""
+class PredictKeywords(TypedDict, total=False):
+    """The options of `predict`, as its command has them, without what it takes by position."""
 
     inputs: Mapping[str, str | Sequence[str]]
     keep: Sequence[str]
@@ -28,7 +28,6 @@ class Keywords(TypedDict, total=False):
     signature: str
     runtime: str
     precision: str
-    batch_size: int | str
     devices: str
     replicas_per_device: int | str
     memory_fraction: float
@@ -77,6 +76,12 @@ class Keywords(TypedDict, total=False):
     sample: int
     sample_by: str
     seed: int
+
+
+class Keywords(PredictKeywords, total=False):
+    """The options of `predict`, `stream` and `plan`, as their commands have them."""
+
+    batch_size: int | str
 
 
 def make_options(keywords: Keywords) -> PredictOptions:

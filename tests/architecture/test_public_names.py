@@ -65,7 +65,7 @@ def test_every_error_class_is_public() -> None:
 
 def test_public_functions_are_those_of_the_api() -> None:
     for name in ("devices", "inspect", "predict", "resume", "status", "stream"):
-        assert getattr(penstock, name) is getattr(api, name)
+        assert inspect.unwrap(getattr(penstock, name)) is getattr(api, name)
 
 
 def test_errors_that_are_caught_by_their_public_name_are_those_that_are_raised() -> None:

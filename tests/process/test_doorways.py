@@ -75,12 +75,17 @@ def test_standard_input(code: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the notebook's own machinery warns about event loops
 def test_notebook(code: str, tmp_path: Path) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    watched = code.replace("penstock.predict(build", "summary = penstock.predict(build").replace(", progress=False", "")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(watched + "summary")])
     client = nbclient.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute(env=ENVIRONMENT)
-    assert any(ANSWERED in str(output) for output in notebook.cells[0].outputs)
+    outputs = notebook.cells[0].outputs
+    assert any(ANSWERED in str(output) for output in outputs)
+    shown = [output["data"].get("text/html", "") for output in outputs if "data" in output]
+    assert any("<progress" in html and "rows" in html for html in shown)
+    assert any(html.startswith("<table>") and "thread time" in html for html in shown)
     assert_written(tmp_path / "out")
 
 

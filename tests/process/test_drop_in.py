@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import ENVIRONMENT
 
+AS_KERAS = Path(__file__).parents[1] / "support" / "as_keras_takes_it.py"
 COMPARE = """
 import sys, keras, numpy as np, penstock
 layers = keras.layers
@@ -71,7 +72,7 @@ assert np.concatenate([part["row"] for part in parts]).tolist() == list(range(10
 import os
 if os.environ.get("EXPECT_DEVICES"):
     from penstock.runtimes.live import wrap_live
-    assert len(wrap_live(single, as_list=False).replicas) == int(os.environ["EXPECT_DEVICES"])
+    assert len(wrap_live(single).replicas) == int(os.environ["EXPECT_DEVICES"])
 print("ALL THE SAME")
 """
 
@@ -104,6 +105,16 @@ def test_on_several_devices_of_tensorflow(tmp_path: Path) -> None:
         "tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)\n"
     )
     compare(tmp_path, {"KERAS_BACKEND": "tensorflow", "EXPECT_DEVICES": "3"}, split)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_everything_that_keras_takes_is_taken_and_refusals_are_told_in_python(tmp_path: Path, backend: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(AS_KERAS)], capture_output=True, text=True, cwd=tmp_path,
+        env=ENVIRONMENT | {"KERAS_BACKEND": backend}, timeout=280, check=False,
+    )  # fmt: skip
+    assert "ALL THE SAME" in ran.stdout, ran.stderr[-3000:]
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -126,6 +126,7 @@ class JaxReplica:
         self._held: dict[int, Any] = {}
         self._seed: int | None = None
         self._row = threading.local()
+        self._order: tuple[str, ...] = ()
         self.refresh()
 
     def refresh(self) -> None:
@@ -188,7 +189,8 @@ class JaxReplica:
         step = self._compiled(batch)
         tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
-        answers = {name: to_numpy(array) for name, array in outputs.items()}
+        # What is compiled gives its outputs in the order of their names.
+        answers = {name: to_numpy(outputs[name]) for name in self._order}
         if updated and not self._is_drawn_by_row():
             self._update(updated)
         return answers
@@ -235,8 +237,14 @@ class JaxReplica:
             return step
         with self._compiling:
             if key not in self._steps:
-                self._steps[key] = self._lowered(batch).compile()
+                self._steps[key] = self._trace if self._is_eager else self._lowered(batch).compile()
             return self._steps[key]
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether the model is called as it is: lookups and hashing run outside of JAX."""
+        model = self.call.model
+        return bool(getattr(model, "run_eagerly", False)) or not getattr(model, "jit_compile", True)
 
     def _lowered(self, batch: Columns) -> Any:
         like = {name: self._like(array) for name, array in batch.items()}
@@ -272,10 +280,16 @@ class JaxReplica:
             name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
             for name, tensor in scaled.items()
         }
-        outputs, after = self.call.model.stateless_call(*weights, self.call.pack(cast), **self.call.options)
+        packed, model = self.call.pack(cast), self.call.model
+        if self.call.has_own_step:
+            outputs, after = model.predict_step(weights, (packed,))
+        else:
+            outputs, after = model.stateless_call(*weights, packed, **self.call.options)
         changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
         self._changed |= changed.keys()
-        return keep(self._answers, self.call.name_outputs(outputs), JaxRanking()), changed
+        kept = keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+        self._order = tuple(kept)
+        return kept, changed
 
 
 class JaxRanking:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from penstock.core import nesting
+from penstock.core.nesting import DENSE, RAGGED, SPARSE, Nesting
 from penstock.core.records import ModelFile, Signature, TensorSpec
 from penstock.core.scaling import Scaling, scaled_inputs
 from penstock.runtimes import precision
@@ -49,18 +52,21 @@ def digest_of_weights(model: Any) -> str:
 class KerasCall:
     """How a Keras model takes its inputs and names its outputs.
 
-    A model without declared inputs (a subclass) takes whatever the columns are: one is passed as it is, several as
-    a dict, or as a list where the caller gave a list. A ragged input is fed padded, with a mask beside it.
+    A model without declared inputs (a subclass) takes its arrays in the structure in which the caller gave them; where
+    nothing is known of that, one column as it is, and several as a dict. A ragged input is fed padded, with a mask
+    beside it; so is one that the caller gave ragged, where the framework has such tensors.
     """
 
-    def __init__(self, model: Any, *, as_list: bool = False, scaling: Scaling | None = None) -> None:
+    def __init__(self, model: Any, *, given: Nesting | None = None, scaling: Scaling | None = None) -> None:
         self.model = model
         self.precision = precision.AS_MADE
         self._scaling = scaling
-        self._as_list = as_list
+        self._given = given
         self._input_structure = self._structure("input")
         self.output_structure: Any = self._structure("output")
-        self._kinds = [self._kind_of(tensor) for _, tensor in self._named("input")]
+        self.ragged_outputs: frozenset[str] = frozenset()
+        """Outputs that the step gave as ragged tensors, once it was traced."""
+        self._kinds = self._kinds_of_inputs()
         self.signature = self._describe()
         parameters = inspect.signature(model.call).parameters.values()
         takes_training = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -87,12 +93,13 @@ class KerasCall:
             flat = []
             for kind in self._kinds:
                 name = next(names)
-                mask = tensors[next(names)] if kind == "ragged" else None
+                mask = tensors[next(names)] if kind == RAGGED else None
                 flat.append(_composite(kind, tensors[name], mask))
             return self._tree.pack_sequence_as(self._input_structure, flat)
+        if self._given is not None and all(name in tensors for name, _ in self._given_leaves()):
+            flat = [_composite(kind, tensors[name], tensors.get(name + MASK)) for name, kind in self._given_leaves()]
+            return nesting.rebuilt(self._given, flat)
         values = list(tensors.values())
-        if self._as_list:
-            return values
         return values[0] if len(values) == 1 else dict(tensors)
 
     def name_outputs(self, outputs: Any) -> dict[str, Any]:
@@ -100,15 +107,18 @@ class KerasCall:
         flat = self._tree.flatten(outputs)
         self.output_structure = self._tree.pack_sequence_as(outputs, [0] * len(flat))
         names = self._names(self.output_structure, _output_names(self.model), "output")
+        is_ragged = (hasattr(tensor, "row_splits") for tensor in flat)
+        self.ragged_outputs = frozenset(itertools.compress(names, is_ragged))
         if self.precision != precision.AS_MADE:
             flat = [precision.as_float32(tensor) for tensor in flat]
         return dict(zip(names, flat, strict=True))
 
     def unpack(self, columns: Mapping[str, Any]) -> Any:
         """Columns by name in the structure that `model.predict` would return; as a dict where only some were kept."""
-        if list(columns) != self._names(self.output_structure, _output_names(self.model), "output"):
+        names = self._names(self.output_structure, _output_names(self.model), "output")
+        if set(columns) != set(names):
             return dict(columns)
-        return self._tree.pack_sequence_as(self.output_structure, list(columns.values()))
+        return self._tree.pack_sequence_as(self.output_structure, [columns[name] for name in names])
 
     @property
     def _tree(self) -> Any:
@@ -138,15 +148,49 @@ class KerasCall:
         # Keras itself takes and gives the only one of a list as it is.
         return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
 
-    def _kind_of(self, tensor: Any) -> str:
-        """`ragged`, `sparse` or `dense`: only TensorFlow has the first two."""
+    @property
+    def own_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs without the masks that are made for ragged ones."""
+        masks = {spec.name + MASK for spec in self.signature.inputs}
+        return tuple(spec for spec in self.signature.inputs if spec.name not in masks)
+
+    def _kinds_of_inputs(self) -> list[str]:
+        """What each declared input is fed as. A ragged tensor that the caller gave stays one."""
+        named = self._named("input")
+        kinds = [self._kind_of(tensor) for _, tensor in named]
+        if self._given is None or not self._has_composites:
+            return kinds
+        given = [leaf.kind for _, leaf in nesting.leaves(self._given)]
+        by_name = dict(self._given_leaves())
+        if len(given) != len(kinds) or not any(kind == RAGGED for kind in given):
+            return kinds
+        wanted = [by_name.get(name, kind) for (name, _), kind in zip(named, given, strict=True)]
+        return [RAGGED if want == RAGGED else kind for want, kind in zip(wanted, kinds, strict=True)]
+
+    def _given_leaves(self) -> list[tuple[str, str]]:
+        """The columns of a structure that the caller gave, and as what each is fed."""
+        if self._given is None:
+            return []
+        found = nesting.leaves(self._given)
+        return [
+            (nesting.name_of(path) or f"x{place}", leaf.kind if self._has_composites else DENSE)
+            for place, (path, leaf) in enumerate(found)
+        ]
+
+    @property
+    def _has_composites(self) -> bool:
+        """Whether the framework has ragged and sparse tensors."""
         import keras
 
-        if keras.backend.backend() != "tensorflow":
-            return "dense"
+        return bool(keras.backend.backend() == "tensorflow")
+
+    def _kind_of(self, tensor: Any) -> str:
+        """`ragged`, `sparse` or `dense`: only TensorFlow has the first two."""
+        if not self._has_composites:
+            return DENSE
         if getattr(tensor, "ragged", False):
-            return "ragged"
-        return "sparse" if getattr(tensor, "sparse", False) else "dense"
+            return RAGGED
+        return SPARSE if getattr(tensor, "sparse", False) else DENSE
 
     def _dtype(self, tensor: Any) -> str:
         import keras
@@ -157,8 +201,10 @@ class KerasCall:
         inputs: list[TensorSpec] = []
         for (name, tensor), kind in zip(self._named("input"), self._kinds, strict=True):
             inputs.append(self._spec(name, tensor))
-            if kind == "ragged":
+            if kind == RAGGED:
                 inputs.append(TensorSpec(name + MASK, "bool", (None,)))
+        if self._input_structure is None:
+            inputs = self._given_inputs()
         batch = {tensor.shape[0] for _, tensor in self._named("input") if len(tensor.shape)} - {None}
         counted = [math.prod(weight.shape) for weight in self.model.weights] if self.model.built else None
         return Signature(
@@ -169,6 +215,17 @@ class KerasCall:
             parameters=None if counted is None else sum(counted),
             writer=self._written_by,
         )
+
+    def _given_inputs(self) -> list[TensorSpec]:
+        """The inputs of a model that declares none, where some were given ragged: those need a mask beside them."""
+        if self._given is None or not any(kind == RAGGED for _, kind in self._given_leaves()):
+            return []
+        inputs: list[TensorSpec] = []
+        for (name, kind), (_, leaf) in zip(self._given_leaves(), nesting.leaves(self._given), strict=True):
+            inputs.append(TensorSpec(name, "float32" if leaf.dtype == "float64" else leaf.dtype, None))
+            if kind == RAGGED:
+                inputs.append(TensorSpec(name + MASK, "bool", (None,)))
+        return inputs
 
     def _named(self, side: str) -> list[tuple[str, Any]]:
         structure = self._structure(side)
@@ -205,11 +262,11 @@ def _output_names(model: Any) -> list[str]:
 
 def _composite(kind: str, tensor: Any, mask: Any) -> Any:
     """A tensor of the kind that the model takes, from a dense one."""
-    if kind == "dense":
+    if kind == DENSE:
         return tensor
     import tensorflow as tf
 
-    if kind == "sparse":
+    if kind == SPARSE:
         return tf.sparse.from_dense(tensor)
     return tf.RaggedTensor.from_tensor(tensor, lengths=tf.reduce_sum(tf.cast(mask, tf.int64), axis=1))
 

@@ -85,6 +85,10 @@ class TfKerasCall(KerasCall):
     def _structure(self, side: str) -> Any:
         return getattr(self.model, f"_nested_{side}s", None)
 
+    @property
+    def _has_composites(self) -> bool:
+        return True
+
     def _kind_of(self, tensor: Any) -> str:
         import tensorflow as tf
 

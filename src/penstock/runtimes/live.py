@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.core.answering import Answers
+from penstock.core.nesting import RAGGED, Nesting, leaves
 from penstock.core.records import Device, Shape
 from penstock.core.scaling import Scaling
 from penstock.core.state import State
-from penstock.errors import ModelError
+from penstock.errors import ModelError, one_line
 from penstock.runtimes import jax as jax_runtime
 from penstock.runtimes import legacy_keras
 from penstock.runtimes import tensorflow as tensorflow_runtime
@@ -20,12 +21,17 @@ from penstock.runtimes.keras_call import KerasCall
 
 _KEPT_ON_THE_MODEL = "_penstock_live"
 _LEGACY = "tf_keras"
+_TRAINER = "keras.src.trainers.trainer"
+FirstRow = Callable[[], Mapping[str, Any]]
+"""One row of every column, to build a model with."""
 
 
 class LiveModel:
     """A live model on every device of its framework, compiled once and kept as long as the model lives."""
 
-    def __init__(self, model: Any, as_list: bool, scaling: Scaling | None, answers: Answers | None = None) -> None:
+    def __init__(
+        self, model: Any, given: Nesting | None, scaling: Scaling | None, answers: Answers | None = None
+    ) -> None:
         self.backend: str = _backend_of(model)
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
@@ -37,13 +43,13 @@ class LiveModel:
         self.devices = [device for device, _ in places]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
         call_of = legacy_keras.TfKerasCall if self.backend == _LEGACY else KerasCall
-        self.replicas: list[Any] = [wrap(call_of(model, as_list=as_list, scaling=scaling), places[0][1], answers)]
+        self.replicas: list[Any] = [wrap(call_of(model, given=given, scaling=scaling), places[0][1], answers)]
         for _, place in places[1:]:
             copy = self._copy(model, place)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
-            call = call_of(copy, as_list=as_list, scaling=scaling)
+            call = call_of(copy, given=given, scaling=scaling)
             call.signature = self.replicas[0].signature  # a copy may name its inputs anew
             self.replicas.append(wrap(call, place, answers))
 
@@ -82,8 +88,9 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
 
 
 def is_live_keras_model(model: Any) -> bool:
-    """Whether this is a model of Keras 3 or tf_keras. That one is imported already if it is."""
-    return any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
+    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict. That one is imported if it is."""
+    is_model = any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
+    return is_model or any(kind.__module__ == _TRAINER for kind in type(model).__mro__)
 
 
 def _is_model_of(keras: Any, model: Any) -> bool:
@@ -100,12 +107,24 @@ def _backend_of(model: Any) -> str:
 
 
 def wrap_live(
-    model: Any, *, as_list: bool, scaling: Scaling | None = None, answers: Answers | None = None
+    model: Any,
+    *,
+    given: Nesting | None = None,
+    scaling: Scaling | None = None,
+    answers: Answers | None = None,
+    first_row: FirstRow | None = None,
 ) -> LiveModel:
     """The replicas of a live model; made at the first call and kept.
 
+    Args:
+        model: The model.
+        given: How the caller gave its inputs, for a model that declares none.
+        scaling: What is done to its inputs.
+        answers: What is kept of its outputs.
+        first_row: What a model is built with that has no weights yet.
+
     Raises:
-        ModelError: Its backend cannot be used here.
+        ModelError: Its backend cannot be used here, or it cannot be built.
     """
     backend = _backend_of(model)
     if backend not in _WRAPPERS:
@@ -115,29 +134,50 @@ def wrap_live(
             allowed=", ".join(name for name in _WRAPPERS if name != _LEGACY),
             hint="set KERAS_BACKEND before Keras is imported",
         )
-    if backend in ("jax", "torch"):
-        _refuse_own_step(model, backend)
     # On the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
     if not hasattr(model, _KEPT_ON_THE_MODEL):
         object.__setattr__(model, _KEPT_ON_THE_MODEL, {})
-    kept: dict[tuple[bool, Scaling | None, Answers | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
-    key = (as_list, scaling, answers)
+    kept: dict[tuple[Nesting | None, Scaling | None, Answers | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
+    key = (_that_matters(model, given), scaling, answers)
     if key not in kept:
-        kept[key] = LiveModel(model, as_list, scaling, answers)
+        if backend != _LEGACY and first_row is not None:
+            _build(model, key[0], first_row)
+        kept[key] = LiveModel(model, *key)
     else:
         kept[key].refresh()
     return kept[key]
 
 
-def _refuse_own_step(model: Any, backend: str) -> None:
+def _that_matters(model: Any, given: Nesting | None) -> Nesting | None:
+    """How the inputs were given, unless the model itself says how it takes them."""
+    is_declared = bool(getattr(model, "inputs", None))
+    is_ragged = given is not None and any(leaf.kind == RAGGED for _, leaf in leaves(given))
+    return given if not is_declared or is_ragged else None
+
+
+def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
+    """Make the weights of a model that has none yet, as `model.predict` does with its first batch.
+
+    Raises:
+        ModelError: The model does not take such a row.
+    """
     import keras
 
-    if type(model).predict_step is not keras.Model.predict_step:
+    if getattr(model, "inputs", None) or all(layer.built for layer in model._flatten_layers()):
+        return
+    row = first_row()
+    try:
+        packed = KerasCall(model, given=given).pack(row)
+        with keras.StatelessScope():
+            model(packed)
+    except Exception as error:
+        if keras.backend.backend() == "tensorflow":
+            return  # its step makes them while it is traced, and says better what it does not take
         raise ModelError(
-            "a predict_step of its own is supported on TensorFlow only",
-            received=f"{type(model).__name__} on {backend}",
-            hint="call model.predict, or move that step into the model's call",
-        )
+            "the model has no weights yet, and cannot be built with the first row",
+            received=one_line(error),
+            hint="call it once yourself: model(x[:1])",
+        ) from None
 
 
 def _places(backend: str) -> list[tuple[Device, Any]]:

@@ -247,6 +247,8 @@ class TensorFlowReplica:
         """Give back what is kept for the next batch."""
 
     def _run(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        if self.call is not None and getattr(self.call.model, "run_eagerly", False):
+            return dict(self._plain.python_function(tensors))
         step = self._step
         if step is not None:
             try:

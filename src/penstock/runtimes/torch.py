@@ -258,8 +258,9 @@ def _make_step(call: KerasCall, answers: Answers | None) -> Any:
         def forward(self, tensors: dict[str, Any]) -> dict[str, Any]:
             scaled = {name: call.scale(name, tensor, lambda each: each.float()) for name, tensor in tensors.items()}
             cast = {name: tensor.to(wanted[name]) if name in wanted else tensor for name, tensor in scaled.items()}
-            outputs = call.name_outputs(self.model(call.pack(cast), **call.options))
-            return keep(answers, outputs, TorchRanking())
+            packed = call.pack(cast)
+            given = self.model.predict_step((packed,)) if call.has_own_step else self.model(packed, **call.options)
+            return keep(answers, call.name_outputs(given), TorchRanking())
 
     return Step()
 

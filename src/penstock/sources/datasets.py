@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import cloudpickle
@@ -16,6 +17,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.core.watching import UNWATCHED, Watch
 from penstock.errors import InputError, one_line
+from penstock.sources.array_like import is_array
 from penstock.sources.memory import InMemory
 from penstock.sources.python_rows import Raised, RowTemplate
 from penstock.sources.streaming import Rows, StreamedRows, pieces_of_batches, pieces_of_rows
@@ -230,11 +232,14 @@ def open_object(data: Any) -> Source | None:
     if _is_a(data, "datasets", "Dataset"):
         return open_huggingface(data)
     if hasattr(data, "element_spec") and hasattr(data, "as_numpy_iterator"):
-        return StreamedRows(pieces_of_batches(data.as_numpy_iterator()), "tf.data.Dataset")
+        shapes, has_composites = _elements(data.element_spec)
+        # What is ragged or sparse has no array of numpy's.
+        batches = iter(data) if has_composites else data.as_numpy_iterator()
+        return StreamedRows(pieces_of_batches(batches), "tf.data.Dataset", varies=any(None in s[1:] for s in shapes))
     if isinstance(data, Rows) or _is_a(data, "torch", "IterableDataset"):
         return StreamedRows(pieces_of_rows(data), name, may_have_targets=True)
     if _is_a(data, "keras", "PyDataset"):
-        return StreamedRows(pieces_of_batches(data[number] for number in range(len(data))), name)
+        return StreamedRows(pieces_of_batches(data[number] for number in _numbers(data)), name)
     return None if _is_in_memory(data) else _open_plain(data, name)
 
 
@@ -246,11 +251,29 @@ def _open_plain(data: Any, name: str) -> Source | None:
     return StreamedRows(pieces_of_batches(iter(data)), name) if hasattr(data, "__iter__") else None
 
 
+def _numbers(dataset: Any) -> Iterable[int]:
+    """The numbers of the batches of a Keras dataset: it says itself how many there are, or that there is no end."""
+    most = dataset.num_batches if hasattr(dataset, "num_batches") else len(dataset)
+    return itertools.count() if most is None else range(most)
+
+
+def _elements(spec: Any) -> tuple[list[tuple[Any, ...]], bool]:
+    """The shapes of a `tf.data` element's dense arrays, and whether it has others: ragged or sparse ones."""
+    if isinstance(spec, Mapping):
+        spec = tuple(spec.values())
+    if isinstance(spec, (list, tuple)):
+        inside = [_elements(each) for each in spec]
+        return [shape for shapes, _ in inside for shape in shapes], any(is_odd for _, is_odd in inside)
+    if type(spec).__name__ != "TensorSpec":
+        return [], True
+    return [] if spec.shape.rank is None else [tuple(spec.shape.as_list())], False
+
+
 def _is_in_memory(data: Any) -> bool:
     """What `sources.memory` takes or refuses."""
     if isinstance(data, (str, bytes, list, tuple, Mapping, Set, type)):
         return True
-    return any(
+    return is_array(data) or any(
         hasattr(data, name) for name in ("__array__", "__dataframe__", "__arrow_c_array__", "__arrow_c_stream__")
     )
 

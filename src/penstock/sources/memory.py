@@ -11,8 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import describe, whole
-from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSpec
-from penstock.errors import InputError, one_line
+from penstock.core.nesting import name_of
+from penstock.core.records import Block, Column, Fragment, Span, TensorSpec
+from penstock.core.sparse import SparseColumn
+from penstock.errors import InputError
+from penstock.sources.array_like import as_column, flat, from_rows, is_array, is_nested
 from penstock.sources.shared_columns import Layout, anonymous_file, buffers, map_columns, write_columns
 
 
@@ -22,7 +25,9 @@ class InMemory:
     With `is_positional`, they are inputs of a model, in order; with `is_frame`, they are what one input is made of.
     """
 
-    def __init__(self, columns: Mapping[str, Column], *, is_positional: bool = False, is_frame: bool = False) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column | SparseColumn], *, is_positional: bool = False, is_frame: bool = False
+    ) -> None:
         self.is_positional = is_positional
         self.is_frame = is_frame
         if not columns:
@@ -47,14 +52,14 @@ class InMemory:
         digest = hashlib.blake2b(digest_size=16)
         size = 0
         for name, column in self._columns.items():
-            digest.update(f"{name} {describe(name, column)}".encode())
-            for buffer in buffers(column):
+            digest.update(f"{name} {_describe(name, column)}".encode())
+            for buffer in _buffers(column):
                 digest.update(buffer)
                 size += len(buffer)
         return [Fragment(f"memory:{digest.hexdigest()}", size, 0)]
 
     def schema(self) -> dict[str, TensorSpec]:
-        return {name: describe(name, column) for name, column in self._columns.items()}
+        return {name: _describe(name, column) for name, column in self._columns.items()}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         for index, start in enumerate(range(0, self._rows, rows_per_span)):
@@ -66,9 +71,46 @@ class InMemory:
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         yield Block(span.start, span.rows, {name: self._columns[name][span.start : span.stop] for name in columns})
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is sent to other processes as it is: in shared memory it would be dense, and may be far larger."""
+        return any(isinstance(column, SparseColumn) for column in self._columns.values())
+
+    def named(self, names: Sequence[str]) -> InMemory:
+        """The same columns; where they have no names, with those of the model's inputs, if there are as many."""
+        if not self.is_positional or len(names) != len(self._columns):
+            return self
+        return InMemory(dict(zip(names, self._columns.values(), strict=True)), is_positional=True)
+
+    def cut(self, start: int, stop: int) -> InMemory:
+        """Some of the rows."""
+        return InMemory(
+            {name: column[start:stop] for name, column in self._columns.items()},
+            is_positional=self.is_positional,
+            is_frame=self.is_frame,
+        )
+
+    def __len__(self) -> int:
+        return self._rows
+
     def shared(self) -> SharedMemory:
         """A copy of this source that other processes can open."""
-        return SharedMemory.holding(self._columns, is_positional=self.is_positional, is_frame=self.is_frame)
+        dense = {
+            name: column[:] if isinstance(column, SparseColumn) else column for name, column in self._columns.items()
+        }
+        return SharedMemory.holding(dense, is_positional=self.is_positional, is_frame=self.is_frame)
+
+
+def _describe(name: str, column: Column | SparseColumn) -> TensorSpec:
+    return column.describe(name) if isinstance(column, SparseColumn) else describe(name, column)
+
+
+def _buffers(column: Column | SparseColumn) -> Iterator[Any]:
+    if not isinstance(column, SparseColumn):
+        yield from buffers(column)
+        return
+    for array in (column.rows, column.places, column.values):
+        yield from buffers(array)
 
 
 class SharedMemory:
@@ -118,9 +160,10 @@ class SharedMemory:
 
 
 def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
-    """The source behind arrays, dicts and lists of them, pandas frames and Arrow tables.
+    """The source behind arrays, lists and dicts of them inside each other, pandas frames and Arrow tables.
 
-    A single array and the arrays of a list are positional: they take `names` in order, if there are as many.
+    What has no name is positional: it takes `names`, those of the model's inputs, in order, if there are as many. A
+    list of arrays is one for each input, as in `model.predict`, or else the rows of the only one.
 
     Raises:
         InputError: The object is none of these.
@@ -131,18 +174,15 @@ def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
         return _from_frame(data.to_frame() if hasattr(data, "to_frame") else data)
     if isinstance(data, pa.Table):
         return InMemory.from_table(data)
-    if isinstance(data, Mapping):
-        return InMemory({str(name): _as_array(value) for name, value in data.items()})
-    if is_list_of_arrays(data) or hasattr(data, "__array__") or isinstance(data, (list, tuple)):
-        arrays = list(data) if is_list_of_arrays(data) else [data]
-        labels = names if len(names) == len(arrays) else [f"x{position}" for position in range(len(arrays))]
-        columns = {label: _as_array(array) for label, array in zip(labels, arrays, strict=True)}
-        return InMemory(columns, is_positional=True)
-    raise InputError(
-        "this input is not understood",
-        received=type(data).__name__,
-        allowed="a numpy array, a list or dict of arrays, a pandas DataFrame, an Arrow table, or paths of files",
-    )
+    if not isinstance(data, (Mapping, list, tuple)) and not is_array(data):
+        raise InputError(
+            "this input is not understood",
+            received=type(data).__name__,
+            allowed="a numpy array, a list or dict of arrays, a pandas DataFrame, an Arrow table, or paths of files",
+        )
+    if are_rows(data, names):
+        data = from_rows(list(data))
+    return _from_nested(data, names)
 
 
 def _from_frame(frame: Any) -> InMemory:
@@ -158,19 +198,34 @@ def _from_series(name: str, series: Any) -> Column:
         return np.asarray(series.to_numpy())
     try:
         found = pa.array(series, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InputError(
-            "the column of the DataFrame is not of one kind", received=f"{name}, {series.dtype}: {one_line(error)}"
-        ) from error
+    except (pa.ArrowException, TypeError, ValueError):
+        return from_rows(series.tolist(), f"column {name!r}")  # arrays of several dimensions, which Arrow has none of
     return whole(found) if isinstance(found, pa.ChunkedArray) else found
 
 
-def is_list_of_arrays(data: Any) -> bool:
-    return isinstance(data, (list, tuple)) and bool(data) and all(hasattr(item, "__array__") for item in data)
+def are_rows(data: Any, names: Sequence[str]) -> bool:
+    """Whether a list of arrays holds the rows of one input: there is only one, or they differ in length."""
+    if not isinstance(data, (list, tuple)) or not is_nested(data) or not all(map(is_array, data)):
+        return False
+    if names:
+        return len(names) == 1 and len(data) > 1
+    return len({_num_rows(item) for item in data}) > 1
 
 
-def _as_array(value: Any) -> Array:
-    array = np.asarray(value)
-    if array.ndim == 0:
-        raise InputError("a single number has no rows", received=repr(value), allowed="an array with rows first")
-    return array
+def _num_rows(value: Any) -> int:
+    return int(value.shape[0]) if hasattr(value, "shape") else len(value)
+
+
+def _from_nested(data: Any, names: Sequence[str]) -> InMemory:
+    found = flat(data)
+    own = [name_of(path) for path, _ in found]
+    is_positional = not any(own)
+    if len(names) == len(own) and (is_positional or not set(own) <= set(names)) and not isinstance(data, Mapping):
+        labels: Sequence[str] = names
+    else:
+        labels = [name or f"x{place}" for place, name in enumerate(own)]
+    columns = {
+        label: as_column(value, repr(name) if name else "the input")
+        for label, name, (_, value) in zip(labels, own, found, strict=True)
+    }
+    return InMemory(columns, is_positional=is_positional)

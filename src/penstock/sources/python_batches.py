@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import describe, is_list, to_array, whole
-from penstock.core.records import Array, Column, TensorSpec
+from penstock.core.columns import describe, is_list, to_array, to_lists
+from penstock.core.nesting import Nesting, name_of
+from penstock.core.records import Column, TensorSpec
+from penstock.core.sparse import SparseColumn
 from penstock.errors import InputError
-from penstock.sources.python_rows import Bad, as_value
+from penstock.sources.array_like import as_column, flat, given_as, is_array
+from penstock.sources.python_rows import Bad
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,12 @@ class Piece:
     rows: int
     bad: Bad = field(default_factory=dict)
     is_positional: bool = False
+    given: Nesting | None = None
+    """How its arrays were given, where it was a batch of them."""
 
 
 def piece_of(batch: Any) -> Piece:
-    """A batch as columns: an array, a dict or table of them, or a tuple (x, y, weights), of which x is the input.
+    """A batch as columns: an array, a structure or table of them, or a tuple (x, y, weights), of which x is the input.
 
     Raises:
         InputError: It is none of these, or its arrays differ in their number of rows.
@@ -34,26 +39,30 @@ def piece_of(batch: Any) -> Piece:
     inputs = _without_targets(batch)
     if type(inputs).__module__.partition(".")[0] == "pandas" and hasattr(inputs, "columns"):
         inputs = pa.Table.from_pandas(inputs, preserve_index=False)
-    is_positional = False
     if isinstance(inputs, (pa.Table, pa.RecordBatch)):
         columns = {name: _as_column(inputs.column(name)) for name in inputs.schema.names}
-    elif isinstance(inputs, Mapping):
-        columns = {str(name): _as_column(value) for name, value in inputs.items()}
-    else:
-        arrays = inputs if _is_several(inputs) else [inputs]
-        columns = {f"x{place}": _as_column(value) for place, value in enumerate(arrays)}
-        is_positional = True
-    lengths = {name: len(column) for name, column in columns.items()}
+        return _checked(Piece(columns, 0))
+    found = flat(inputs)
+    names = [name_of(path) for path, _ in found]
+    columns = {
+        name or f"x{place}": _as_column(value)
+        for place, (name, (_, value)) in enumerate(zip(names, found, strict=True))
+    }
+    return _checked(Piece(columns, 0, {}, not any(names), given_as(inputs)))
+
+
+def _checked(piece: Piece) -> Piece:
+    lengths = {name: len(column) for name, column in piece.columns.items()}
     if len(set(lengths.values())) != 1:
         raise InputError(
             "the arrays of a batch differ in their number of rows",
             received=", ".join(f"{name} {rows}" for name, rows in lengths.items()) or "no arrays",
         )
-    return Piece(columns, next(iter(lengths.values())), {}, is_positional)
+    return replace(piece, rows=next(iter(lengths.values())))
 
 
 def _without_targets(batch: Any) -> Any:
-    if not isinstance(batch, tuple) and not _is_several(batch):
+    if not isinstance(batch, tuple) and not (isinstance(batch, list) and any(map(_is_several, batch))):
         return batch
     if not 1 <= len(batch) <= 3:
         raise InputError(
@@ -66,42 +75,22 @@ def _without_targets(batch: Any) -> Any:
 
 
 def _is_several(value: Any) -> bool:
-    """Whether this is a list of arrays, and not an array written as a list."""
-    if isinstance(value, tuple):
-        return True
-    return isinstance(value, list) and any(hasattr(item, "__array__") or isinstance(item, Mapping) for item in value)
+    return is_array(value) or isinstance(value, Mapping)
 
 
 def _as_column(value: Any) -> Column:
-    if isinstance(value, pa.ChunkedArray):
-        value = whole(value)
-    if isinstance(value, pa.ExtensionArray) and not isinstance(value.type, pa.FixedShapeTensorType):
-        return value.storage
-    if isinstance(value, pa.Array):
-        return value
-    if hasattr(value, "row_splits"):
-        return pa.array(value.to_list())  # a ragged tensor
-    array = as_value(value)
-    if isinstance(array, (list, tuple)):
-        return pa.array(array)  # ragged lists
-    if not isinstance(array, np.ndarray) or array.ndim == 0:
+    try:
+        column = as_column(value)
+    except InputError as error:
         raise InputError(
             "an element of the input is not a batch of rows",
-            received=f"{type(value).__name__} {value!r:.60}",
+            received=error.received,
             allowed="an array with rows first, a dict of arrays, or a tuple (x, y)",
             hint="where every element is a single row, give penstock.Rows(…)",
-        )
-    if array.dtype.kind in "US":
-        return array.astype(object)
-    if array.dtype.kind not in "O" or _are_texts(array):
-        return array
-    return pa.array(array.tolist())
-
-
-def _are_texts(array: Array) -> bool:
-    """Whether the first things of an array of objects are text: one odd one later is a row failure, not a date."""
-    items = [item for item in array.ravel()[:100].tolist() if item is not None]
-    return not items or all(isinstance(item, (str, bytes)) for item in items)
+        ) from None
+    if isinstance(column, SparseColumn):
+        return column[:]
+    return column.astype(object) if isinstance(column, np.ndarray) and column.dtype.kind in "US" else column
 
 
 class BatchTemplate:
@@ -111,9 +100,24 @@ class BatchTemplate:
         self._nothing = {name: _nothing_like(column, 0) for name, column in first.columns.items()}
         self._schema = {name: describe(name, column) for name, column in first.columns.items()}
         self.is_positional = first.is_positional
+        self.given = first.given
 
     def schema(self) -> dict[str, TensorSpec]:
         return self._schema
+
+    def open(self, names: Sequence[str]) -> bool:
+        """Let rows of these columns have any length: their arrays become lists. Says whether anything changed."""
+        arrays = {name: self._nothing[name] for name in names}
+        opened = {
+            name: to_lists([like])
+            for name, like in arrays.items()
+            if isinstance(like, np.ndarray) and like.ndim > 1 and like.dtype.kind in "biuf"
+        }
+        self._nothing |= opened
+        for name, like in opened.items():
+            shape = self._schema[name].shape
+            self._schema[name] = replace(describe(name, like), shape=shape, varies=True)
+        return bool(opened)
 
     def fit(self, piece: Piece) -> Piece:
         """The piece with columns like the first one's. Where one cannot be made so, all of its rows are bad."""
@@ -128,7 +132,7 @@ class BatchTemplate:
             columns[name] = fitted
             for row, reason in reasons.items():
                 bad.setdefault(row, ("BadBatch", f"column {name!r} {reason}"))
-        return Piece(columns, piece.rows, bad, self.is_positional)
+        return Piece(columns, piece.rows, bad, self.is_positional, self.given)
 
 
 def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, str]]:
@@ -144,6 +148,8 @@ def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, s
         if column.shape[1:] != like.shape[1:] or not is_same_kind or not np.can_cast(column.dtype, like.dtype, "safe"):
             return None, {}
         return column.astype(like.dtype, copy=False), {}
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+        column = to_lists([column])
     return _cast(column, like.type), {}
 
 

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from penstock.core.columns import describe
+from penstock.core.nesting import Nesting
 from penstock.core.records import Block, Column, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError, one_line
 from penstock.sources.python_batches import BatchTemplate, Piece, piece_of
@@ -82,17 +84,22 @@ class StreamedRows:
         pieces: The rows, in order.
         name: What the user calls them, for messages.
         may_have_targets: Whether columns without names may include what the model was trained to answer.
+        varies: Whether the rows of one batch may have another shape than those of the next.
     """
 
     is_resumable = False
 
-    def __init__(self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False) -> None:
+    def __init__(
+        self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False, varies: bool = False
+    ) -> None:
         self.may_have_targets = may_have_targets
+        self._varies = varies
         self._name = name
         self._token = uuid.uuid4().hex
         self._pieces: Iterator[Piece] | None = pieces
         self._template: BatchTemplate | None = None
         self._head: dict[int, Piece] = {}
+        self._fitted: dict[int, Piece] = {}
         self._pulled = self._pulled_rows = 0
         self._is_over = False
         self._error: InputError | None = None
@@ -101,19 +108,61 @@ class StreamedRows:
         self._begin = (0, 0)
         self._skipped = 0
 
+    def take_batches(self, most: int) -> None:
+        """Take no more than so many batches of the stream, which may be endless."""
+        if self._pieces is not None:
+            self._pieces = itertools.islice(self._pieces, max(0, most - self._pulled))
+
+    def batches(self) -> Iterator[Piece]:
+        """Every batch as it came, one by one. It is the run: what it has passed is let go.
+
+        Raises:
+            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+        """
+        self._check_unread()
+        self._is_under_way = True
+        for number in itertools.count(self._begin[0]):
+            if not self._has(number):
+                break
+            yield self._head.pop(number)
+        if self._error is not None:
+            raise self._error
+
+    def is_mixed(self) -> bool:
+        """Whether batches have rows of different shapes: by what the stream says, or by its first two."""
+        if self._varies or not (self._has(0) and self._has(1)):
+            return self._varies
+        first, second = ({name: describe(name, c) for name, c in self._head[i].columns.items()} for i in (0, 1))
+        return first != second
+
+    def fit_to(self, inputs: Sequence[TensorSpec]) -> None:
+        """Take rows of any length for inputs that have an open one: the next batch may have longer ones."""
+        template = self._like_first()
+        schema = list(template.schema().values())
+        by_name = {spec.name: spec for spec in inputs}
+        in_order = dict(zip((column.name for column in schema), inputs, strict=False)) if self.is_positional else {}
+        fed = {column.name: by_name.get(column.name, in_order.get(column.name)) for column in schema}
+        if template.open([name for name, spec in fed.items() if spec is not None and _is_open(spec)]):
+            self._fitted.clear()
+
     def pass_over(self, rows: int) -> None:
         """Leave out the first rows, for good: they are dropped as they come."""
         self._skipped = rows
         number = 0
         while (piece := self._piece(number)) is not None and piece.rows <= rows:
             rows -= piece.rows
-            del self._head[number]
+            del self._head[number], self._fitted[number]
             number += 1
         self._begin = (number, rows)
 
     @property
     def is_positional(self) -> bool:
         return self._like_first().is_positional
+
+    @property
+    def given(self) -> Nesting | None:
+        """How the arrays of the first batch were given."""
+        return self._like_first().given
 
     def fragments(self) -> Sequence[Fragment]:
         """Unlike any other's: nobody can tell whether another stream would give the same rows."""
@@ -131,13 +180,16 @@ class StreamedRows:
         Raises:
             InputError: The stream raised; what came before it was given. Or the stream has been read already.
         """
+        self._check_unread()
+        return self._spans(rows_per_span)
+
+    def _check_unread(self) -> None:
         if self._is_under_way or self._pieces is None:
             raise InputError(
                 "a stream can be read only once",
                 received=self._name,
                 hint="make a new generator; or give an object with __len__ and __getitem__, which can be read again",
             )
-        return self._spans(rows_per_span)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         path, inode, layout, bad = span.locator
@@ -157,12 +209,12 @@ class StreamedRows:
         self._files.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        light: dict[str, Any] = {"_pieces": None, "_head": {}, "_files": None}
+        light: dict[str, Any] = {"_pieces": None, "_head": {}, "_fitted": {}, "_files": None}
         return self.__dict__ | light
 
     def _like_first(self) -> BatchTemplate:
         if self._template is None:
-            self._piece(0)
+            self._has(0)
         if self._template is None:
             raise self._error or InputError("the input has no rows", received=self._name)
         return self._template
@@ -176,6 +228,7 @@ class StreamedRows:
             if rows and index >= _PEEKED_SPANS:
                 self._is_under_way = True
                 self._head = {number: piece for number, piece in self._head.items() if number >= place[0]}
+                self._fitted = {number: piece for number, piece in self._fitted.items() if number >= place[0]}
             if rows:
                 yield Span(index, start, rows, self._files.add(taken))
                 start += rows
@@ -196,11 +249,19 @@ class StreamedRows:
 
     def _piece(self, number: int) -> Piece | None:
         """A piece that was pulled before, or the next one; None where there is no more, be it for an error."""
+        if not self._has(number):
+            return None
+        if number not in self._fitted:
+            self._fitted[number] = self._like_first().fit(self._head[number])
+        return self._fitted[number]
+
+    def _has(self, number: int) -> bool:
+        """Whether there is such a piece; it is pulled if it must be."""
         while number not in self._head:
             if self._is_over or self._pieces is None:
-                return None
+                return False
             self._pull(self._pieces)
-        return self._head[number]
+        return True
 
     def _pull(self, pieces: Iterator[Piece]) -> None:
         try:
@@ -208,7 +269,7 @@ class StreamedRows:
             self._is_over = piece is None
             if piece is not None and piece.rows:
                 self._template = self._template or BatchTemplate(piece)
-                self._head[self._pulled] = self._template.fit(piece)
+                self._head[self._pulled] = piece
                 self._pulled, self._pulled_rows = self._pulled + 1, self._pulled_rows + piece.rows
         except Exception as error:
             self._is_over, self._error = True, self._told(error)
@@ -222,6 +283,11 @@ class StreamedRows:
         told = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
         told.__cause__ = error
         return told
+
+
+def _is_open(spec: TensorSpec) -> bool:
+    """Whether rows of an input may have any length, and only that: more than one open dimension cannot be padded."""
+    return spec.shape is not None and spec.shape[:1] == (None,) and None not in spec.shape[1:]
 
 
 class _SpanFiles:

@@ -62,9 +62,17 @@ class Meter:
     Args:
         trace: Where what happened is written to as well, with the time at which it did.
         clock: Seconds.
+        is_written: Whether what is predicted is written and committed, and not handed back.
     """
 
-    def __init__(self, trace: TraceWriter | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        trace: TraceWriter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_written: bool = True,
+    ) -> None:
+        self.is_written = is_written
         self.trace = trace
         self._clock = clock
         self._lock = threading.Lock()

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from penstock.core.words import duration
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _LINE_EVERY_S = 5.0
+_SHOWN_AFTER_S = 0.5
 _RATE_OVER_S = 10.0
 
 
@@ -90,6 +92,42 @@ class Lines:
             self.note(line(meter, total, before, rate.at(time.monotonic(), meter.rows)))
 
 
+class Later:
+    """Shows a run only once it has lasted a while: most calls for a few rows are over before anybody could read it."""
+
+    def __init__(self, shown: Callable[[], Progress], after_s: float = _SHOWN_AFTER_S) -> None:
+        self._make = shown
+        self._after_s = after_s
+        self._shown: Progress | None = None
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            if self._shown is not None:
+                self._shown.note(text)
+
+    def begin(self, meter: Meter, total: int, before: int) -> None:
+        self._timer = threading.Timer(self._after_s, self._show, (meter, total, before))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            self._timer = None
+            if self._shown is not None:
+                self._shown.end()
+                self._shown = None
+
+    def _show(self, meter: Meter, total: int, before: int) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._shown = self._make()
+                self._shown.begin(meter, total, before)
+
+
 def line(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run in one line."""
     done = before + meter.rows
@@ -97,7 +135,7 @@ def line(meter: Meter, total: int, before: int, rate: float) -> str:
         f"{done:,} of {total:,} rows ({done / total:.0%})" if total else f"{done:,} rows",
         f"{rate:,.0f} rows/s",
         *([f"{time_left(total - done, rate)} left"] if total else []),
-        f"{before + meter.committed_rows:,} committed",
+        *([f"{before + meter.committed_rows:,} committed"] if meter.is_written else []),
     ]
     if meter.failed:
         parts.append(f"{meter.failed:,} failed")
@@ -159,5 +197,6 @@ class Bars:
                 str(each.device),
                 ", ".join(f"{name} {share:.0%}" for name, share in each.shares.items() if share >= 0.005),
             )
-        devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
+        if meter.is_written:
+            devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
         return Group(job, devices, meter.bottleneck_lately())

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from penstock.telemetry.notebook import table
+
 _LEAST_SHARE = 0.005
+_LONGEST_NAME = 24
+"""Of the words before a colon that are the name of a line, and not its beginning."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,13 @@ class Summary:
         if self.trace is not None:
             lines.append(f"trace: {self.trace}; https://ui.perfetto.dev opens it")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The summary as a notebook shows it: what it says in lines, as a table."""
+        heading, *lines = str(self).splitlines()
+        rows: list[tuple[str, str]] = []
+        for text in lines:
+            name, colon, value = text.partition(": ")
+            is_named = bool(colon) and len(name) <= _LONGEST_NAME
+            rows.append((name, value) if is_named else ("", text))
+        return table(heading, rows)

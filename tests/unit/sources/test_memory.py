@@ -35,7 +35,7 @@ def test_arrays_of_a_list_take_the_names_of_the_inputs_in_order() -> None:
     source = open_memory([np.zeros(3), np.ones((3, 2))], ["a", "b"])
     assert {name: spec.shape for name, spec in source.schema().items()} == {"a": (), "b": (2,)}
     assert source.is_positional
-    assert list(open_memory([np.zeros(3), np.ones(3)], ["a"]).schema()) == ["x0", "x1"]
+    assert list(open_memory([np.zeros(3), np.ones(3)]).schema()) == ["x0", "x1"]
     assert list(open_memory((np.zeros(3), np.ones(3)), ["a", "b"]).schema()) == ["a", "b"]
 
 
