@@ -38,7 +38,7 @@ from penstock.telemetry.summary import Summary
 
 _REQUESTED = (
     "signature", "runtime", "precision", "batch_size", "threads", "format", "part_rows", "trust_model",
-    "as_example", "top_k", "argmax", "squeeze",
+    "as_example", "top_k", "argmax", "squeeze", "tolerance",
 )  # fmt: skip
 """Options that are plain JSON as they are, and change the output."""
 

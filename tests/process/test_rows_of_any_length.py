@@ -184,7 +184,7 @@ def test_answer_to_a_row_never_depends_on_its_neighbours(backend: str, examples:
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert len(found) == (len(kinds) or 21)
+    assert len(found) == (len(kinds) or 24)
     for kind, seen in found.items():
         assert seen["rows"] >= 8 * examples, kind
         assert seen["worst"] <= 1e-4 * seen["spread"], kind

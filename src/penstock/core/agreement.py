@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.answering import CLASSES, SCORES, NumpyRanking, shown
-from penstock.core.columns import to_arrow
+from penstock.core.columns import leaves, to_arrow
 from penstock.core.records import Array, Column
 
 ENOUGH_ROWS = 16
@@ -87,9 +87,7 @@ def largest_difference(
 
 def _values(column: Column) -> Array:
     """All numbers of a column, whatever its rows look like; none where it holds something else, which is equal."""
-    values = column if isinstance(column, np.ndarray) else to_arrow(column).flatten()
-    if not isinstance(values, np.ndarray):
-        values = values.to_numpy(zero_copy_only=False)
+    values = column if isinstance(column, np.ndarray) else leaves(to_arrow(column))[0].to_numpy(zero_copy_only=False)
     return values.reshape(-1).astype(np.float64) if values.dtype.kind in "fc" else np.zeros(0)
 
 
@@ -217,6 +215,8 @@ def _differ_in_lists(name: str, mine: Column, other: Column, tolerance: float) -
 
 
 def _differ_in_value(name: str, mine: Array, other: Array, tolerance: float) -> Disagreement | None:
+    if tolerance == float("inf"):
+        return None
     flat, expected = mine.reshape(len(mine), -1), other.reshape(len(other), -1)
     allowed = tolerance * _spread(expected)
     far = _apart(flat, expected)

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.core.batching import Batch, Room, joined, note
 from penstock.core.columns import take_positions
-from penstock.core.feeds import Feed, Piece
+from penstock.core.feeds import Encoded, Feed, Piece
 from penstock.core.records import Array, Column, RowFailure
 from penstock.core.watching import Watch
 
@@ -109,7 +109,7 @@ def cut_by_one_size(
     """
     if not pieces:
         return
-    rows = _Rows(pieces, buckets, is_padded=False)
+    rows = _Rows(pieces, buckets, is_padded=False, is_bounded=fewest_rows > 1)
     index = 0
     for group in rows.by_size():
         for start in range(0, len(group), batch_size):
@@ -123,7 +123,12 @@ class _Rows:
     """All rows of a span, their sizes, and where they lie."""
 
     def __init__(
-        self, pieces: Sequence[Piece], buckets: Mapping[str, Sequence[Boundaries]], *, is_padded: bool = True
+        self,
+        pieces: Sequence[Piece],
+        buckets: Mapping[str, Sequence[Boundaries]],
+        *,
+        is_padded: bool = True,
+        is_bounded: bool = True,
     ) -> None:
         self._pieces = pieces
         self._buckets = buckets
@@ -132,7 +137,7 @@ class _Rows:
         first = pieces[0].feeds
         self._sizes = {name: np.concatenate([piece.feeds[name].sizes() for piece in pieces]) for name in first}
         for name, boundaries in buckets.items():
-            if is_padded:
+            if is_bounded:
                 self._sizes[name] = _bounded(self._sizes[name], boundaries)
         if not is_padded:
             self._hide_failed()
@@ -151,10 +156,14 @@ class _Rows:
         return sorted(groups, key=len, reverse=True)
 
     def _hide_failed(self) -> None:
-        """Rows that failed already have no size of their own: they take a place among others."""
+        """Rows that failed already, or will when they are decoded, have no size: they take a place among others."""
         failed = np.zeros(int(self._starts[-1]), dtype=bool)
         for piece, start in zip(self._pieces, self._starts[:-1].tolist(), strict=True):
             failed[[start + row - piece.start for row in piece.failures]] = True
+            for name, feed in piece.feeds.items():
+                if isinstance(feed, Encoded):
+                    stop = start + piece.rows
+                    failed[start:stop] |= (self._sizes[name][start:stop] == 0).any(axis=1)
         host = int(np.argmin(failed))
         for name, boundaries in self._buckets.items():
             smallest = [ends[0] for ends in boundaries]

@@ -44,14 +44,19 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
 
 
 def answers(follows: Mapping[str, str], name: str, output: Array, batch: Batch) -> Column:
-    """The rows of an output. Where it has a value for each value of an input, its rows are cut to their own length."""
+    """The rows of an output. Where it grows with an input, its rows are cut to what their own length gives.
+
+    That may be more or less than the row's own length: one step more for a token in front, or fewer by a kernel.
+    """
     if not isinstance(output, np.ndarray):
         return output  # lists already
     followed = follows.get(name)
     if followed == AS_LISTS:
         return to_lists([output])
     lengths = batch.lengths.get(followed) if followed is not None else None
-    return output if lengths is None else _as_lists(output, lengths)
+    if followed is None or lengths is None:
+        return output
+    return _as_lists(output, lengths + (output.shape[1] - batch.arrays[followed].shape[1]))
 
 
 Rows = Shape | None
@@ -90,7 +95,7 @@ def _as_lists(output: Array, lengths: Array) -> Column:
 
     What stands in the place of rows that have no answer, because none of their batch has, may be shorter than they are.
     """
-    lengths = np.minimum(lengths, output.shape[1])
+    lengths = np.clip(lengths, 0, output.shape[1])
     rows = [row[:length] for row, length in zip(output, lengths.tolist(), strict=True)]
     flat = to_arrow(np.concatenate(rows)) if rows else to_arrow(output.reshape(-1, *output.shape[2:])[:0])
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

@@ -6,6 +6,7 @@ array is answered as fast as `model.predict` answers it.
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +25,10 @@ from penstock.core.stopping import StopFlag
 from penstock.core.watching import UNWATCHED
 from penstock.engines.running_short import Tell, quietly
 from penstock.pool.fitting import Fitting
-from penstock.pool.keeping import Keeper, trim
+from penstock.pool.keeping import Keeper
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
-from penstock.pool.warmup import warm_up
+from penstock.pool.warmup import first_that_runs
 
 Observe = Callable[[int, Device, Timings], None]
 _Message = tuple[int, Result, Timings] | BaseException
@@ -78,12 +79,12 @@ class EmbeddedEngine:
             for fitting in self._replicas:
                 if isinstance(fitting.replica, TakesAnySize):
                     fitting.replica.take_any_size()
-        batch = next(load_batches(job, sample))
+        batches = load_batches(job, sample)
+        batch = next(batches)
         found = self._keepers[0].look(batch)
         if found.kind != NONE and job.state == NONE:
             return Prepared((), 0.0, state=found)
-        trim(job, batch)
-        prepared = warm_up(self._replicas[0], batch, sample, job.bindings, asked)
+        _, prepared = first_that_runs(self._replicas[0], itertools.chain([batch], batches), sample, job, asked)
         found = found if found.kind != NONE else prepared.state
         if found.kind != NONE and job.state == NONE:
             return Prepared((), 0.0, state=found)

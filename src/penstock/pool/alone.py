@@ -65,7 +65,7 @@ def try_padding(
         for name, array in exact.items():
             if array.dtype.kind == "f" and name not in masks:
                 array[len(array) // 2 :] *= -1
-        trial.compare(exact, _padded(exact, sizes, batch))
+        trial.compare(exact, _padded(exact, sizes, batch), sizes)
     return trial.verdict()
 
 
@@ -75,12 +75,12 @@ class _Trial:
 
     replica: Replica
     follows: Mapping[str, str]
-    exact: list[Columns] = field(default_factory=list)
-    padded: list[Columns] = field(default_factory=list)
+    exact: list[Mapping[str, Column]] = field(default_factory=list)
+    padded: list[Mapping[str, Column]] = field(default_factory=list)
     problem: str = "there are no rows to try it with"
     is_changed: bool = False
 
-    def compare(self, exact: Columns, padded: Columns) -> None:
+    def compare(self, exact: Columns, padded: Columns, sizes: Sizes) -> None:
         try:
             alone = self.replica.predict(exact)
         except (OutOfMemory, MemoryError):
@@ -95,14 +95,15 @@ class _Trial:
         except Exception:
             self.is_changed = True
             return
-        self.exact.append(alone)
-        self.padded.append({name: self._shortened(name, output, alone[name]) for name, output in together.items()})
+        self.exact.append(self._as_written(exact, sizes, alone))
+        self.padded.append(self._as_written(padded, sizes, together))
 
-    def _shortened(self, name: str, output: Column, alone: Column) -> Column:
-        """An output that has a value for each value of its row, without those of the padding."""
-        if name in self.follows and isinstance(output, np.ndarray) and isinstance(alone, np.ndarray):
-            return output[:, : alone.shape[1]]
-        return output
+    def _as_written(self, rows: Columns, sizes: Sizes, outputs: Columns) -> dict[str, Column]:
+        """Answers cut as those of a job are."""
+        count = len(next(iter(rows.values())))
+        own = {name: np.tile(np.array(size), (count, 1)) for name, size in sizes.items()}
+        batch = Batch(0, range(count), count, rows, sizes=own)
+        return {name: answers(self.follows, name, output, batch) for name, output in outputs.items()}
 
     def verdict(self) -> PaddingTrial:
         if self.is_changed:

@@ -6,6 +6,7 @@ the line is closed, and ends at once when it is: a coordinator that was killed l
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
@@ -54,7 +55,7 @@ from penstock.pool.serving import Serving
 from penstock.pool.slots import FreeSlots, Slots
 from penstock.pool.surviving import predictor_of
 from penstock.pool.transfer import Assembly, send
-from penstock.pool.warmup import places_alive, warm_up
+from penstock.pool.warmup import first_that_runs, places_alive
 
 
 class BatchInlet:
@@ -181,9 +182,7 @@ class ReplicaProcess:
         if found.kind != NONE and message.job.state == NONE:
             return Prepared((), 0.0, state=found)
         self._keeper.hold(message.job)
-        trim(message.job, batch)
         self._bindings = message.job.bindings
-        self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         self._fitting = Fitting(
             self._replica,
             self._device,
@@ -197,7 +196,10 @@ class ReplicaProcess:
         self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
-        prepared = warm_up(self._fitting, batch, message.sample, message.job.bindings, message.asked)
+        batch, prepared = first_that_runs(
+            self._fitting, itertools.chain([batch], more), message.sample, message.job, message.asked
+        )
+        self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         found = found if found.kind != NONE else prepared.state
         if found.kind != NONE and message.job.state == NONE:
             return Prepared((), 0.0, state=found)

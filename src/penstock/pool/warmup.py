@@ -12,13 +12,14 @@ from penstock.core.batching import Batch
 from penstock.core.columns import describe, take_positions
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.protocols import Replica, Stateful
-from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
+from penstock.core.records import KEPT, Array, Binding, Column, Columns, Job, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.core.state import STATELESS, VARIABLES, State
 from penstock.errors import ModelError, PenstockError
 from penstock.pool.alone import try_padding
 from penstock.pool.fitting import Fitting
-from penstock.pool.surviving import check_rows, predict_surviving
+from penstock.pool.keeping import trim
+from penstock.pool.surviving import ShapeRejected, check_rows, predict_surviving
 
 _REPEATED = 1e-4
 """What the answers of two calls may differ by, as a share of an output's spread: sums on a GPU have no fixed order."""
@@ -73,6 +74,27 @@ def seen_to_change(replica: Replica, before: Columns, after: Columns) -> State:
     if isinstance(inside, Stateful) or compare(after, before, _REPEATED) is None:
         return STATELESS
     return State(VARIABLES, ("it answers the same batch differently when it is called again",), is_repeatable=False)
+
+
+def first_that_runs(
+    replica: Replica, batches: Iterable[Batch], sample: Span, job: Job, asked: Asked
+) -> tuple[Batch, Prepared]:
+    """Warm up with the first batch; where each batch has a shape of its own, with the first whose shape is taken.
+
+    Raises:
+        ModelError: As `warm_up`; or the model rejects all of these shapes.
+    """
+    rejected: ShapeRejected | None = None
+    for batch in batches:
+        trim(job, batch)
+        try:
+            return batch, warm_up(replica, batch, sample, job.bindings, asked)
+        except ShapeRejected as error:
+            if job.fewest_rows is None:
+                raise
+            rejected = rejected or error
+    assert rejected is not None
+    raise rejected
 
 
 def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> Array:

@@ -323,6 +323,22 @@ def test_row_that_failed_already_needs_no_batch_of_its_own() -> None:
     assert [failure.row for failure in batch.failures] == [FIRST_ROW + 1]
 
 
+def test_photos_that_cannot_be_decoded_are_no_size_of_their_own() -> None:
+    feed = Encoded(Rectangles([(0, 0), (2, 3), (0, 0)]), np.dtype(np.uint8), (None, None, 1))
+    (batch,) = cut_by_one_size([Piece(0, 3, {"x": feed})], 8, 1, {"x": [[2, 8], [4]]}, on_the_heap, UNWATCHED)
+    assert batch.arrays["x"].shape == (4, 2, 3, 1)
+
+
+def test_giant_row_gets_no_batch_where_every_batch_is_as_large_as_all_others() -> None:
+    pieces = pieces_of(tokens_of([3, 5000, 3]), [])
+    batches = batches_of_one_size(pieces, 4, 4)
+    assert sorted(batch.arrays["tokens"].shape[1] for batch in batches) == [1, 3]
+    (failure,) = [failure for batch in batches for failure in batch.failures]
+    assert failure.row == FIRST_ROW + 1
+    assert "5,000 values" in failure.reason
+    assert max(batch.arrays["tokens"].shape[1] for batch in batches_of_one_size(pieces, 4, 1)) == 5000
+
+
 def test_rows_that_all_failed_have_the_smallest_size_that_was_planned() -> None:
     (batch,) = batches_of_one_size(pieces_of(tokens_of([0, 0]), [], failed={FIRST_ROW, FIRST_ROW + 1}), 4, 1)
     assert batch.arrays["tokens"].shape == (2, 4)

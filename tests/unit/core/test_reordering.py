@@ -76,10 +76,12 @@ def test_span_of_which_no_batch_came_has_no_columns() -> None:
 
 
 FOLLOWS = {"y": "x"}
+LONGEST = 6
 
 
-def padded(lengths: list[int]) -> Batch:
-    return Batch(0, np.arange(len(lengths)), len(lengths), {}, sizes={"x": np.array(lengths).reshape(-1, 1)})
+def padded(lengths: list[int], longest: int = LONGEST) -> Batch:
+    arrays = {"x": np.zeros((len(lengths), longest))}
+    return Batch(0, np.arange(len(lengths)), len(lengths), arrays, sizes={"x": np.array(lengths).reshape(-1, 1)})
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8), inner=st.sampled_from([(), (2,), (2, 3)]))
@@ -94,6 +96,14 @@ def test_output_that_follows_a_padded_input_is_cut_to_the_length_of_every_row(
     flat = np.array([value for row in found.to_pylist() for value in row], np.float32)
     wanted = [output[row, :length].ravel() for row, length in enumerate(lengths)]
     np.testing.assert_array_equal(flat.ravel(), np.concatenate(wanted))
+
+
+@pytest.mark.parametrize(("more", "expected"), [(1, [2, 7, 4]), (-2, [0, 4, 1])])
+def test_output_that_is_longer_or_shorter_than_its_input_is_cut_to_what_every_row_gives(
+    more: int, expected: list[int]
+) -> None:
+    output = np.zeros((3, LONGEST + more))
+    assert to_arrow(answers(FOLLOWS, "y", output, padded([1, 6, 3]))).value_lengths().to_pylist() == expected
 
 
 @pytest.mark.parametrize("follows", [{}, {"z": "x"}, {"y": "another"}], ids=str)
@@ -121,7 +131,7 @@ def test_lists_of_the_model_stay_as_they_are() -> None:
 
 
 def test_lists_of_different_batches_are_joined_in_order() -> None:
-    first = answers(FOLLOWS, "y", np.array([[1.0, 2, 0], [3, 0, 0]]), padded([2, 1]))
+    first = answers(FOLLOWS, "y", np.array([[1.0, 2, 0], [3, 0, 0]]), padded([2, 1], 3))
     second = answers(FOLLOWS, "y", np.array([[4.0, 5, 6, 7, 0, 0]]), padded([4]))
     batches: list[Answered] = [(np.array([0, 2]), {"y": first}, {}), (np.array([1]), {"y": second}, {})]
     result = to_result(Span(0, 0, 3, ()), batches, [failure(2)])

@@ -94,12 +94,33 @@ def with_mask(batch: Columns) -> Array:
     return np.asarray((np.cos(batch["x"]) * mask).sum(axis=1) / mask.sum(axis=1))
 
 
-@pytest.mark.parametrize("model", [total, masked_mean, largest_of_positive, each_step])
+def step_in_front(batch: Columns) -> Array:
+    return np.pad(batch["x"], ((0, 0), (1, 0), (0, 0)))
+
+
+def windows(batch: Columns) -> Array:
+    """Sums of three steps: two fewer than the row has."""
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(batch["x"], 3, axis=1).sum(axis=3))
+
+
+def every_second(batch: Columns) -> Array:
+    return batch["x"][:, ::2]
+
+
+def seldom_above_zero(batch: Columns) -> Array:
+    """Zero for all short rows: there is no spread to measure a difference by."""
+    return np.asarray(np.maximum(batch["x"].sum(axis=1) - 4, 0))
+
+
+HARMLESS = [total, masked_mean, largest_of_positive, each_step, step_in_front, windows, seldom_above_zero]
+
+
+@pytest.mark.parametrize("model", HARMLESS)
 def test_padding_is_harmless_where_zeros_add_nothing(model: Callable[[Columns], Array]) -> None:
     assert tried(Model(model)).is_harmless(TOLERANCE)
 
 
-@pytest.mark.parametrize("model", [mean, from_behind])
+@pytest.mark.parametrize("model", [mean, from_behind, every_second])
 def test_padding_that_changes_an_answer_is_seen(model: Callable[[Columns], Array]) -> None:
     trial = tried(Model(model))
     assert trial.difference > 0.01
@@ -161,6 +182,15 @@ def test_answers_alone_are_those_of_rows_at_their_own_size() -> None:
 def test_answers_for_every_step_are_lists_of_the_length_of_their_row() -> None:
     found = answers_alone(Model(each_step), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
     assert [len(row) for row in to_arrow(join_answers(list(found.values()))["y"]).to_pylist()] == LENGTHS
+
+
+@pytest.mark.parametrize(("model", "more"), [(step_in_front, 1), (windows, -2)])
+def test_answers_that_are_longer_or_shorter_than_their_row_lose_nothing(
+    model: Callable[[Columns], Array], more: int
+) -> None:
+    found = answers_alone(Model(model), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
+    lengths = [len(row) for row in to_arrow(join_answers(list(found.values()))["y"]).to_pylist()]
+    assert lengths == [length + more for length in LENGTHS]
 
 
 def test_row_that_the_model_rejects_alone_has_no_answer() -> None:
