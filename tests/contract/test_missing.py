@@ -268,3 +268,10 @@ def test_rule_that_is_none_is_refused(given: list[str]) -> None:
         Nulls.parse(given)
     assert caught.value.exit_code == 2
     assert "empty for text" in (caught.value.allowed or "")
+
+
+def test_missing_value_beside_a_very_long_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"x,t\nNA,{'long ' * 40_000}\n1,short\n")
+    rows, failures = fed(CsvFiles([str(tmp_path / "a.csv")]), "x", "float32", Nulls())
+    assert rows[1] == 1
+    assert "is missing: 'NA'" in failures[0].reason

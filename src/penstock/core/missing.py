@@ -66,6 +66,15 @@ def _bind_nulls(binding: Binding, wanted: str, nulls: Nulls) -> Binding:
     )
 
 
+def dtype_for_a_function(dtype: str, nulls: Nulls) -> str:
+    """What a user's function gets a column of numbers as: the same in all blocks, with missing values or not."""
+    if nulls.numbers == "fail":
+        return dtype
+    if nulls.numbers == "nan":
+        return dtype if _kind(dtype) == "float" else "float64"
+    return dtype if _holds(dtype, float(nulls.numbers)) else "float64"
+
+
 def _holds(dtype: str, value: float) -> bool:
     kind = np.dtype(dtype)
     if kind.kind == "f":

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_array
 from penstock.core.deferred import Deferred
-from penstock.core.missing import filled
+from penstock.core.missing import dtype_for_a_function, filled
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
 from penstock.core.watching import Watch
 from penstock.errors import UsageError, one_line
@@ -120,10 +120,12 @@ class Preprocess:
                 if tried.failures:
                     first = first or tried.failures[0]
                     continue
-                gives = {name: describe(name, column) for name, column in _plain(tried.columns).items()}
-                if not any(spec.varies and spec.dtype == OPAQUE for spec in gives.values()):
+                made = _plain(tried.columns)
+                gives = {name: describe(name, column) for name, column in made.items()}
+                is_open = any(spec.varies and spec.dtype == OPAQUE for spec in gives.values())
+                if not is_open and not any(map(_says_nothing, made.values())):
                     return replace(ready, gives=gives)
-                empty = empty or gives  # a list without values does not say what they are
+                empty = empty or gives  # None, or a list without values, does not say what the others are
         if empty is not None:
             return replace(ready, gives=empty)
         raise UsageError(
@@ -171,18 +173,28 @@ class Preprocess:
                 given = self._as_dict(self.function(columns))
         finally:
             watch.end()
-        made = {str(name): _as_column(value) for name, value in given.items()}
+        made = {str(name): self._typed(str(name), _as_column(value)) for name, value in given.items()}
         self._check(made, block.rows)
         return Block(block.start, block.rows, made)
+
+    def _typed(self, name: str, column: Column) -> Column:
+        """A column of nothing but None is one of whatever the others of its name are."""
+        spec = self.gives.get(name)
+        if spec is None or not _says_nothing(column) or spec.shape != () or spec.dtype == OPAQUE:
+            return column
+        kind = pa.string() if spec.dtype == STRING else pa.from_numpy_dtype(np.dtype(spec.dtype))
+        return pa.nulls(len(column), kind)
 
     def _given(self, name: str, column: SourceColumn) -> Array:
         """A column as the function gets it."""
         spec = self.takes[name]
         if isinstance(column, (Deferred, np.ndarray)) or spec.dtype == OPAQUE:
             return _for_the_user(column, spec)
-        if self.nulls.numbers == "nan" and spec.shape == () and spec.dtype.startswith(("int", "uint")):
-            column = column.cast(pa.float64())  # in every block, whether it has nulls or not
-        return _for_the_user(filled(column, self.nulls, STRING if spec.dtype == STRING else "float64"), spec)
+        if spec.dtype == STRING:
+            return _for_the_user(filled(column, self.nulls, STRING), spec)
+        array = _for_the_user(filled(column, self.nulls, "float64"), spec)
+        is_number = array.dtype.kind in "biuf" and self.nulls.numbers != "fail"
+        return array.astype(dtype_for_a_function(spec.dtype, self.nulls), copy=False) if is_number else array
 
     def _check(self, made: Mapping[str, Column], rows: int) -> None:
         for name, column in made.items():
@@ -218,6 +230,10 @@ def _agrees(spec: TensorSpec, expected: TensorSpec) -> bool:
     if spec.shape is None or expected.shape is None or expected.varies:
         return True
     return spec.shape == expected.shape
+
+
+def _says_nothing(column: Column) -> bool:
+    return isinstance(column, pa.Array) and pa.types.is_null(column.type)
 
 
 def _zeros(spec: TensorSpec) -> Column:

@@ -121,6 +121,7 @@ class CsvFiles:
         def stood(column: str, position: int) -> str:
             if not records:
                 records.extend(self._lines.records(excerpt))
+            csv.field_size_limit(_LONGEST_FIELD)
             text = io.StringIO(records[position].decode("utf-8", errors="replace"), newline="")
             field = next(csv.reader(text, delimiter=self._delimiter))[places[column]]
             return f"is missing: {field!r}" if field else "is missing: the field is empty"

@@ -389,3 +389,46 @@ def test_function_by_name_is_pickled_as_its_name() -> None:
     assert pickle.loads(pickle.dumps(ready)) == ready
     assert "function" not in ready.__getstate__()
     assert len(cloudpickle.dumps(ready)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "dtype"),
+    [
+        (pa.int8(), "0", "int8"),
+        (pa.int8(), "1000", "float64"),
+        (pa.bool_(), "0", "bool"),
+        (pa.float32(), "0.5", "float32"),
+        (pa.int16(), "nan", "float64"),
+        (pa.float32(), "nan", "float32"),
+    ],
+    ids=str,
+)
+def test_dtype_of_a_column_does_not_depend_on_whether_a_block_misses_values(
+    kind: pa.DataType, rule: str, dtype: str
+) -> None:
+    seen: list[str] = []
+
+    def note(columns: dict[str, Any]) -> dict[str, Any]:
+        seen.append(str(columns["n"].dtype))
+        return {"y": np.zeros(len(columns["n"]))}
+
+    with_null, without = block_of(n=pa.array([1, None]).cast(kind)), block_of(n=pa.array([1, 1]).cast(kind))
+    ready = itself(replace(preprocess(note, without), nulls=Nulls(rule)), note)
+    for block in (with_null, without):
+        assert not next(iter(ready.apply(block, UNWATCHED))).failures
+    assert seen == [dtype, dtype]
+
+
+def large_ones(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"name": ["large" if value > 1 else None for value in columns["n"]]}
+
+
+@pytest.mark.parametrize("first", [[2, 0], [0, 2]], ids=str)
+def test_text_that_is_none_in_a_whole_block_fails_no_row(first: list[int]) -> None:
+    block = block_of(n=np.array(first))
+    ready = preprocess(large_ones, block).learn([block], UNWATCHED)
+    assert ready.gives["name"].dtype == STRING
+    for values in ([0, 0, 2], [0, 0, 0]):
+        (piece,) = ready.apply(block_of(n=np.array(values)), UNWATCHED)
+        assert not piece.failures
+        assert to_arrow(piece.columns["name"]).to_pylist() == ["large" if value > 1 else None for value in values]  # type: ignore[arg-type]
