@@ -23,7 +23,7 @@ def whole(models: Path, digits: Path, penstock_run: Penstock, tmp_path_factory: 
     out = tmp_path_factory.mktemp("whole") / "out"
     ran = penstock_run("predict", models / "digits.keras", digits, "--output", out, "--threads", "1", "--check")
     assert ran.returncode == 0, ran.stderr
-    assert "checked: 64 rows are as tensorflow on the CPU gives them" in ran.stderr
+    assert "checked: 64 rows are as tensorflow on the CPU gives each of them alone" in ran.stderr
     return np.stack(read_rows(out)["digit"].to_numpy(zero_copy_only=False))
 
 
