@@ -168,7 +168,7 @@ class CsvFiles:
             raise InputError(
                 "the file seems to have no header: its first line is numbers",
                 received=f"{path}: {self._delimiter.join(first)[:100]}",
-                hint="--header no reads it as a row, of columns f0, f1, …; --header yes takes it for names",
+                hint="--header no: it is a row, of columns f0, f1, …; --header yes: it is the names of the columns",
             )
         return first
 
