@@ -277,6 +277,16 @@ def test_csv_holds_text_dates_lists_and_what_is_not_finite(tmp_path: Path) -> No
     assert [fields[1:] for fields in again] == [fields[1:] for fields in (first, second, third)]
 
 
+def test_csv_leaves_the_fields_of_a_vector_empty_where_it_is_null(tmp_path: Path) -> None:
+    vectors = pa.array([[9.0, 9.0], [1.5, 2.5], None, [3.5, None]], pa.list_(pa.float32(), 2))[1:]
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [2]), vectors)
+    (path,) = write("csv", tmp_path, [result(0, {"v": vectors, "t": tensors})]).values()
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["row", "v_0", "v_1", "t_0", "t_1"]
+    assert rows == [["0", "1.5", "2.5", "1.5", "2.5"], ["1", "", "", "", ""], ["2", "3.5", "", "3.5", ""]]
+
+
 def test_csv_columns_of_a_vector_must_not_hide_another() -> None:
     schema = OutputSchema((TensorSpec("p", "float32", (2,)), TensorSpec("p_1", "float32", ())), 2)
     with pytest.raises(UsageError, match="a vector is written as a column for each value") as caught:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import to_arrow
@@ -92,9 +93,9 @@ def _fields(spec: TensorSpec, column: Column) -> Iterator[tuple[str, pa.Array]]:
         yield spec.name, _field(spec, column)
         return
     if not isinstance(column, np.ndarray):
-        flat = column.storage.flatten() if isinstance(column, pa.ExtensionArray) else column.flatten()
+        vectors = column.storage if isinstance(column, pa.ExtensionArray) else column
         for place, name in enumerate(names):
-            yield name, _field(spec, flat.take(pa.array(np.arange(place, len(flat), len(names)))))
+            yield name, _field(spec, pc.list_element(vectors, place))  # `flatten` would leave out rows that are null
         return
     for place, name in enumerate(names):
         yield name, _field(spec, np.ascontiguousarray(column[:, place]))
