@@ -217,8 +217,10 @@ class _Run:
                     if found is not None:
                         remove_job(self._place, found)
                     manifest.save(self._place)
-            elif manifest.recipe.state == VARIABLES:
-                self._begin_again(manifest)
+            else:
+                written.finisher_of(started, manifest.schema)
+                if manifest.recipe.state == VARIABLES:
+                    self._begin_again(manifest)
             return self._predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from penstock.jobs import Started
 from penstock.options import FORMATS, PredictOptions, ReadOptions
 from penstock.pool.devices import usable_cores
 from penstock.pool.finishers import FinishedHere, Finishers, with_failures
+from penstock.sinks.staging import check_distinct
 from penstock.sources.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
@@ -85,13 +86,21 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     return names
 
 
-def finisher_of(started: Started) -> Finishers | FinishedHere | None:
-    """The user's function behind the model, ready to run and with what it gives, learnt from the first rows."""
+def finisher_of(started: Started, schema: OutputSchema | None = None) -> Finishers | FinishedHere | None:
+    """The user's function behind the model, ready to run and with what it gives: as `schema` says, which the parts of
+    a resumed job have already, or learnt from the first rows.
+
+    Raises:
+        UsageError: An output and a kept column have one name: the function would get only one of them.
+    """
     if started.options.postprocess is None or started.finisher is not None:
         return started.finisher
     function = Postprocess.of(started.options.postprocess)
+    if schema is not None:
+        function = replace(function, gives={spec.name: spec for spec in schema.columns[: schema.num_outputs]})
     names = written_names([spec.name for spec in _labelled(started)], started.options)
     kept = tuple(name for key, name in names.items() if key.startswith(KEPT))
+    check_distinct([name for key, name in names.items() if not key.startswith(KEPT)], kept)
     rows = len(next(iter(started.prepared.first.values())))
     sample = renamed(Result(Span(0, 0, rows, ()), started.prepared.first), started.options)
     if started.launch is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -34,6 +35,12 @@ def hostile(columns):
 
 def deadly(columns):
     os._exit(3)
+
+def mended(columns):
+    is_mended = os.path.exists("mended")
+    if "0-300" in columns["name"] and not is_mended:
+        raise ValueError("not yet")
+    return {"best": columns["digit"].argmax(1).astype("float64" if is_mended else "int64")}
 """
 
 
@@ -71,6 +78,38 @@ def test_row_that_raises_hangs_or_kills_the_process_fails_alone(
     ran = penstock_run(*arguments, "--postprocess", "finishing_steps:best", cwd=folder)
     assert ran.returncode == 7
     assert "postprocess=" in ran.stderr
+
+
+def test_resumed_job_writes_the_types_that_its_parts_have(
+    light_models: Path, digits: Path, folder: Path, penstock_run: Penstock
+) -> None:
+    arguments = ["predict", light_models / "digits.onnx", digits, "--output", "out", "--limit", ROWS, "--keep", "name",
+                 "--batch-size", 64, "--part-rows", 64, "--plan", "off",
+                 "--postprocess", "finishing_steps:mended"]  # fmt: skip
+    assert penstock_run(*arguments, "--max-failures", 0, cwd=folder).returncode == 4
+    begun = pd.read_parquet(folder / "out")
+    assert 300 < len(begun) < ROWS
+    (folder / "mended").touch()
+    ran = penstock_run(*arguments, "--max-failures", 0.5, cwd=folder)
+    assert ran.returncode == 3, ran.stderr
+    kinds = {str(pq.read_schema(path).field("best").type) for path in (folder / "out").glob("*.parquet")}
+    assert kinds == {"int64"}
+    assert len(pd.read_parquet(folder / "out")) == ROWS - 1
+
+
+def test_output_and_kept_column_of_one_name_are_refused_before_the_function_sees_them(
+    light_models: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]
+) -> None:
+    def both(columns: dict[str, Any]) -> dict[str, Any]:
+        return {"best": columns["p"].argmax(1), "true": columns["digit"]}
+
+    model, rows = light_models / "digits.onnx", {"pixels": pixels[:20], "digit": np.arange(20)}
+    with pytest.raises(penstock.UsageError, match="two columns would have one name") as caught:
+        next(penstock.stream(model, rows, keep=["digit"], postprocess=both))
+    assert caught.value.received == "outputs digit; kept digit"
+    (made,) = penstock.stream(model, rows, keep=["digit"], rename={"digit": "p"}, postprocess=both)
+    np.testing.assert_array_equal(made["true"], rows["digit"])
+    np.testing.assert_array_equal(made["best"], penstock.predict(model, pixels[:20]).argmax(1))
 
 
 def test_function_that_kills_its_process_at_every_row_ends_the_job(

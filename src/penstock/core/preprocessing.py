@@ -105,14 +105,18 @@ class Preprocess:
     def learn(self, blocks: Sequence[Block], watch: Watch) -> Self:
         """The same function, with the columns that it takes and gives for the first rows.
 
+        Where it is known what it gives, it is not called.
+
         Raises:
-            UsageError: It fails on every one of them.
+            UsageError: It fails on every one of them, or cannot be imported.
         """
         # Known for the column, not for the rows of a call: a row must not depend on which others it comes with.
         takes = {name: _taken(spec, [block.columns[name] for block in blocks]) for name, spec in self.takes.items()}
         ready = replace(self, takes=takes)
         # Imported once. One that cannot be imported is told as such here, not as failing on every row.
         vars(ready)["function"] = self.function
+        if self.gives:
+            return ready
         first: RowFailure | None = None
         empty: dict[str, TensorSpec] | None = None
         for block, position in _readable(blocks):

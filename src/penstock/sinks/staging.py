@@ -33,9 +33,17 @@ def check_names(schema: OutputSchema) -> None:
             received=_shown(schema.names),
             hint="rename it: --rename row=NEW",
         )
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    check_distinct(schema.names[: schema.num_outputs], schema.names[schema.num_outputs :])
+
+
+def check_distinct(outputs: Sequence[str], kept: Sequence[str]) -> None:
+    """Refuse columns that would hide each other.
+
+    Raises:
+        UsageError: Two columns have one name.
+    """
+    twice = [name for name, count in Counter([*outputs, *kept]).items() if count > 1]
     if twice:
-        outputs, kept = schema.names[: schema.num_outputs], schema.names[schema.num_outputs :]
         raise UsageError(
             "two columns would have one name",
             received=f"outputs {_shown(outputs)}; kept {_shown(kept) or 'none'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.finishing import Finished, Postprocess, finish
-from penstock.core.records import Array, Block, Column
+from penstock.core.records import Array, Block, Column, TensorSpec
 from penstock.core.watching import UNWATCHED
 from penstock.errors import UsageError
 
@@ -125,3 +126,20 @@ def test_function_that_fails_on_every_row_is_told_as_such(function: Callable[...
 def test_function_that_is_not_there_is_told_as_such() -> None:
     with pytest.raises(UsageError, match="the postprocessing function cannot be imported"):
         Postprocess.of("nowhere_at_all:f").on(COLUMNS).learn([Block(0, 3, COLUMNS)], UNWATCHED)
+
+
+def test_function_of_which_it_is_known_what_it_gives_is_not_called_to_learn_it() -> None:
+    calls: list[int] = []
+
+    def whole(columns: dict[str, Array]) -> dict[str, Any]:
+        calls.append(len(columns["p"]))
+        return {"y": columns["p"].argmax(1).astype(np.float64)}
+
+    known = replace(Postprocess.of(whole), gives={"y": TensorSpec("y", "int64", ())}).on(COLUMNS)
+    vars(known)["function"] = whole
+    learnt = known.learn([Block(0, 3, COLUMNS)], UNWATCHED)
+    assert not calls
+    finished = finish(learnt, COLUMNS, (), UNWATCHED)
+    assert calls == [3]
+    assert plain(finished) == {"y": [1, 0, 0]}
+    assert finished.columns["y"].dtype == np.int64
