@@ -306,7 +306,8 @@ def _decide(
         job, prepared, told_padding = _prepare(engine, job, unpadded, placement, sample, asked)
         if prepared.state.kind != NONE and job.state == NONE:
             _refuse_late_state(prepared.state, fixed)
-            job = replace(job, batch_size=states.batch_size(signature, job.batch_size, is_chosen=is_decided))
+            size = size_with_state(signature, largest, options, job.batch_size, is_chosen=is_decided)
+            job = replace(job, batch_size=size)
             job, placement = states.settled(job, placement, signature, states.kind_of(prepared.state, seed))
             if buckets and options.padding != "always":
                 # No trial tells what padding does to a model that answers differently each time.
@@ -330,9 +331,9 @@ def _decide(
         if job.state != NONE:
             notes += (states.told(prepared.state, job),)
         wanted = options.batch_size
-        if fixed is None and wanted is not None and batch_size < _no_larger_than(source, wanted):
-            told = f"--batch-size {wanted:,} is more than the memory of this machine holds: batches of {batch_size:,}"
-            notes += (told,)
+        if fixed is None and wanted is not None and job.batch_size < _useful_size(job, source, wanted):
+            told = f"--batch-size {wanted:,} is more than the memory of this machine holds"
+            notes += (f"{told}: batches of {job.batch_size:,}",)
         return Started(
             engine, job.source, job, recipe, placement, signature, prepared, fed, options, sample, notes=notes
         )
@@ -420,9 +421,9 @@ def choose_batch_size(
                 allowed=str(signature.fixed_batch),
             )
         return signature.fixed_batch
-    row_bytes = sum(binding.row_bytes for binding in bindings)
     if options.batch_size is not None:
-        return min(_no_larger_than(source, options.batch_size), _most_on_the_host(row_bytes, options))
+        return min(_no_larger_than(source, options.batch_size), _most_on_the_host(bindings, options))
+    row_bytes = sum(binding.row_bytes for binding in bindings)
     has_images = any(len(binding.shape) >= 3 for binding in bindings)
     bounds = batching.IMAGES_ON_A_CPU if has_images and device_kind == "cpu" else ()
     most = batching.most_rows_of_outputs(_output_bytes(signature, options))
@@ -431,16 +432,42 @@ def choose_batch_size(
     return min(most, batching.default_batch_size(row_bytes, rows, *bounds))
 
 
-def _most_on_the_host(row_bytes: int, options: PredictOptions) -> int:
+def size_with_state(
+    signature: Signature, bindings: Sequence[Binding], options: PredictOptions, present: int, *, is_chosen: bool
+) -> int:
+    """The rows of a batch of a model that changes when it is called.
+
+    Its answers depend on it: it is what was asked for, however few rows a file has.
+    """
+    if options.batch_size is not None and signature.fixed_batch is None:
+        present = min(options.batch_size, _most_on_the_host(bindings, options))
+    return states.batch_size(signature, present, is_chosen=is_chosen)
+
+
+def _most_on_the_host(bindings: Sequence[Binding], options: PredictOptions) -> int:
     """The rows of a batch that this machine can hold as often as batches are in flight."""
+    row_bytes = sum(binding.row_bytes for binding in bindings)
     return max(1, int(options.memory_fraction * available_bytes()) // (_BATCHES_ON_THE_HOST * max(1, row_bytes)))
 
 
+def _useful_size(job: Job, source: Source, size: int) -> int:
+    """How many rows of a batch size that was asked for the batches of a job could have, if memory were no matter."""
+    return size if job.state != NONE else _no_larger_than(source, size)
+
+
 def _no_larger_than(source: Source, size: int) -> int:
-    """A batch size that was asked or planned for; of few rows no more than holds them all. A stream has any number."""
+    """A batch size that was asked or planned for; of few rows no more than holds them all. A stream has any number.
+
+    No batch has rows of two spans, and what it lacks is padded: so it is made for the largest of the first spans, not
+    for all their rows. Two neighbours count as one: where a source joins small files, they have more than `size` rows.
+    """
     if not getattr(source, "is_resumable", True):
         return size
-    rows = sum(span.rows for span in itertools.islice(source.divide(size), 2))
+    rows = before = seen = 0
+    for span in source.divide(size):
+        rows, before, seen = max(rows, before + span.rows), span.rows, seen + span.rows
+        if seen >= size:
+            break
     return min(size, 1 << max(0, rows - 1).bit_length())
 
 

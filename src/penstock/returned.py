@@ -244,7 +244,8 @@ def _with_state(live: LiveModel, job: Job, placement: Placement, options: Predic
     if found.kind == NONE:
         return job, placement
     signature, seed = live.replicas[0].signature, states.seed_of(options, is_live=True)
-    size = states.batch_size(signature, job.batch_size, is_chosen=options.batch_size is not None)
+    is_chosen = options.batch_size is not None
+    size = jobs.size_with_state(signature, job.bindings, options, job.batch_size, is_chosen=is_chosen)
     job = replace(job, seed=seed, batch_size=size)
     return states.settled(job, placement, signature, states.kind_of(found, seed))
 

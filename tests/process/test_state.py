@@ -174,7 +174,9 @@ def test_live_model_on_torch_where_it_is_installed(tmp_path: Path) -> None:
     test_live_model_answers_and_is_left_as_by_model_predict(tmp_path, "torch")
 
 
-def test_model_of_another_kind_is_seen_to_answer_differently(tmp_path: Path) -> None:
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """A model that adds random numbers to `x`, by an operation that keeps its own generator."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -183,12 +185,36 @@ def test_model_of_another_kind_is_seen_to_answer_differently(tmp_path: Path) -> 
     opset = [helper.make_opsetid("", 18)]
     model = helper.make_model(helper.make_graph(nodes, "noise", [x], [y]), opset_imports=opset, ir_version=9)
     onnx.save(model, tmp_path / "noise.onnx")
+    return tmp_path / "noise.onnx"
+
+
+def test_model_of_another_kind_is_seen_to_answer_differently(noise: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((100, 3), np.float32))
-    ran = run("predict", tmp_path / "noise.onnx", tmp_path / "rows.npy", "-o", tmp_path / "out", "--devices", "cpu:2")
+    ran = run("predict", noise, tmp_path / "rows.npy", "-o", tmp_path / "out", "--devices", "cpu:2")
     assert ran.returncode == 0, ran.stderr
     assert "it answers the same batch differently when it is called again" in ran.stderr
     assert "one replica, batches of 32 rows in order; another run gives other answers" in ran.stderr
     assert len(np.unique(answers_in(tmp_path / "out"))) > 250
+
+
+def test_batches_are_as_large_as_asked_for_and_touched_input_is_compared(noise: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(10):
+        (files / f"{number}.csv").write_text("a,b,c\n" + "1,2,3\n" * 4, encoding="utf-8")
+    arguments = ["predict", noise, files, "-o", tmp_path / "out", "--input", "x=a,b,c", "--batch-size", 32]
+    ran = run(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert "one replica, batches of 32 rows in order" in ran.stderr
+    (files / "3.csv").touch()
+    ran = run(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert "the input was touched since the job began" in ran.stderr
+    assert "nothing was redone" in ran.stdout
+    (files / "3.csv").write_text("a,b,c\n" + "1,2,4\n" * 4, encoding="utf-8")
+    ran = run(*arguments)
+    assert ran.returncode == 5, ran.stderr
+    assert f"the input changed since the job began: {files / '3.csv'}" in ran.stderr
 
 
 @pytest.mark.parametrize(
