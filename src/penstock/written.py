@@ -145,7 +145,7 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     specs |= {KEPT + name: kept[name] for name in options.keep}
     names = written_names([spec.name for spec in outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
-    finisher = finisher_of(started)
+    finisher = finisher_of(started) if options.postprocess is not None else None
     if finisher is None:
         return OutputSchema(named, len(outputs))
     given = finisher.function.gives

@@ -197,3 +197,14 @@ def test_squeezed_outputs_are_plain_columns_of_a_csv(
     penstock.predict(model, x, output=tmp_path / "all", format="csv", progress=False)
     (path,) = (tmp_path / "all").glob("*.csv")
     assert pd.read_csv(path).columns.tolist() == ["row", *(f"digit_{n}" for n in range(10))]
+
+
+def test_search_for_a_plan_copes_with_what_is_written(
+    light_models: Path, digits: Path, folder: Path, penstock_run: Penstock
+) -> None:
+    ran = penstock_run("plan", light_models / "digits.onnx", digits, "--limit", ROWS, "--runtime", "onnx",
+                       "--threads", 1, "--replicas-per-device", 1, "--fresh", "--json", "--format", "csv",
+                       "--keep", "name", "--rename", "name=id", "--postprocess", "finishing_steps:best",
+                       cwd=folder)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["rows"] == ROWS

@@ -85,7 +85,8 @@ def _seconds_to_write(started: Started) -> float:
     answers = started.prepared.answers
     if not answers or not started.prepared.answered:
         return 0.0
-    options = replace(started.options, keep=())
+    # Without what is not among the answers: kept columns, their new names, and what a function would make of them.
+    options = replace(started.options, keep=(), rename={}, postprocess=None)
     schema = written.output_schema(started, options)
     rows = max(1, min(_MOST_WRITTEN_ROWS, _WRITTEN_BYTES // schema.row_bytes))
     places = np.arange(rows) % len(started.prepared.answered)
