@@ -345,7 +345,7 @@ class _Run:
         return _too_many(
             f"{self._meter.failed:,} of the first {seen:,} rows{last}",
             allowed,
-            "see _penstock/failures.jsonl; mend the input, or raise --max-failures and run it again",
+            "see _penstock/failures.jsonl; raise --max-failures and run it again, or mend the input and --overwrite",
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.columns import OPAQUE
 from penstock.core.example_mapping import RAW_RECORD, bind_records, feature_names, shown_names
-from penstock.core.name_patterns import closest, families, is_in_order, is_no_feature, missing_from, pattern_of
+from penstock.core.name_patterns import closest, families, gap_in, is_in_order, is_no_feature, missing_from, pattern_of
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
@@ -47,7 +47,7 @@ def bind(
                 "the model has no such input",
                 received=f"--input {name}=…",
                 allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
-                hint=_closest(name, names),
+                hint=_closest(name, names) or (f"name its input: --input {names[0]}=…" if len(names) == 1 else None),
             )
     for name in keep:
         find(schema, name, "--keep")
@@ -220,13 +220,16 @@ def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...
         for family in families(name for name in numbers if (schema[name].dtype == "bool") == is_bool)
     ]
     fitting = [family for family in groups if len(family) == needed > 1]
-    if len(fitting) == 1 and is_in_order(fitting[0]):
+    gap = gap_in(fitting[0]) if len(fitting) == 1 else None
+    if len(fitting) == 1 and is_in_order(fitting[0]) and gap is None:
         return fitting[0]
     nearest = max(groups, key=len, default=())
     if len(fitting) == 1:
         prefix, _, _ = pattern_of(nearest[0]).partition("#")
         raise InputError(
-            f"the columns that could feed the input {spec.name!r} are not in the order of their numbers",
+            f"the columns that could feed the input {spec.name!r} leave out a number: {gap[0]} is followed by {gap[1]}"
+            if gap is not None and is_in_order(fitting[0])
+            else f"the columns that could feed the input {spec.name!r} are not in the order of their numbers",
             received=shown_names(fitting[0]),
             hint=f"name them in the order that the model takes; --input {spec.name}={prefix}* is the order of the file",
         )

@@ -55,6 +55,18 @@ def is_in_order(family: Sequence[str]) -> bool:
     return all(before < after for before, after in itertools.pairwise(numbers))
 
 
+def gap_in(family: Sequence[str]) -> tuple[str, str] | None:
+    """Two names of a family in order between which a number is left out; None where none is, or nothing tells.
+
+    >>> gap_in(["f0", "f1", "f3"]), gap_in(["f0", "f1", "f2"])
+    (('f1', 'f3'), None)
+    """
+    if pattern_of(family[0]).count("#") != 1:
+        return None
+    pairs = itertools.pairwise(family)
+    return next((pair for pair in pairs if _numbers(pair[1])[0] != _numbers(pair[0])[0] + 1), None)
+
+
 def missing_from(family: Sequence[str], needed: int) -> list[str]:
     """The names that a family of `needed` names lacks, where their numbers tell.
 

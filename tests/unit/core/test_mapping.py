@@ -217,6 +217,8 @@ class TestRefusals:
         assert refusal(model(x=(FLOAT, (4,))), schema).problem == "4 columns are needed for the input 'x', 5 match"
 
     def test_numbers_that_are_not_in_order_are_not_stacked(self) -> None:
+        gap = refusal(model(x=(FLOAT, (3,))), schema_of(f0=(FLOAT, ()), f1=(FLOAT, ()), f3=(FLOAT, ())))
+        assert "leave out a number: f1 is followed by f3" in gap.problem
         error = refusal(model(x=(FLOAT, (3,))), schema_of(f1=(FLOAT, ()), f10=(FLOAT, ()), f2=(FLOAT, ())))
         assert "not in the order of their numbers" in error.problem
         assert "--input x=f*" in (error.hint or "")
