@@ -287,9 +287,13 @@ class _Run:
         """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
         problem: PenstockError | None = None
         digester = unchanged.Digester(started.source, started.job.columns)
-        with contextlib.closing(_Writer(committer, self._meter, digester)) as writer:
+        with (
+            # Closed before an error is told: what runs behind the model would go on with rows that nobody takes.
+            contextlib.closing(written.finished(started, results)) as finished,
+            contextlib.closing(_Writer(committer, self._meter, digester)) as writer,
+        ):
             try:
-                for result in written.finished(started, results):
+                for result in finished:
                     writer.put(result)
                     problem = self._too_many_failures(result)
                     if problem is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -112,7 +112,7 @@ def finisher_of(started: Started, schema: OutputSchema | None = None) -> Finishe
     return started.finisher
 
 
-def finished(started: Started, results: Iterable[Result]) -> Iterator[Result]:
+def finished(started: Started, results: Iterable[Result]) -> Generator[Result]:
     """Results as they are written: under their names, and as the user's function makes them."""
     named = (renamed(result, started.options) for result in results)
     finisher = finisher_of(started)

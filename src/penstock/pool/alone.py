@@ -49,13 +49,19 @@ def join_answers(found: Sequence[Columns]) -> dict[str, Column]:
 
 
 def try_padding(
-    replica: Replica, batch: Batch, places: Sequence[int], follows: Mapping[str, str], masks: Container[str]
+    replica: Replica,
+    batch: Batch,
+    places: Sequence[int],
+    follows: Mapping[str, str],
+    masks: Container[str],
+    largest: Sizes,
 ) -> PaddingTrial:
     """Whether the model answers rows as if alone when zeros follow them.
 
     Rows of this batch are run at a few exact sizes: those that rows have, and shorter ones, to which rows are cut down.
     A row of few values shows what padding does where a longer one hides it: behind the maximum of many values, say.
-    Numbers are also tried with their sign changed. Then the same rows are run with zeros up to the batch's own shape.
+    Numbers are also tried with their sign changed. Then the same rows are run with zeros up to the batch's own shape,
+    and up to the `largest` sizes that the job pads to.
     """
     trial = _Trial(replica, follows)
     for sizes in _sizes_to_try(batch, places):
@@ -65,7 +71,9 @@ def try_padding(
         for name, array in exact.items():
             if array.dtype.kind == "f" and name not in masks:
                 array[len(array) // 2 :] *= -1
-        trial.compare(exact, _padded(exact, sizes, batch), sizes)
+        own_shape = {name: batch.arrays[name].shape[1 : 1 + len(size)] for name, size in sizes.items()}
+        for room in (own_shape, largest) if largest != own_shape else (own_shape,):
+            trial.compare(exact, _padded(exact, sizes, room), sizes)
     return trial.verdict()
 
 
@@ -140,13 +148,12 @@ def _cut(arrays: Columns, sizes: Sizes) -> Columns:
     }
 
 
-def _padded(exact: Columns, sizes: Sizes, batch: Batch) -> Columns:
-    """The same rows in the shape of the batch, which is larger; where it is not, in twice their own."""
+def _padded(exact: Columns, sizes: Sizes, room: Sizes) -> Columns:
+    """The same rows in the size of `room`, which is larger; where it is not, in twice their own."""
     padded = dict(exact)
     for name, size in sizes.items():
         array = exact[name]
-        room = batch.arrays[name].shape[1 : 1 + len(size)]
-        lengths = [max(most, 2 * own, 1) if most <= own else most for own, most in zip(size, room, strict=True)]
+        lengths = [max(most, 2 * own, 1) if most <= own else most for own, most in zip(size, room[name], strict=True)]
         wider = np.zeros((len(array), *lengths, *array.shape[1 + len(size) :]), array.dtype)
         if array.dtype == object:
             wider[:] = b""

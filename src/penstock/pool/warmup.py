@@ -21,12 +21,18 @@ from penstock.pool.fitting import Fitting
 from penstock.pool.keeping import trim
 from penstock.pool.surviving import ShapeRejected, check_rows, predict_surviving
 
+NO_BUCKETS: Mapping[str, Sequence[Sequence[int]]] = {}
 _REPEATED = 1e-4
 """What the answers of two calls may differ by, as a share of an output's spread: sums on a GPU have no fixed order."""
 
 
 def warm_up(
-    replica: Replica, batch: Batch, sample: Span, bindings: Sequence[Binding] = (), asked: Asked = NOTHING_ASKED
+    replica: Replica,
+    batch: Batch,
+    sample: Span,
+    bindings: Sequence[Binding] = (),
+    asked: Asked = NOTHING_ASKED,
+    buckets: Mapping[str, Sequence[Sequence[int]]] = NO_BUCKETS,
 ) -> Prepared:
     """Run the first batch, of the span `sample`, twice: once to compile, once to time. Try padding, if asked.
 
@@ -46,7 +52,9 @@ def warm_up(
     trial = None
     if asked.tolerance is not None:
         alive = places_alive(batch, sample, rejected).tolist()
-        trial = try_padding(replica, batch, alive, follows, [each.input for each in bindings if each.mask_of])
+        masks = [each.input for each in bindings if each.mask_of]
+        largest = {name: tuple(ends[-1] for ends in sizes) for name, sizes in buckets.items()}
+        trial = try_padding(replica, batch, alive, follows, masks, largest)
     first: dict[str, Column] = {}
     if asked.learn_rows:
         taken = places_alive(batch, sample, rejected)[: asked.learn_rows]
@@ -88,7 +96,7 @@ def first_that_runs(
     for batch in batches:
         trim(job, batch)
         try:
-            return batch, warm_up(replica, batch, sample, job.bindings, asked)
+            return batch, warm_up(replica, batch, sample, job.bindings, asked, job.buckets)
         except ShapeRejected as error:
             if job.fewest_rows is None:
                 raise

@@ -51,10 +51,20 @@ def batch_of(lengths: list[int], *, has_mask: bool = False) -> Batch:
     return batch
 
 
-def tried(model: Model, lengths: list[int] = LENGTHS, *, has_mask: bool = False) -> PaddingTrial:
+def own_shape(batch: Batch) -> dict[str, tuple[int, ...]]:
+    return {name: batch.arrays[name].shape[1:2] for name in batch.sizes}
+
+
+def tried(
+    model: Model,
+    lengths: list[int] = LENGTHS,
+    *,
+    has_mask: bool = False,
+    largest: dict[str, tuple[int, ...]] | None = None,
+) -> PaddingTrial:
     follows = {"y": "x"} if model.predict(batch_of(lengths).arrays | MASK)["y"].ndim == 3 else {}
     batch = batch_of(lengths, has_mask=has_mask)
-    return try_padding(model, batch, range(len(lengths)), follows, ["mask"])
+    return try_padding(model, batch, range(len(lengths)), follows, ["mask"], largest or own_shape(batch))
 
 
 MASK = {"mask": np.ones((8, max(LENGTHS)), np.float32)}
@@ -132,6 +142,15 @@ def test_what_most_rows_hide_is_seen_in_rows_that_are_cut_down() -> None:
     assert not tried(Model(largest), [40, 50, 60]).is_harmless(TOLERANCE)
 
 
+def test_harm_that_only_much_padding_does_is_seen_where_the_job_pads_so_far() -> None:
+    def many_zeros(batch: Columns) -> Array:
+        zeros = (batch["x"] == 0).all(axis=2).sum(axis=1, keepdims=True)
+        return np.asarray(total(batch) + np.maximum(zeros - 20, 0))
+
+    assert tried(Model(many_zeros)).is_harmless(TOLERANCE)
+    assert not tried(Model(many_zeros), largest={"x": (64,)}).is_harmless(TOLERANCE)
+
+
 def test_mask_that_comes_with_the_rows_is_padded_with_zeros() -> None:
     assert tried(Model(with_mask), has_mask=True).is_harmless(TOLERANCE)
 
@@ -162,12 +181,12 @@ def test_model_that_always_answers_the_same_proves_nothing() -> None:
 
 
 def test_rows_that_all_failed_prove_nothing() -> None:
-    assert try_padding(Model(total), batch_of(LENGTHS), [], {}, []).problem is not None
+    assert try_padding(Model(total), batch_of(LENGTHS), [], {}, [], {"x": (9,)}).problem is not None
 
 
 def test_model_of_one_batch_size_is_tried_with_that() -> None:
     model = Model(total, fixed_batch=8)
-    assert try_padding(model, batch_of(LENGTHS), range(len(LENGTHS)), {}, []).is_harmless(TOLERANCE)
+    assert try_padding(model, batch_of(LENGTHS), range(len(LENGTHS)), {}, [], {"x": (9,)}).is_harmless(TOLERANCE)
     assert {shape[0] for shape in model.shapes} == {8}
 
 
