@@ -201,7 +201,7 @@ def test_a_plan_that_was_made_for_something_else_never_brings_its_converted_step
     job = ("predict", models / "digits.keras", digits, "--output")
     ran = penstock_run(*job, tmp_path / "best", *options, "--plan", tmp_path / "plan.json")
     assert summary_of(ran)["recipe"]["runtime"] == "onnx"
-    assert "made for another model, other columns or other options" in ran.stderr
+    assert "it was not made for argmax=True (there: False)" in ran.stderr
     penstock_run(*job, tmp_path / "own", *options, "--plan", "off")
     best, own = read_rows(tmp_path / "best"), read_rows(tmp_path / "own")
     assert best.column_names == own.column_names

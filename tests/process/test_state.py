@@ -150,7 +150,7 @@ def answers_in(output: Path) -> Any:
     return np.array(table.column(1).combine_chunks().to_pylist(), np.float32)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_live_model_answers_and_is_left_as_by_model_predict(tmp_path: Path, backend: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", LIVE], capture_output=True, text=True, cwd=tmp_path,
@@ -281,6 +281,7 @@ def test_another_seed_draws_others_and_every_batch_its_own(place: Path, tmp_path
     assert not np.array_equal(found[:32], found[32:64])
 
 
+@pytest.mark.slow
 def test_jax_draws_the_same_from_two_replicas(place: Path, tmp_path: Path) -> None:
     options = ["--runtime", "jax", "--threads", 1]
     predict(place / "dropout.keras", place / "dropout.npy", tmp_path / "one", *options, "--devices", "cpu:1")
@@ -302,7 +303,7 @@ def kill_in_the_middle(arguments: list[object], output: Path) -> int:
     return rows
 
 
-@pytest.mark.parametrize("name", ["counter", "dropout"])
+@pytest.mark.parametrize("name", ["counter", pytest.param("dropout", marks=pytest.mark.slow)])
 def test_killed_job_is_resumed_to_the_same_answers(place: Path, tmp_path: Path, name: str) -> None:
     rows = np.resize(np.load(place / f"{name}.npy"), (20_000, 3 if name == "counter" else 8))
     np.save(tmp_path / "many.npy", rows)
@@ -352,6 +353,7 @@ def test_converted_model_would_freeze_it(place: Path, tmp_path: Path, name: str,
     assert f"{reason}" in ran.stderr
 
 
+@pytest.mark.slow
 def test_there_is_nothing_to_plan(place: Path) -> None:
     ran = run("plan", place / "counter.keras", place / "counter.npy", *OWN)
     assert ran.returncode == 2, ran.stderr
