@@ -151,7 +151,7 @@ def _advice(rates: Rates, rate: float, by: str) -> str:
     """The change that helps, by how much, and what comes next; two changes where one alone brings little."""
     change = _change(rates, rate, by)
     if change is None:
-        return f"the model keeps {rates.compute_cores:.2g} of {rates.cores} cores busy"
+        return f"the model keeps {round(rates.compute_cores, 1):g} of {rates.cores} cores busy"
     words, is_limit = change.words, change.is_limit
     better, next_by = _pace(change.rates, not_first=by)
     if better < _LITTLE * rate and next_by != by:
