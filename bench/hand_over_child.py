@@ -19,10 +19,10 @@ import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.events import Emptied, Filled
-from penstock.pool.batch_transfer import SlotRoom, open_batch
-from penstock.pool.channel import Channel
-from penstock.pool.slots import FreeSlots, Slots
-from penstock.pool.transfer import Assembly, Writable
+from penstock.pool.processes.channel import Channel
+from penstock.pool.transfer.batches import SlotRoom, open_batch
+from penstock.pool.transfer.results import Assembly, Writable
+from penstock.pool.transfer.slots import FreeSlots, Slots
 
 ROWS = 128
 SHAPE = (ROWS, 224, 224, 3)

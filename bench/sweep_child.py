@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
-from penstock import jobs
 from penstock.core.agreement import Proof
 from penstock.core.events import Measure
 from penstock.core.plans import Choice, plan_from_json
@@ -23,16 +22,17 @@ from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import PenstockError
-from penstock.jobs import Started
-from penstock.opening import log_without_folder, open_data, open_model
-from penstock.options import DeviceRequest, PredictOptions
+from penstock.jobs import start as jobs
+from penstock.jobs.open import log_without_folder, open_data, open_model
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.start import Started
+from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.planning import contender, store
 from penstock.planning.candidates import candidates
 from penstock.planning.clock import Clock
 from penstock.planning.contender import Beside, Contender, Setting
-from penstock.pool.devices import shared
-from penstock.pool.memory import available_bytes
-from penstock.surroundings import Surroundings
+from penstock.pool.devices.inventory import shared
+from penstock.pool.devices.memory import available_bytes
 from penstock.telemetry.meter import Meter
 
 LIMIT_S = 1800.0
@@ -77,7 +77,7 @@ class Sweep:
     model: ModelFile
     choice: Choice
     started: Started
-    around: Surroundings
+    around: RunContext
     call_limit_s: float
     smallest: int
     cleanup: contextlib.ExitStack
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> None:
     source, _ = open_data([options.input], asked.reading)
     began = time.perf_counter()
     with log_without_folder(False) as log, contextlib.ExitStack() as cleanup:
-        around = Surroundings(log, StopFlag(), _note)
+        around = RunContext(log, StopFlag(), _note)
         started = jobs.start(model, source, asked, Meter(), around, answers_rows=FIRST_ROWS)
         cleanup.callback(started.close)
         sweep = Sweep(model, choice, started, around, options.call_limit, options.smallest, cleanup)

@@ -24,13 +24,13 @@ from penstock.core.batching import default_batch_size
 from penstock.core.division import rows_per_span
 from penstock.core.events import Chunk, Filled, SpanLoaded
 from penstock.core.records import Array, Binding, Job, ModelFile, Span
-from penstock.engines.fed_by_processes import slot_bytes_of
-from penstock.options import ReadOptions
-from penstock.pool.batch_transfer import open_batch
-from penstock.pool.loader_pool import LoaderPool
-from penstock.pool.slots import Slots
-from penstock.pool.supervisor import Launch
-from penstock.pool.transfer import Assembly
+from penstock.engines.loader_feed import slot_bytes_of
+from penstock.options.records import ReadOptions
+from penstock.pool.processes.loader_pool import LoaderPool
+from penstock.pool.processes.supervisor import Launch
+from penstock.pool.transfer.batches import open_batch
+from penstock.pool.transfer.results import Assembly
+from penstock.pool.transfer.slots import Slots
 from penstock.registry import RUNTIMES, open_files
 
 SHAPE = (SIDE, SIDE, 3)

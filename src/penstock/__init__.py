@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkersDied,
     )
-    from penstock.sources.streaming import Rows
+    from penstock.sources.python.streaming import Rows
     from penstock.telemetry.summary import Summary
 
 
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from penstock import api, errors
-    from penstock.spelling import for_python
+    from penstock.options.spelling import for_python
 
     found = getattr(api if hasattr(api, name) else errors, name)
     # The shell calls the same functions, and spells its options differently.

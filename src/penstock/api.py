@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -10,37 +9,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from penstock import folders, registry, steps
+from penstock import registry
+from penstock.commands import to_folder
+from penstock.commands.folder_job import REQUESTED, make_task, resolved
+from penstock.commands.gathering import check_on_error
+from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
+from penstock.commands.inspect import describe_data, describe_input, describe_model
+from penstock.commands.interrupts import graceful
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
-from penstock.estimator import Estimator
-from penstock.estimator.opening import file_of, open_estimator
-from penstock.gathering import check_on_error
-from penstock.inspection import describe_data, describe_input, describe_model
-from penstock.interrupts import graceful
-from penstock.keywords import Keywords, PredictKeywords, make_options
+from penstock.jobs import steps
+from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
+from penstock.jobs.run_context import RunContext
 from penstock.models.belongings import with_belongings
-from penstock.opening import check_size, log_without_folder, open_both, open_data, open_model
-from penstock.option_texts import text_of_constant
-from penstock.options import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
+from penstock.options.keywords import Keywords, PredictKeywords, make_options
+from penstock.options.parsing import text_of_constant
+from penstock.options.records import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
 from penstock.planning.starting import make_plan
-from penstock.pool.probe import devices_with_runtimes
-from penstock.returned import Wanted, predict_arrays, stream_blocks
-from penstock.runtimes.live import is_live_keras_model
-from penstock.sources.streaming import Rows as Rows
+from penstock.pool.devices.runtime_probe import devices_with_runtimes
+from penstock.runtimes.keras.live import is_live_keras_model
+from penstock.sources.python.streaming import Rows as Rows
 from penstock.storage.committer import is_finished, whole_records
 from penstock.storage.manifest import load_manifest
 from penstock.storage.places import place_of
-from penstock.surroundings import Surroundings
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
-
-_REQUESTED = (
-    "signature", "runtime", "precision", "batch_size", "threads", "format", "part_rows", "trust_model",
-    "as_example", "top_k", "argmax", "squeeze", "tolerance",
-)  # fmt: skip
-"""Options that are plain JSON as they are, and change the output."""
 
 
 def predict(
@@ -95,7 +89,7 @@ def predict(
     if output is None:
         _check_returned(options, on_error, steps)
         wanted = Wanted(on_error, steps, callbacks, _in_a_while(shown), verbose is True)
-        return predict_arrays(_resolved(model, options), data, options, wanted)
+        return predict_arrays(resolved(model, options), data, options, wanted)
     for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
         if value is not None:
             raise UsageError(
@@ -142,43 +136,7 @@ def predict_to_folder(
 ) -> Summary:
     """`predict` with an output folder, its options checked already."""
     task = make_task(model, data, output, options, overwrite=overwrite, is_verbose=is_verbose)
-    return folders.run(task, progress, time.perf_counter() if began is None else began)
-
-
-def make_task(
-    model: Any,
-    data: Any,
-    output: str,
-    options: PredictOptions,
-    *,
-    overwrite: bool = False,
-    is_verbose: bool = False,
-) -> folders.FolderJob:
-    """The job behind a call, with the description that its fingerprint covers."""
-    opened = open_both(_resolved(model, options), data, options)
-    request = {
-        "model": opened.location,
-        "inputs": opened.arguments,
-        "columns": {name: list(columns) for name, columns in options.inputs.items()},
-        "keep": list(options.keep),
-        "rename": dict(options.rename),
-        **{name: getattr(options, name) for name in _REQUESTED},
-        "outputs": list(options.outputs),
-        "labels": list(options.labels),
-        "loading": dataclasses.asdict(options.loading) | {"custom_objects": list(options.loading.custom_objects)},
-        **steps.as_request(options),
-    }
-    return folders.FolderJob(
-        opened.model, opened.digest, opened.source, output, options, request, overwrite, is_verbose
-    )
-
-
-def _resolved(model: Any, options: PredictOptions) -> Any:
-    """An Estimator, or the place of a `model_fn`, as the description of a model; any other model as it is."""
-    loading = options.loading
-    if loading.estimator:
-        return open_estimator(os.fspath(model), loading.checkpoint, loading.params)
-    return file_of(model) if isinstance(model, Estimator) else model
+    return to_folder.run(task, progress, time.perf_counter() if began is None else began)
 
 
 def resume(
@@ -212,7 +170,7 @@ def resume(
         rename=request["rename"],
         devices=DeviceRequest.parse(devices),
         max_failures=manifest.max_failures if max_failures is None else max_failures,
-        **{name: request[name] for name in _REQUESTED},
+        **{name: request[name] for name in REQUESTED},
         outputs=tuple(request["outputs"]),
         labels=tuple(request["labels"]),
         loading=ModelOptions(**request["loading"] | {"custom_objects": tuple(request["loading"]["custom_objects"])}),
@@ -279,7 +237,7 @@ def stream(
     options = make_options(keywords)
     check_on_error(on_error)
     wanted = Wanted(on_error, steps, None, _in_a_while(_progress(progress, verbose)), verbose is True)
-    return stream_blocks(_resolved(model, options), data, options, wanted)
+    return stream_blocks(resolved(model, options), data, options, wanted)
 
 
 def plan(
@@ -327,10 +285,10 @@ def plan_for(
             received=type(model).__name__,
             hint="save the model and give its path",
         )
-    opened, _, _ = open_model(_resolved(model, options), options)
+    opened, _, _ = open_model(resolved(model, options), options)
     source, _ = open_data(data, options.reading)
     with log_without_folder(is_verbose) as log, graceful(progress.note) as stop:
-        around = Surroundings(log, stop, progress.note, is_verbose)
+        around = RunContext(log, stop, progress.note, is_verbose)
         return make_plan(opened, source, options, around, is_fresh=is_fresh)
 
 

@@ -7,47 +7,41 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from penstock.core.packages import PACKAGES
 from penstock.core.protocols import Runtime, Sink, Source
 from penstock.core.records import ModelFile
 from penstock.errors import DeviceError, InputError, ModelError, RefusedByRuntime
-from penstock.models import (
-    builder,
-    frozen_graph,
-    h5_file,
-    jax_export,
-    keras_file,
-    onnx_file,
-    saved_model,
-    stablehlo,
-    tflite_file,
-)
 from penstock.models.facts import FileFacts
-from penstock.options import ReadOptions
-from penstock.packages import PACKAGES
-from penstock.runtimes.jax import JaxRuntime
-from penstock.runtimes.legacy_keras import TfKerasRuntime
-from penstock.runtimes.onnx import OnnxRuntime
-from penstock.runtimes.openvino import OpenVinoRuntime
-from penstock.runtimes.stablehlo import StableHloRuntime
-from penstock.runtimes.tensorflow import TensorFlowRuntime
-from penstock.runtimes.tflite import TfliteRuntime
+from penstock.models.formats import builder, frozen_graph, jax_export, saved_model, stablehlo
+from penstock.models.formats import h5 as h5_file
+from penstock.models.formats import keras as keras_file
+from penstock.models.formats import onnx as onnx_file
+from penstock.models.formats import tflite as tflite_file
+from penstock.options.records import ReadOptions
+from penstock.runtimes.jax.runtime import JaxRuntime
+from penstock.runtimes.jax.stablehlo import StableHloRuntime
+from penstock.runtimes.keras.tf_keras import TfKerasRuntime
+from penstock.runtimes.onnx.runtime import OnnxRuntime
+from penstock.runtimes.openvino.runtime import OpenVinoRuntime
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
+from penstock.runtimes.tflite.runtime import TfliteRuntime
 from penstock.runtimes.torch import TorchRuntime
 from penstock.sinks.csv import CsvSink
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
-from penstock.sources.audio import AudioFiles
-from penstock.sources.csv import CsvFiles
-from penstock.sources.files import Paths, expand, is_url
-from penstock.sources.image_columns import ImageColumns
-from penstock.sources.image_files import ImageFiles
-from penstock.sources.jsonl import JsonLines
-from penstock.sources.listing import NUMBERED
-from penstock.sources.npy import ArrayFiles
-from penstock.sources.parquet import ParquetFiles
-from penstock.sources.tar import TarFiles
-from penstock.sources.text import TextLines
-from penstock.sources.tfrecord import TFRecordFiles, looks_like_tfrecord
+from penstock.sources.audio.files import AudioFiles
+from penstock.sources.files.listing import NUMBERED
+from penstock.sources.files.paths import Paths, expand, is_url
+from penstock.sources.images.columns import ImageColumns
+from penstock.sources.images.files import ImageFiles
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.npy import ArrayFiles
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tables.text import TextLines
+from penstock.sources.tar.files import TarFiles
+from penstock.sources.tfrecord.files import TFRecordFiles, looks_like_tfrecord
 
 Loaded = TypeVar("Loaded")
 

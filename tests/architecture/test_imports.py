@@ -47,7 +47,7 @@ def test_using_the_api_loads_no_framework() -> None:
 
 def test_help_loads_no_framework_and_no_arrow() -> None:
     code = (
-        "import sys\nfrom penstock.cli import main\nsys.argv = ['penstock', '--help']\n"
+        "import sys\nfrom penstock.cli.commands import main\nsys.argv = ['penstock', '--help']\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code"
     )
     loaded = loaded_after(code)
@@ -58,7 +58,7 @@ def test_help_loads_no_framework_and_no_arrow() -> None:
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_command_answers_without_a_framework_installed(argument: str) -> None:
     blocked = f"import sys\nfor name in {sorted(FRAMEWORKS)!r}: sys.modules[name] = None\n"
-    ran = run("-c", f"{blocked}sys.argv = ['penstock', {argument!r}]\nfrom penstock.cli import main\nmain()")
+    ran = run("-c", f"{blocked}sys.argv = ['penstock', {argument!r}]\nfrom penstock.cli.commands import main\nmain()")
     assert ran.returncode == 0, ran.stderr
     assert "penstock" in ran.stdout.lower() or ran.stdout[:1].isdigit()
 

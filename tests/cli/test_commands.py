@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock.cli import main
+from penstock.cli.commands import main
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, summary_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock import api
-from penstock.cli import main
+from penstock.cli.commands import main
 from penstock.errors import PenstockError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.sources.audio import AudioFiles
+from penstock.sources.audio.files import AudioFiles
 
 from .case import Bad, Case
 from .reading import AUDIO_FRAMES

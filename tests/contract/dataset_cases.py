@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.protocols import Source
-from penstock.sources.datasets import open_object
-from penstock.sources.streaming import Rows
+from penstock.sources.python.datasets import open_object
+from penstock.sources.python.streaming import Rows
 
 from .case import Bad, Case, write_nothing
 

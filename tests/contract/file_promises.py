@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core.protocols import OfFiles
 from penstock.errors import InputError
-from penstock.sources import unchanged
+from penstock.sources.files import unchanged
 
 from .case import Case
 from .promises import Paths, Promise, close, opened

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sources.csv import CsvFiles
-from penstock.sources.image_columns import ImageColumns
-from penstock.sources.image_files import ImageFiles
-from penstock.sources.jsonl import JsonLines
-from penstock.sources.parquet import ParquetFiles
-from penstock.sources.tar import TarFiles
+from penstock.sources.images.columns import ImageColumns
+from penstock.sources.images.files import ImageFiles
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tar.files import TarFiles
 
 from .case import Bad, Case
 from .picture import FORMATS, ROWS, encode, encoded, picture

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import Column, RowFailure, SourceColumn, Span
-from penstock.sources.audio import EncodedAudio
+from penstock.sources.audio.files import EncodedAudio
 
 from .case import Case as Case
 from .case import Rows as Rows

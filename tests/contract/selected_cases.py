@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.sampling import sample_by_class, sample_evenly
-from penstock.sources.selection import sample, select
+from penstock.sources.derived.selection import sample, select
 
 from . import dataset_cases, image_cases, table_cases, text_cases, tfrecord_cases
 from .case import Case, some_rows

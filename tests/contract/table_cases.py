@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.protocols import Source
-from penstock.sources.csv import CsvFiles
-from penstock.sources.jsonl import JsonLines
-from penstock.sources.memory import InMemory
-from penstock.sources.npy import ArrayFiles
-from penstock.sources.parquet import ParquetFiles
+from penstock.sources.python.memory import InMemory
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.npy import ArrayFiles
+from penstock.sources.tables.parquet import ParquetFiles
 
 from .case import Bad, Case, Rows, write_nothing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.sources.audio import AudioFiles, EncodedAudio
+from penstock.sources.audio.files import AudioFiles, EncodedAudio
 
 from .audio_cases import CASES, samples_of, write_flac, write_wav
 

@@ -16,9 +16,9 @@ import pytest
 
 from penstock.core.records import TensorSpec
 from penstock.errors import InputError
-from penstock.sources.datasets import HuggingFaceRows, MapDataset, open_object
-from penstock.sources.memory import InMemory
-from penstock.sources.streaming import Rows, StreamedRows
+from penstock.sources.python.datasets import HuggingFaceRows, MapDataset, open_object
+from penstock.sources.python.memory import InMemory
+from penstock.sources.python.streaming import Rows, StreamedRows
 
 from .dataset_cases import PIXELS, ROWS, WORDS, load_dataset, made_dataset, opened, save_dataset
 from .reading import read_span
@@ -151,7 +151,7 @@ TENSORFLOW = """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import numpy as np
     import tensorflow as tf
-    from penstock.sources.datasets import open_object
+    from penstock.sources.python.datasets import open_object
 
     def rows(data, column):
         source = open_object(data)

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import steps
-from penstock.binding import bind, described_as_floats, prefer_floats
 from penstock.core.feeds import Feed, Fixed, Ragged
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Job, RowFailure, Signature, TensorSpec
-from penstock.core.watching import UNWATCHED
-from penstock.options import PredictOptions
+from penstock.core.row_watch import UNWATCHED
+from penstock.jobs import steps
+from penstock.jobs.bind import bind, described_as_floats, prefer_floats
+from penstock.options.records import PredictOptions
 from penstock.pool.loading import read_pieces
 
 from .case import Case

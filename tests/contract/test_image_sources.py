@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import UsageError
-from penstock.options import ReadOptions
-from penstock.sources.files import expand
-from penstock.sources.image_columns import ImageColumns
-from penstock.sources.image_files import ImageFiles
-from penstock.sources.parquet import ParquetFiles
-from penstock.sources.tar import TarFiles
+from penstock.options.records import ReadOptions
+from penstock.sources.files.paths import expand
+from penstock.sources.images.columns import ImageColumns
+from penstock.sources.images.files import ImageFiles
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tar.files import TarFiles
 
 from .case import Case
 from .decoding import decode_all

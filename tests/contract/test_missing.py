@@ -14,24 +14,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.binding import bind, fed_as_floats, prefer_floats
 from penstock.core.example_encoding import encode
 from penstock.core.feeds import Fixed, Ragged
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Feature, Job, RowFailure, Signature, TensorSpec
 from penstock.errors import UsageError
-from penstock.options import Nulls, PredictOptions
+from penstock.jobs.bind import bind, fed_as_floats, prefer_floats
+from penstock.options.records import Nulls, PredictOptions
 from penstock.pool.loading import read_pieces
-from penstock.sources.csv import CsvFiles
-from penstock.sources.datasets import open_object
-from penstock.sources.jsonl import JsonLines
-from penstock.sources.memory import InMemory, open_memory
-from penstock.sources.npy import ArrayFiles
-from penstock.sources.parquet import ParquetFiles
-from penstock.sources.selection import select
-from penstock.sources.streaming import Rows
-from penstock.sources.tfrecord import TFRecordFiles
+from penstock.sources.derived.selection import select
+from penstock.sources.python.datasets import open_object
+from penstock.sources.python.memory import InMemory, open_memory
+from penstock.sources.python.streaming import Rows
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.npy import ArrayFiles
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tfrecord.files import TFRecordFiles
 from tests.support import tfrecord_writer
 
 pytestmark = pytest.mark.timeout(60)

@@ -17,11 +17,11 @@ import pytest
 from penstock.core.protocols import Source
 from penstock.core.records import Span
 from penstock.errors import InputError
-from penstock.sources.csv import CsvFiles
-from penstock.sources.jsonl import JsonLines
-from penstock.sources.memory import open_memory
-from penstock.sources.npy import ArrayFiles
-from penstock.sources.parquet import ParquetFiles
+from penstock.sources.python.memory import open_memory
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.npy import ArrayFiles
+from penstock.sources.tables.parquet import ParquetFiles
 
 from .case import Case
 from .reading import read_all, read_span

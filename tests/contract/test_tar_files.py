@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.records import Span
 from penstock.errors import InputError
-from penstock.sources.tar import TarFiles
+from penstock.sources.tar.files import TarFiles
 
 from .decoding import decode_all
 from .image_cases import add_member, write_tar

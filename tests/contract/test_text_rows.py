@@ -17,11 +17,11 @@ from penstock.core.columns import to_arrow
 from penstock.core.protocols import Source
 from penstock.core.records import RowFailure
 from penstock.errors import InputError
-from penstock.options import ReadOptions
-from penstock.sources import csv as csv_module
-from penstock.sources import jsonl as jsonl_module
-from penstock.sources.csv import CsvFiles
-from penstock.sources.jsonl import JsonLines
+from penstock.options.records import ReadOptions
+from penstock.sources.tables import csv as csv_module
+from penstock.sources.tables import jsonl as jsonl_module
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
 
 from .reading import read_span
 
@@ -71,7 +71,7 @@ pytestmark = pytest.mark.timeout(10)  # a parser that halves nothing for ever mu
 
 READ_IDS = """
 import json, sys
-from penstock.sources.jsonl import JsonLines
+from penstock.sources.tables.jsonl import JsonLines
 
 source = JsonLines([sys.argv[1]])
 blocks = [block for span in source.divide(int(sys.argv[2])) for block in source.read(span, ["id"])]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import text as text_module
-from penstock.sources.text import TextLines
+from penstock.sources.tables import text as text_module
+from penstock.sources.tables.text import TextLines
 
 from .reading import read_span
 from .text_cases import CASES

@@ -17,8 +17,8 @@ import pytest
 
 from penstock.core.records import STRING, RowFailure, TensorSpec
 from penstock.errors import InputError, UsageError
-from penstock.options import ReadOptions
-from penstock.sources.tfrecord import TFRecordFiles, looks_like_tfrecord
+from penstock.options.records import ReadOptions
+from penstock.sources.tfrecord.files import TFRecordFiles, looks_like_tfrecord
 from tests.support.tfrecord_writer import Ints, example, field, masked, record, sequence_example, write
 
 from .reading import read_all, read_span
@@ -287,7 +287,7 @@ def test_pickled_source_leaves_the_sample_behind(tmp_path: Path) -> None:
 def test_reading_imports_no_framework(tmp_path: Path) -> None:
     path = write(tmp_path / "a", make_rows(5))
     code = (
-        "import sys; from penstock.sources.tfrecord import TFRecordFiles; "
+        "import sys; from penstock.sources.tfrecord.files import TFRecordFiles; "
         f"s = TFRecordFiles([{path!r}]); [list(s.read(span, ['a', 'example'])) for span in s.divide(2)]; "
         "assert not {'tensorflow', 'jax', 'torch', 'google.protobuf'} & set(sys.modules)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.sources.text import TextLines
+from penstock.sources.tables.text import TextLines
 
 from .case import Bad, Case
 from .table_cases import BAD_ROW, ROWS, SPLIT, file_of, names_of

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.options import ReadOptions
-from penstock.sources.tfrecord import TFRecordFiles
+from penstock.options.records import ReadOptions
+from penstock.sources.tfrecord.files import TFRecordFiles
 from tests.support.tfrecord_writer import Values, example, record, sequence_example
 
 from .case import Bad, Case, Rows

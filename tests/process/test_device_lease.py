@@ -13,7 +13,7 @@ import pytest
 RUN = """
 import sys
 from penstock.core.records import Device
-from penstock.pool.device_lease import Memory, take
+from penstock.pool.devices.lease import Memory, take
 
 folder, fraction, least = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 

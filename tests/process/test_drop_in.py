@@ -71,7 +71,7 @@ assert np.concatenate([part["row"] for part in parts]).tolist() == list(range(10
 
 import os
 if os.environ.get("EXPECT_DEVICES"):
-    from penstock.runtimes.live import wrap_live
+    from penstock.runtimes.keras.live import wrap_live
     assert len(wrap_live(single).replicas) == int(os.environ["EXPECT_DEVICES"])
 print("ALL THE SAME")
 """

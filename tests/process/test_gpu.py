@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.packages import PACKAGES
-from penstock.pool import nvml
-from penstock.pool.devices import gpu_devices, supported_precisions
+from penstock.core.packages import PACKAGES
+from penstock.pool.devices import nvml
+from penstock.pool.devices.inventory import gpu_devices, supported_precisions
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import registry
 from penstock.errors import ModelError
-from penstock.models import operations
+from penstock.models.scan import operations
 from tests.conftest import ENVIRONMENT, Penstock
 
 NEED_TRUST = {
@@ -146,16 +146,16 @@ LOADING = """
 import json, os, sys
 from penstock.core.records import ModelFile
 from penstock.errors import PenstockError
-from penstock.runtimes.frozen_graph import load as load_graph
+from penstock.runtimes.tensorflow.frozen_graph import load as load_graph
 from penstock.runtimes.lean_imports import lean_imports
 if sys.argv[1] == "tf_keras":
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
 with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):
     __import__(sys.argv[1])
 if sys.argv[1] == "tf_keras":
-    from penstock.runtimes.legacy_keras import load_tf_keras_model as load
+    from penstock.runtimes.keras.tf_keras import load_tf_keras_model as load
 else:
-    from penstock.runtimes.keras_loading import load_keras_model as load
+    from penstock.runtimes.keras.loading import load_keras_model as load
 found = {}
 for path in sys.argv[2:]:
     kind = {".h5": "h5", ".pb": "frozen_graph"}.get(os.path.splitext(path)[1], "keras")
@@ -266,7 +266,7 @@ def test_loaders_hold_without_the_look_at_the_file(made: Path, library: str, exp
 
 
 def test_every_operation_of_tensorflow_that_could_reach_a_place_is_known(made: Path) -> None:
-    # A new TensorFlow may bring operations that read or write: they belong into models/operations.py, or here.
+    # A new TensorFlow may bring operations that read or write: they belong into models/scan/operations.py, or here.
     texts = json.loads((made / "operations.json").read_text(encoding="utf-8"))
     assert len(texts) > 1000
     unknown = {

@@ -130,7 +130,9 @@ def test_killed_loaders_lose_no_row_and_fail_none(light_models: Path, place: Pat
     kills = 0
     while process.poll() is None:
         time.sleep(generator.uniform(0.05, 0.4))
-        loaders = children_of(process, "penstock.pool.loader") if process.poll() is None and output.exists() else []
+        loaders = (
+            children_of(process, "penstock.pool.processes.loader") if process.poll() is None and output.exists() else []
+        )
         if loaders and kills < 6:
             generator.choice(loaders).kill()
             kills += 1
@@ -151,7 +153,11 @@ def test_killed_replicas_that_loaders_feed_lose_no_row(light_models: Path, place
     kills = 0
     while process.poll() is None:
         time.sleep(0.1)
-        children = children_of(process, "penstock.pool.replica") if (output / "_penstock" / "journal").exists() else []
+        children = (
+            children_of(process, "penstock.pool.processes.replica")
+            if (output / "_penstock" / "journal").exists()
+            else []
+        )
         if len(children) == 2 and kills < 2 and (output / "_penstock" / "journal").stat().st_size:
             children[kills].kill()
             kills += 1
@@ -179,7 +185,7 @@ def test_killed_coordinator_leaves_no_loader_and_no_shared_memory(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert any("penstock.pool.loader" in child.cmdline() for child in children)
+    assert any("penstock.pool.processes.loader" in child.cmdline() for child in children)
     process.kill()
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=20)

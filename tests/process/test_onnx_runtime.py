@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock.core.answering import Answers
+from penstock.core.output_selection import Answers
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError
-from penstock.runtimes.onnx import OnnxRuntime
+from penstock.runtimes.onnx.runtime import OnnxRuntime
 from tests.support import onnx_models
 from tests.support.onnx_models import node
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.answering import Answers
+from penstock.core.output_selection import Answers
 from penstock.core.records import Device, ModelFile
 from penstock.core.scaling import Scaling
 from penstock.errors import DeviceError, RefusedByRuntime
-from penstock.runtimes.openvino import OpenVinoReplica, OpenVinoRuntime
-from penstock.runtimes.openvino_network import MOST_SHAPES
+from penstock.runtimes.openvino.network import MOST_SHAPES
+from penstock.runtimes.openvino.runtime import OpenVinoReplica, OpenVinoRuntime
 from tests.support import onnx_models
 from tests.support.onnx_models import node
 

@@ -21,8 +21,8 @@ from penstock.core.records import Binding, Device, Job, ModelFile, Placement, Re
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import WorkersDied
-from penstock.pool.supervisor import Launch
-from penstock.sources.npy import ArrayFiles
+from penstock.pool.processes.supervisor import Launch
+from penstock.sources.tables.npy import ArrayFiles
 from tests.conftest import ENVIRONMENT, penstock_command, read_rows
 from tests.support.arithmetic import LARGE, Arithmetic
 

@@ -28,11 +28,11 @@ from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.errors import InputError
 from penstock.registry import open_files
-from penstock.sources import remote, remote_listing
-from penstock.sources.crc32c import masked_crc
-from penstock.sources.files import expand, fragment, open_binary, read_bytes, read_many
-from penstock.sources.npy import ArrayFiles
-from penstock.sources.parquet import ParquetFiles
+from penstock.sources.files import remote, remote_listing
+from penstock.sources.files.paths import expand, fragment, open_binary, read_bytes, read_many
+from penstock.sources.tables.npy import ArrayFiles
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tfrecord.crc32c import masked_crc
 from tests.conftest import ENVIRONMENT, penstock_command, read_rows
 from tests.contract.reading import FILES, Case, Rows, read_span
 from tests.support.flaky_proxy import start_flaky_proxy

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.answering import Answers
 from penstock.core.columns import join
+from penstock.core.output_selection import Answers
 from penstock.core.records import Feature
 from penstock.errors import DeviceError, InputError, ModelError, UsageError
 from tests.conftest import ENVIRONMENT, Penstock, read_rows

@@ -72,7 +72,7 @@ GRAPHS = """
 import numpy as np, tensorflow as tf
 from penstock.core.records import Signature, TensorSpec
 from penstock.core.state import NONE, SEEDS, VARIABLES
-from penstock.runtimes.tensorflow import replica_at
+from penstock.runtimes.tensorflow.runtime import replica_at
 
 signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
 generator = tf.random.Generator.from_seed(3)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock import jobs
-from penstock.core.answering import Answers
+from penstock.core.output_selection import Answers
 from penstock.core.records import Device, ModelFile, Placement
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.options import PredictOptions
-from penstock.runtimes.tensorflow import TensorFlowRuntime
-from penstock.sources.memory import InMemory
+from penstock.jobs import start as jobs
+from penstock.options.records import PredictOptions
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
+from penstock.sources.python.memory import InMemory
 from penstock.telemetry.meter import Meter
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from penstock.core.answering import Answers
+from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile
 from penstock.core.scaling import Scaling
-from penstock.runtimes.tensorflow import TensorFlowRuntime, prepare_tensorflow
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tensorflow
 from tests.support.told import ROWS, Told
 
 RANDOM = np.random.default_rng(7)

@@ -23,13 +23,13 @@ import tensorflow as tf
 from absl import flags
 
 from penstock import estimator
-from penstock.core.answering import Answers
+from penstock.core.output_selection import Answers
 from penstock.core.records import Device
 from penstock.errors import PenstockError
 from penstock.estimator import handing_over
 from penstock.estimator.legacy_keras import user_code
 from penstock.estimator.opening import open_estimator
-from penstock.runtimes import graph_session
+from penstock.runtimes.tensorflow import session as graph_session
 from tests.support import digits_model_fn, scaled_model_fn, words_model_fn
 from tests.support.requests_one_by_one import Requests, Taker, Warnings, is_handed_over
 

@@ -13,9 +13,9 @@ import numpy as np
 from penstock.core.protocols import Gauged
 from penstock.core.records import ModelFile
 from penstock.errors import OutOfMemory
-from penstock.pool.devices import gpu_devices
-from penstock.runtimes.jax import JaxRuntime
-from penstock.runtimes.tensorflow import TensorFlowRuntime
+from penstock.pool.devices.inventory import gpu_devices
+from penstock.runtimes.jax.runtime import JaxRuntime
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
 from penstock.runtimes.torch import TorchRuntime
 
 RUNTIMES: dict[str, Any] = {"tensorflow": TensorFlowRuntime(), "jax": JaxRuntime(), "torch": TorchRuntime()}

@@ -194,8 +194,8 @@ def references_by_a_process(folder: Path, library: str, color: str = "rgb", pyth
 
 
 def ours(data: bytes, size: Size, mode: str, library: str, color: str = "rgb") -> Pixels:
-    from penstock.sources.image_decoding import decode_into
-    from penstock.sources.image_resizing import Rendition
+    from penstock.sources.images.decoding import decode_into
+    from penstock.sources.images.resizing import Rendition
 
     out = np.full((*size, {"rgb": 3, "grayscale": 1}[color]), 99, np.uint8)
     decode_into(data, out, Rendition(mode, library))

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.core.protocols import Gauged
 from penstock.core.records import Device, ModelFile
 from penstock.errors import PenstockError
-from penstock.runtimes.jax import JaxRuntime
-from penstock.runtimes.tensorflow import TensorFlowRuntime
+from penstock.runtimes.jax.runtime import JaxRuntime
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
 
 CPU = Device("cpu", 0)
 WIDE_ROWS = np.arange(10_000, 10_064, dtype=np.float32)[:, None]

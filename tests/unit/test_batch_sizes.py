@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.records import Binding, Signature, TensorSpec
-from penstock.jobs import choose_batch_size, size_with_state
-from penstock.options import PredictOptions
-from penstock.sources.csv import CsvFiles
+from penstock.jobs.start import choose_batch_size, size_with_state
+from penstock.options.records import PredictOptions
+from penstock.sources.tables.csv import CsvFiles
 
 SIGNATURE = Signature((TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
 BINDINGS = (Binding("x", ("a",), "float32", ()),)

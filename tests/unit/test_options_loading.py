@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.option_texts import parse_features, parse_numbers, parse_size
-from penstock.options import COLORS, PRESETS, RESIZES, PredictOptions, ReadOptions
+from penstock.options.parsing import parse_features, parse_numbers, parse_size
+from penstock.options.records import COLORS, PRESETS, RESIZES, PredictOptions, ReadOptions
 
 
 def refusal(**options: Any) -> UsageError:

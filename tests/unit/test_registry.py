@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import InputError
-from penstock.options import ReadOptions
+from penstock.options.records import ReadOptions
 from penstock.registry import SOURCES, open_files
-from penstock.sources.crc32c import masked_crc
-from penstock.sources.image_columns import ImageColumns
-from penstock.sources.image_files import ImageFiles
-from penstock.sources.parquet import ParquetFiles
-from penstock.sources.text import TextLines
-from penstock.sources.tfrecord import TFRecordFiles
+from penstock.sources.images.columns import ImageColumns
+from penstock.sources.images.files import ImageFiles
+from penstock.sources.tables.parquet import ParquetFiles
+from penstock.sources.tables.text import TextLines
+from penstock.sources.tfrecord.crc32c import masked_crc
+from penstock.sources.tfrecord.files import TFRecordFiles
 
 
 def write_table(path: Path) -> None:

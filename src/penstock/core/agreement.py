@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.answering import CLASSES, SCORES, NumpyRanking, shown
 from penstock.core.columns import leaves, to_arrow
+from penstock.core.output_selection import CLASSES, SCORES, NumpyRanking, shown
 from penstock.core.records import Array, Column
 
 ENOUGH_ROWS = 16

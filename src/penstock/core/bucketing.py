@@ -17,7 +17,7 @@ from penstock.core.batching import Batch, Room, joined, note
 from penstock.core.columns import take_positions
 from penstock.core.feeds import Encoded, Feed, Piece
 from penstock.core.records import Array, Column, RowFailure
-from penstock.core.watching import Watch
+from penstock.core.row_watch import Watch
 
 Boundaries = Sequence[int]
 MOST_BOUNDARIES = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.finishing import Postprocess
+from penstock.core.postprocessing import Postprocess
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Column,

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.deferred import BadRows, Deferred
 from penstock.core.records import Array, Column, RowFailure, Shape
-from penstock.core.watching import Watch
+from penstock.core.row_watch import Watch
 
 Rows = slice | Array
 """Which rows of a feed: a run of them, or positions in any order."""

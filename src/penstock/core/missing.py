@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from penstock.core.columns import is_list, is_text
 from penstock.core.records import STRING, Array, Binding, Column, Signature
 from penstock.errors import UsageError
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 
 
 def bind_nulls(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.options import PRECISIONS, RUNTIMES
+from penstock.options.records import PRECISIONS, RUNTIMES
 
 PLAN_VERSION = 1
 """How the reason begins why something was left out for want of time."""
@@ -137,7 +137,7 @@ class Plan:
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
 
     def __str__(self) -> str:
-        from penstock.core.explaining import in_words
+        from penstock.core.plan_text import in_words
 
         return in_words(self)
 

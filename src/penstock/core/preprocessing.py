@@ -21,9 +21,9 @@ from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_ar
 from penstock.core.deferred import Deferred
 from penstock.core.missing import dtype_for_a_function, filled
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
-from penstock.core.watching import Watch
+from penstock.core.row_watch import Watch
 from penstock.errors import UsageError, one_line
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 
 ONLY = "x0"
 """The name of the column, where the function returns an array instead of a dict."""

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.tracing import Timings as Timings
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 
 if TYPE_CHECKING:
-    from penstock.core.answering import Answers
     from penstock.core.deferred import Deferred
+    from penstock.core.output_selection import Answers
     from penstock.core.preprocessing import Preprocess
     from penstock.core.scaling import Scaling
 

@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.coming import Coming
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica, TakesAnySize
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
+from penstock.core.row_watch import UNWATCHED
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.span_feed import SpanFeed
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
-from penstock.core.watching import UNWATCHED
-from penstock.engines.running_short import Tell, quietly
-from penstock.pool.fitting import Fitting
-from penstock.pool.keeping import Keeper
+from penstock.engines.memory_watch import Tell, quietly
+from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.keeping import Keeper
+from penstock.pool.guard.warmup import first_that_runs
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
-from penstock.pool.warmup import first_that_runs
 
 Observe = Callable[[int, Device, Timings], None]
 _Message = tuple[int, Result, Timings] | BaseException
@@ -101,7 +101,7 @@ class EmbeddedEngine:
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._job is not None
-        coming = Coming(spans)
+        coming = SpanFeed(spans)
         if coming.first is None:
             coming.check()
             return

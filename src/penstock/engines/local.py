@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.core.coming import Coming
 from penstock.core.events import (
     NOTHING_ASKED,
     Asked,
@@ -30,17 +29,18 @@ from penstock.core.events import (
     SpanDone,
     Work,
 )
-from penstock.core.last_words import speaks_of_memory
+from penstock.core.oom_messages import speaks_of_memory
 from penstock.core.ordering import InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.span_feed import SpanFeed
 from penstock.core.state import VARIABLES
 from penstock.core.stopping import StopFlag
-from penstock.engines.fed_by_processes import LoaderFeed
-from penstock.engines.running_short import Death, MemoryWatch, Tell, Verdict, quietly
+from penstock.engines.loader_feed import LoaderFeed
+from penstock.engines.memory_watch import Death, MemoryWatch, Tell, Verdict, quietly
 from penstock.errors import ModelError, PenstockError
-from penstock.pool.supervisor import Launch, ReplicaHandle
+from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
 _DEATHS_IN_A_ROW = 3
@@ -169,7 +169,7 @@ class LocalEngine:
 
     def run(self, spans: Iterable[Span]) -> Iterator[Result]:
         assert self._settings is not None
-        coming = Coming(spans)
+        coming = SpanFeed(spans)
         if coming.first is None:
             coming.check()
             return

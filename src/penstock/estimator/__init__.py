@@ -21,7 +21,7 @@ from penstock.estimator.parsing_specs import classifier_parse_example_spec, regr
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.estimator.turns import EvalSpec, TrainSpec, train_and_evaluate
+from penstock.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from penstock.estimator.warm_start import WarmStartSettings
 
 __all__ = [

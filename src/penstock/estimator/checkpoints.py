@@ -8,7 +8,7 @@ from typing import Any
 from penstock.estimator.calling import LOG
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
-from penstock.runtimes.graph_restoring import (
+from penstock.runtimes.tensorflow.restoring import (
     NoCheckpoint,
     find_checkpoint,
     initial_values,

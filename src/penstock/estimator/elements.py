@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.records import STRING, Block, Fragment, Span, TensorSpec
-from penstock.sources.streaming import new_file
+from penstock.sources.python.streaming import new_file
 
 COLUMN = "elements"
 ANSWERS = "answers"

@@ -15,8 +15,8 @@ from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig, path_to_str
 from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks, check_listeners
 from penstock.estimator.warm_start import settings_of
-from penstock.runtimes.checkpoint_fitting import no_such_variable
-from penstock.runtimes.graph_restoring import find_checkpoint, newest_checkpoint
+from penstock.runtimes.tensorflow.checkpoint_fitting import no_such_variable
+from penstock.runtimes.tensorflow.restoring import find_checkpoint, newest_checkpoint
 
 InputFn = Callable[..., Any]
 
@@ -263,15 +263,15 @@ class Estimator:
         *,
         strip_default_attrs: bool = True,
     ) -> bytes:
-        from penstock.estimator import exporting
+        from penstock.estimator import saved_model_export
 
         found = checkpoints.check_path(checkpoint_path) or self.latest_checkpoint()
         if found is None and self._warm_start is not None:
             found = checkpoints.check_path(self._warm_start.ckpt_to_initialize_from)
         found = found or find_checkpoint(self.model_dir)
-        job = exporting.Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
+        job = saved_model_export.Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
         # Bytes, as the original returned: old scripts call `.decode()` on it.
-        return os.fsencode(exporting.export(job, os.fsdecode(base)))
+        return os.fsencode(saved_model_export.export(job, os.fsdecode(base)))
 
     def _called(self) -> Called:
         return Called(self._model_fn, self.params, self.config)

@@ -14,7 +14,7 @@ from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
-from penstock.runtimes.graph_restoring import session_creator
+from penstock.runtimes.tensorflow.restoring import session_creator
 
 GLOBAL_STEP = "global_step"
 

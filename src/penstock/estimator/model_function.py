@@ -22,7 +22,7 @@ from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.runtimes.graph_restoring import find_checkpoint, initial_values, newest_checkpoint
+from penstock.runtimes.tensorflow.restoring import find_checkpoint, initial_values, newest_checkpoint
 
 OUTPUT = "output"
 """The name of a prediction that is a single tensor, where it needs one."""

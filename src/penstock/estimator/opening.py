@@ -13,8 +13,9 @@ from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.estimator import travelling
 from penstock.estimator.model_function import ModelFunction, function_of
-from penstock.models import builder, digest
-from penstock.runtimes.graph_restoring import checkpoint_files, find_checkpoint
+from penstock.models import digest
+from penstock.models.formats import builder
+from penstock.runtimes.tensorflow.restoring import checkpoint_files, find_checkpoint
 
 RUNTIMES = ("tf_keras",)
 

@@ -15,7 +15,7 @@ from penstock.estimator.calling import LOG, take_input
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.spec import ModeKeys
-from penstock.runtimes.graph_restoring import plan_restoring, session_creator
+from penstock.runtimes.tensorflow.restoring import plan_restoring, session_creator
 
 
 class OwnGraph:

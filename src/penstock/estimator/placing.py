@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from penstock.errors import DeviceError
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig, TaskType
-from penstock.pool.devices import choose
+from penstock.pool.devices.inventory import choose
 
 
 class Placing(NamedTuple):

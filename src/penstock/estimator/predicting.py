@@ -15,7 +15,7 @@ from penstock.estimator.own_graph import OwnGraph
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import check_hooks
-from penstock.pool.devices import choose, cpu_device, share_of_cores
+from penstock.pool.devices.inventory import choose, cpu_device, share_of_cores
 
 
 def predict(

@@ -23,8 +23,8 @@ from penstock.estimator.calling import LOG
 from penstock.estimator.elements import ANSWERS, COLUMN, ElementFiles, unpack_row
 from penstock.estimator.likeness import Reference
 from penstock.estimator.model_function import ModelFunction
-from penstock.opening import log_without_folder
-from penstock.pool.supervisor import Launch, ReplicaHandle
+from penstock.jobs.open import log_without_folder
+from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
 _GPU_LANES = 2
 _LEAST_READY = 2

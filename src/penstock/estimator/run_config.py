@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.tf_config import Task, TaskType, read_task
-from penstock.options import DeviceRequest
+from penstock.options.records import DeviceRequest
 
 __all__ = ["RunConfig", "TaskType"]
 

@@ -12,7 +12,7 @@ from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.placing import Placing, place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.runtimes.graph_restoring import check_restorable, newest_checkpoint
+from penstock.runtimes.tensorflow.restoring import check_restorable, newest_checkpoint
 
 
 class Training(NamedTuple):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError, UsageError
-from penstock.models import digest, h5_file
+from penstock.models import digest
+from penstock.models.formats import h5
 from penstock.models.modules import digest_of_module
 
 
@@ -52,7 +53,7 @@ def num_bytes(location: str) -> int:
 def _digest_of_weights(path: str, trust: bool) -> str:
     """A file, or the files of a TensorFlow checkpoint that is named by their prefix."""
     if os.path.isfile(path):
-        return h5_file.check_weights(path, trust=trust)
+        return h5.check_weights(path, trust=trust)
     files = sorted(glob.glob(glob.escape(path) + ".*"))
     if not files:
         raise ModelError(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import registry
+from penstock.core.packages import CONVERTER, PACKAGES
 from penstock.core.records import Binding, ModelFile, TensorSpec
-from penstock.packages import CONVERTER, PACKAGES
 
 _IN_FLOAT32 = ("jax", "torch", "torch-compiled")
 _READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")

@@ -15,12 +15,12 @@ from penstock.core.records import Device, Job, ModelFile, Placement, Span
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
-from penstock.jobs import CHECKED_ROWS, Started
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.start import CHECKED_ROWS, Started
 from penstock.planning import store
 from penstock.planning.clock import Clock
-from penstock.pool.devices import usable_cores
-from penstock.pool.supervisor import Launch
-from penstock.surroundings import Surroundings
+from penstock.pool.devices.inventory import usable_cores
+from penstock.pool.processes.supervisor import Launch
 from penstock.telemetry.meter import Meter
 
 WINDOW_S = 0.4
@@ -178,7 +178,7 @@ class Beside:
         return cls(job, started.sample, started.prepared, started.placement, timeout, descriptors)
 
 
-def open_engine(setting: Setting, beside: Beside, around: Surroundings, clock: Clock) -> tuple[LocalEngine, Prepared]:
+def open_engine(setting: Setting, beside: Beside, around: RunContext, clock: Clock) -> tuple[LocalEngine, Prepared]:
     """The processes of a setting, with its answers to the same first rows."""
     launch = Launch(
         registry.RUNTIMES[setting.runtime],
@@ -198,7 +198,7 @@ def open_engine(setting: Setting, beside: Beside, around: Surroundings, clock: C
         raise
 
 
-def start(setting: Setting, beside: Beside, tolerance: float | None, around: Surroundings, clock: Clock) -> Contender:
+def start(setting: Setting, beside: Beside, tolerance: float | None, around: RunContext, clock: Clock) -> Contender:
     """Start the processes of a setting, and hold its answers against those of the model's own framework.
 
     Without a tolerance it is that framework, and there is nothing to compare.

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock import registry, written
-from penstock.core.bounds import Rates, predict
+from penstock import registry
+from penstock.core.bottleneck import Rates, predict
 from penstock.core.columns import take_positions
 from penstock.core.plans import Plan
 from penstock.core.records import Placement, Result, Span
 from penstock.errors import PenstockError
-from penstock.jobs import Started
+from penstock.jobs import output_columns
+from penstock.jobs.start import Started
 from penstock.planning.search import Found
-from penstock.pool.devices import usable_cores
+from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.loading import load_batches
 
 _LOOK_S = 0.5
@@ -87,11 +88,11 @@ def _seconds_to_write(started: Started) -> float:
         return 0.0
     # Without what is not among the answers: kept columns, their new names, and what a function would make of them.
     options = replace(started.options, keep=(), rename={}, postprocess=None)
-    schema = written.output_schema(started, options)
+    schema = output_columns.output_schema(started, options)
     rows = max(1, min(_MOST_WRITTEN_ROWS, _WRITTEN_BYTES // schema.row_bytes))
     places = np.arange(rows) % len(started.prepared.answered)
     columns = {name: take_positions(column, places) for name, column in answers.items()}
-    result = written.renamed(Result(Span(0, 0, rows, ()), columns), options)
+    result = output_columns.renamed(Result(Span(0, 0, rows, ()), columns), options)
     with contextlib.suppress(PenstockError, OSError), tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         writer = registry.SINKS[options.format].open_part("part-00000000", folder, schema)

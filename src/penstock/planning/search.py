@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.core import batching, tuning
+from penstock.core.figures import rate
 from penstock.core.plans import Choice, Trial
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
-from penstock.core.words import rate
 from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
-from penstock.jobs import Started
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.start import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock, OutOfTime
 from penstock.planning.contender import WINDOW_S, Beside, Contender, Setting, choice_of
-from penstock.pool.devices import usable_cores
-from penstock.pool.memory import available_bytes
-from penstock.surroundings import Surroundings
+from penstock.pool.devices.inventory import usable_cores
+from penstock.pool.devices.memory import available_bytes
 
 _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30
@@ -91,7 +91,7 @@ class Search:
     step: str
     started: Started
     rows: int
-    around: Surroundings
+    around: RunContext
     clock: Clock
     trials: list[Trial] = field(default_factory=list)
     _best: list[_Best] = field(default_factory=list)

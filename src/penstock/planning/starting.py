@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import jobs, placing, registry, steps
+from penstock import registry
 from penstock.core import tuning
+from penstock.core.packages import CONVERTER, PACKAGES
 from penstock.core.plans import Plan
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile, TensorSpec
@@ -16,17 +17,18 @@ from penstock.core.state import NONE
 from penstock.core.tracing import SEARCH
 from penstock.engines.local import LocalEngine
 from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
-from penstock.jobs import CHECKED_ROWS, Fixed, Started
-from penstock.options import NO_PLAN, PredictOptions
-from penstock.packages import CONVERTER, PACKAGES
+from penstock.jobs import placement, steps
+from penstock.jobs import start as jobs
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.start import CHECKED_ROWS, Fixed, Started
+from penstock.options.records import NO_PLAN, PredictOptions
 from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
 from penstock.planning.contender import Beside, Setting, choice_of
 from penstock.planning.search import Search
-from penstock.runtimes.converting import cannot_write
-from penstock.runtimes.live import LiveModel
-from penstock.surroundings import Surroundings
+from penstock.runtimes.keras.live import LiveModel
+from penstock.runtimes.tensorflow.to_onnx import cannot_write
 from penstock.telemetry.meter import Meter
 
 _PATIENCE_S = 1800.0
@@ -40,7 +42,7 @@ def start(
     source: Source,
     options: PredictOptions,
     meter: Meter,
-    around: Surroundings,
+    around: RunContext,
     *,
     fixed: Fixed | None = None,
     may_search: bool = True,
@@ -52,7 +54,7 @@ def start(
 
 
 def make_plan(
-    model: ModelFile, source: Source, options: PredictOptions, around: Surroundings, *, is_fresh: bool = False
+    model: ModelFile, source: Source, options: PredictOptions, around: RunContext, *, is_fresh: bool = False
 ) -> Plan:
     """The plan for a job, searched for whatever its length, unless it is known already.
 
@@ -67,7 +69,7 @@ def make_plan(
     return _begun(model, source, options, Meter(), around).explain(is_fresh)
 
 
-def _begun(model: ModelFile, source: Source, options: PredictOptions, meter: Meter, around: Surroundings) -> _Start:
+def _begun(model: ModelFile, source: Source, options: PredictOptions, meter: Meter, around: RunContext) -> _Start:
     """Known before anything is loaded is the step; while it is loaded, a source may learn more about its columns."""
     columns = dict(source.schema())
     return _Start(model, source, options, meter, around, store.step_key(model, columns, options), columns)
@@ -91,7 +93,7 @@ class _Start:
     source: Source
     options: PredictOptions
     meter: Meter
-    around: Surroundings
+    around: RunContext
     step: str
     columns: dict[str, TensorSpec]
 
@@ -152,13 +154,13 @@ class _Start:
 
     def _key(self) -> str:
         runtime = self.options.runtime or registry.choose_runtime(self.model, None)
-        devices = placing.devices_for(self.options, None, None, runtime)
+        devices = placement.devices_for(self.options, None, None, runtime)
         return store.plan_key(self.step, self.options, devices)
 
     def _facts(self) -> dict[str, Any]:
         """What a plan for this job would be made for, by name."""
         runtime = self.options.runtime or registry.choose_runtime(self.model, None)
-        devices = placing.devices_for(self.options, None, None, runtime)
+        devices = placement.devices_for(self.options, None, None, runtime)
         return store.facts_of(self.model, self.columns, self.options, devices)
 
     def _tell_nearest(self) -> None:
@@ -299,7 +301,7 @@ class _Start:
         folder = store.conversion_folder(self.step)
         file = store.converted_model(self.model, folder)
         exact = replace(file, precision="model")
-        kind = placing.devices_for(self.options, None, None, runtime)[0].kind
+        kind = placement.devices_for(self.options, None, None, runtime)[0].kind
         if not store.is_whole(folder):
             self.around.note("converting the model")
             self._convert_and_compare(folder, exact, runtime)

@@ -14,14 +14,14 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
-from penstock import steps
+from penstock.core.packages import CONVERTER, PACKAGES
 from penstock.core.plans import Plan, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.errors import UsageError
-from penstock.options import PredictOptions
-from penstock.packages import CONVERTER, PACKAGES
-from penstock.pool.devices import usable_cores
-from penstock.runtimes.converting import FORMAT
+from penstock.jobs import steps
+from penstock.options.records import PredictOptions
+from penstock.pool.devices.inventory import usable_cores
+from penstock.runtimes.tensorflow.to_onnx import FORMAT
 
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0

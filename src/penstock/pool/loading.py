@@ -15,7 +15,7 @@ from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
 from penstock.core.missing import filled
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
-from penstock.core.watching import UNWATCHED, Watch
+from penstock.core.row_watch import UNWATCHED, Watch
 from penstock.errors import InputError
 
 

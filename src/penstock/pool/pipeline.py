@@ -36,10 +36,10 @@ from penstock.core.tracing import (
     Mark,
 )
 from penstock.errors import InputError
-from penstock.pool.keeping import trim
+from penstock.pool.guard.keeping import trim
+from penstock.pool.guard.surviving import check_rows, predictor_of
 from penstock.pool.loading import load_batches
-from penstock.pool.marking import marked_source
-from penstock.pool.surviving import check_rows, predictor_of
+from penstock.pool.trace_marks import marked_source
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]

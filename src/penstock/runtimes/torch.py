@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.answering import Answers, keep
+from penstock.core.output_selection import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.keras_call import KerasCall, call_keras_model
+from penstock.runtimes.keras.call import KerasCall, call_keras_model
+from penstock.runtimes.keras.call_state import SEED_NAME, Turns
+from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
-from penstock.runtimes.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.turns import SEED_NAME, Turns
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 

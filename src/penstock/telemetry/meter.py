@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.core.bounds import Bound, measured
+from penstock.core.bottleneck import Bound, measured
 from penstock.core.protocols import Sink
 from penstock.core.records import Device, Timings
 from penstock.core.tracing import NONE, SHORT_S, SPAN, START, WAIT_FOR_WRITER

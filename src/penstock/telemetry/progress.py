@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from penstock.core.words import duration
+from penstock.core.figures import duration
 from penstock.telemetry.meter import Meter
 
 if TYPE_CHECKING:

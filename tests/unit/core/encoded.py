@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
 from penstock.core.records import Array, RowFailure
-from penstock.core.watching import Watch
+from penstock.core.row_watch import Watch
 
 
 class Letters(Deferred):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.agreement import compare
-from penstock.core.answering import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, NumpyRanking, keep
 
 RNG = np.random.default_rng(7)
 SCORES = RNG.normal(size=(20, 10)).astype(np.float32)

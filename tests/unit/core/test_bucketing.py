@@ -24,7 +24,7 @@ from penstock.core.deferred import Announce, BadRows, Deferred
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece, Ragged
 from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Span
 from penstock.core.reordering import to_result
-from penstock.core.watching import UNWATCHED, Watch
+from penstock.core.row_watch import UNWATCHED, Watch
 
 from .encoded import Diary, Letters, poisoned
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.example_encoding import encode
 from penstock.core.records import STRING, Feature
-from penstock.sources.examples import BYTES, INT64, integers, parse
+from penstock.sources.tfrecord.examples import BYTES, INT64, integers, parse
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)

@@ -11,7 +11,7 @@ from penstock.core.mapping import RAW_RECORD, bind, describe
 from penstock.core.records import STRING, Binding, Block, Feature, Job, Signature, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
-from penstock.sources.examples import parse
+from penstock.sources.tfrecord.examples import parse
 
 AGE, CITY = Feature("age", "int64", ()), Feature("city", STRING, (), is_required=False)
 SIZE = Feature("size", "float32", (2,))

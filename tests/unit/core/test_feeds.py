@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Ragged, Rows
 from penstock.core.records import Array
-from penstock.core.watching import UNWATCHED
+from penstock.core.row_watch import UNWATCHED
 
 from .encoded import Diary, Letters, poisoned
 

@@ -18,9 +18,9 @@ from penstock.core.columns import describe, to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.preprocessing import ONLY, Preprocess, rows_of
 from penstock.core.records import STRING, Block, RowFailure, SourceColumn, TensorSpec
-from penstock.core.watching import UNWATCHED
+from penstock.core.row_watch import UNWATCHED
 from penstock.errors import UsageError
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 
 from .encoded import Diary, Letters
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.core.records import Array, Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS, Scaling, scaled_inputs
 from penstock.errors import UsageError
-from penstock.options import PRESETS as PRESET_NAMES
+from penstock.options.records import PRESETS as PRESET_NAMES
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.float32)
 

@@ -17,7 +17,7 @@ from penstock.core.records import Binding, Block, Columns, Device, Job, Placemen
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, Interrupted, ModelError
-from penstock.sources.memory import InMemory
+from penstock.sources.python.memory import InMemory
 from tests.unit.pool.piping import Blocks, Doubler, X, inputs_of, kept, spans_of
 
 

@@ -13,7 +13,7 @@ from penstock.estimator.estimator import Estimator
 from penstock.estimator.placing import ClusterRefused, check_alone
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.tf_config import Task, read_task
-from penstock.estimator.turns import EvalSpec, TrainSpec, train_and_evaluate
+from penstock.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"], "ps": ["e:1", "f:1"], "helper": ["g:1", "h:1"]}
 WITH_MASTER = {("master" if role == "chief" else role): hosts for role, hosts in CLUSTER.items()}

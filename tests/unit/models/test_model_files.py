@@ -13,7 +13,9 @@ import cloudpickle
 import pytest
 
 from penstock.errors import ModelError
-from penstock.models import builder, digest, keras_file, saved_model
+from penstock.models import digest
+from penstock.models.formats import builder, saved_model
+from penstock.models.formats import keras as keras_file
 from tests.unit.models import written
 from tests.unit.models.written import node, text_value
 

@@ -11,7 +11,12 @@ import h5py
 import pytest
 
 from penstock.errors import ModelError
-from penstock.models import frozen_graph, h5_file, hdf5, jax_export, keras_file, onnx_file, stablehlo, tflite_file
+from penstock.models.formats import frozen_graph, jax_export, stablehlo
+from penstock.models.formats import h5 as h5_file
+from penstock.models.formats import keras as keras_file
+from penstock.models.formats import onnx as onnx_file
+from penstock.models.formats import tflite as tflite_file
+from penstock.models.scan import hdf5
 from tests.unit.models import written
 from tests.unit.models.written import field, node
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.plans import Choice, Plan
 from penstock.core.records import Device, ModelFile, TensorSpec
-from penstock.options import PredictOptions, ReadOptions
+from penstock.options.records import PredictOptions, ReadOptions
 from penstock.planning import store
 
 MODEL = ModelFile("keras", "model.keras", "digest", ("tensorflow",))

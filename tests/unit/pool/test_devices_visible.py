@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.records import Device
-from penstock.pool.visible_devices import Card, Instance, in_cuda_order, visible
+from penstock.pool.devices.visible import Card, Instance, in_cuda_order, visible
 
 
 def device(name: str, index: int, uuid: str) -> Device:

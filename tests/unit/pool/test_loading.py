@@ -14,10 +14,10 @@ from penstock.core.columns import to_arrow
 from penstock.core.feeds import Encoded, Fixed, Mask, Ragged
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import STRING, Binding, Block, Job, SourceColumn, Span, TensorSpec
-from penstock.core.watching import UNWATCHED
+from penstock.core.row_watch import UNWATCHED
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches, read_pieces
-from penstock.sources.memory import InMemory
+from penstock.sources.python.memory import InMemory
 from tests.unit.core.encoded import Diary, Letters, poisoned
 
 from .piping import Blocks, X, inputs_of

@@ -14,7 +14,7 @@ import pytest
 from penstock.core.records import Binding, Block, Columns, Job, Result, Span, TensorSpec, Timings
 from penstock.errors import DeviceError, InputError, ModelError, PenstockError
 from penstock.pool.pipeline import Pipeline
-from penstock.sources.memory import InMemory
+from penstock.sources.python.memory import InMemory
 
 from .piping import (
     TIMEOUT_S,

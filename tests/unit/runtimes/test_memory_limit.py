@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.records import Device
-from penstock.runtimes.jax import JaxRuntime
+from penstock.runtimes.jax.runtime import JaxRuntime
 from penstock.runtimes.memory_limit import memory_fraction, ran_out
-from penstock.runtimes.onnx import OnnxRuntime
-from penstock.runtimes.tensorflow import TensorFlowRuntime
+from penstock.runtimes.onnx.runtime import OnnxRuntime
+from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
 from penstock.runtimes.torch import TorchRuntime
 
 GPU = Device("gpu", 0, "a GPU", "GPU-1", memory_bytes=1000, free_bytes=900, memory_limit=250)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sources.image_columns import folder_of
-from penstock.sources.tar import split_name
+from penstock.sources.images.columns import folder_of
+from penstock.sources.tar.files import split_name
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock.core.records import STRING, Block, Shape
-from penstock.sources import example_reader
-from penstock.sources.example_features import FeatureSpec
-from penstock.sources.example_reader import ExampleReader
-from penstock.sources.examples import (
+from penstock.sources.tfrecord import example_reader
+from penstock.sources.tfrecord.example_features import FeatureSpec
+from penstock.sources.tfrecord.example_reader import ExampleReader
+from penstock.sources.tfrecord.examples import (
     BYTES,
     FLOAT,
     INT64,
@@ -23,7 +23,7 @@ from penstock.sources.examples import (
     parse,
     rewrite,
 )
-from penstock.sources.tfrecord_framing import PAD, Frames
+from penstock.sources.tfrecord.framing import PAD, Frames
 from tests.support.tfrecord_writer import (
     Floats,
     Ints,

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.example_features import FeatureSpec
-from penstock.sources.examples import BYTES, INT64, BadExample, Feature, Message, Wanted, integers, parse
+from penstock.sources.tfrecord.example_features import FeatureSpec
+from penstock.sources.tfrecord.examples import BYTES, INT64, BadExample, Feature, Message, Wanted, integers, parse
 from tests.support.tfrecord_writer import Floats, Ints, Strings, Values, example, sequence_example
 
 from .test_tfrecord_examples import LEAST, MOST, floats, ints, read, strings

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
-from penstock.options import Nulls
+from penstock.options.records import Nulls
 from penstock.storage.disk import internal
 from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
 from penstock.storage.places import place_of

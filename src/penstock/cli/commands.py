@@ -1,0 +1,329 @@
+"""The command line: parse, call the API, turn errors into exit codes. Everything heavy is imported when needed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock import __version__
+from penstock.cli.flags import GroupedCommand, job_options, make_options, output_options
+from penstock.errors import Interrupted, PenstockError, UsageError
+from penstock.options.parsing import parse_constants
+from penstock.options.records import RUNTIMES, PredictOptions
+
+if TYPE_CHECKING:
+    from penstock.telemetry.progress import Progress
+
+
+class _Commands(click.Group):
+    """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only.
+
+    Where --json was given, the error is the one document on stdout, too.
+    """
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGTERM, _terminate)
+        given = args[0] if args else kwargs.get("args")
+        as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
+        try:
+            sys.exit(self._run(as_json, *args, **kwargs))
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which people need them."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every command with its whole first sentence; the usual one is cut to the line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
+
+    def _run(self, as_json: bool, *args: Any, **kwargs: Any) -> int:
+        try:
+            result = super().main(*args, **(kwargs | {"standalone_mode": False}))
+            return result if isinstance(result, int) else 0
+        except PenstockError as error:
+            _ignore_signals()
+            _tell(error)
+            found = error
+        except click.ClickException as error:
+            error.show()
+            found = _as_usage_error(error)
+        except (KeyboardInterrupt, click.Abort):
+            _ignore_signals()
+            click.echo("interrupted", err=True)
+            found = Interrupted("interrupted")
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if as_json:
+                bug = PenstockError("this is a bug in penstock", received=f"{type(error).__name__}: {error}")
+                click.echo(json.dumps(bug.as_json()))
+            raise
+        if as_json:
+            click.echo(json.dumps(found.as_json()))
+        return found.exit_code
+
+
+def _first_sentence(text: str | None) -> str:
+    sentence, _, _ = " ".join((text or "").split()).partition(". ")
+    return sentence.rstrip(".") + "."
+
+
+def _tell(error: PenstockError) -> None:
+    problem, *rest = str(error).splitlines()
+    click.echo("\n".join([f"error: {problem}", *rest]), err=True)
+
+
+def _as_usage_error(error: click.ClickException) -> UsageError:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "penstock"
+    return UsageError(error.format_message().rstrip("."), hint=f"{path} --help")
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Interrupted.by_signal(number, "terminated")
+
+
+def _ignore_signals() -> None:
+    """The command is ending and says why: another signal must not end it without a word."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="penstock")
+def main() -> None:
+    """Run trained TensorFlow and Keras models over large data, on every device there is."""
+    # A console script does not have the user's folder on its path; `module:function` is looked up there.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
+@click.option(
+    "--output",
+    "-o",
+    metavar="FOLDER",
+    help="Where to write (required): a folder or a URL. The same job there is resumed.",
+)
+@job_options
+@click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
+@output_options
+def predict(
+    model_and_input: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
+
+    MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (Keras, tf.estimator,
+    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
+    .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs (s3://…).
+
+    \b
+      penstock predict model.keras rows.parquet --output predictions/
+      penstock predict model.keras photos/ -o predictions/ --preset imagenet-tf
+      penstock predict saved_model/ 'logs/*.csv' -o out/ --input 'x=f*' --keep id
+      penstock predict model.onnx photos/ -o out/ --top-k 5 --labels classes.txt
+      penstock predict --estimator my:model_fn --checkpoint dir/ x.parquet -o out/
+    """
+    began = time.perf_counter()
+    options = make_options(values)
+    model, input_ = _model_and_input("predict", model_and_input, values["estimator"])
+    if output is None or dry_run:
+        return _dry_run(model, input_, output, options, as_json=as_json)
+    from penstock import api
+
+    summary = api.predict_to_folder(
+        model,
+        input_,
+        output,
+        options,
+        progress=_progress(quiet),
+        overwrite=overwrite,
+        is_verbose=verbose,
+        began=began,
+    )
+    return _report(summary, as_json=as_json, quiet=quiet)
+
+
+def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[str]]:
+    """With --estimator, all that is given is the input."""
+    model, *input_ = (estimator, *given) if estimator is not None else given
+    if not input_:
+        raise UsageError(
+            "INPUT is missing",
+            received=f"MODEL {model}",
+            hint=f"penstock {command} MODEL INPUT …; with --estimator there is no MODEL",
+        )
+    return model, input_
+
+
+def _dry_run(model: str, input_: list[str], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+    from penstock.commands.dry_run import describe, in_words
+
+    found = describe(model, input_, output, options)
+    if output is not None:
+        click.echo(json.dumps(found) if as_json else in_words(found))
+        return 0
+    missing = UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
+    click.echo(json.dumps(found | missing.as_json()) if as_json else in_words(found))
+    _tell(missing)
+    return missing.exit_code
+
+
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
+@click.option("--fresh", is_flag=True, help="Search again, even where a plan is known.")
+@job_options
+@output_options
+def plan(
+    model_and_input: tuple[str, ...], fresh: bool, as_json: bool, quiet: bool, verbose: bool, **values: Any
+) -> int:
+    """The fastest safe way to run MODEL on INPUT here, found by measuring, and why. Writes no predictions.
+
+    Every runtime that is installed and gives the same answers is tried at growing batch sizes, for at most two
+    minutes. The plan is kept, and `penstock predict` goes by it. What --json prints can be given to predict as --plan.
+
+    \b
+      penstock plan model.keras photos/
+      penstock plan model.keras rows.parquet --json > plan.json
+    """
+    from penstock import api
+    from penstock.core.plan_text import in_words
+
+    options = make_options(values)
+    model, input_ = _model_and_input("plan", model_and_input, values["estimator"])
+    found = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
+    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found, has_every_size=verbose))
+    return 0
+
+
+@main.command()
+@click.argument("output")
+@click.option("--devices", default="all", metavar="WHICH", show_default=True, help="As in predict.")
+@click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
+@output_options
+def resume(output: str, devices: str, max_failures: float | None, as_json: bool, quiet: bool, verbose: bool) -> int:
+    """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C."""
+    from penstock import api
+
+    summary = api.resume(output, devices=devices, max_failures=max_failures, progress=_progress(quiet), verbose=verbose)
+    return _report(summary, as_json=as_json, quiet=quiet)
+
+
+@main.command()
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def status(output: str, as_json: bool) -> int:
+    """How far the job in the folder OUTPUT is."""
+    from penstock import api
+
+    found = api.status(output)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    share = (found["committed"] + found["failed"]) / max(1, found["rows"])
+    done = found["committed"] + found["failed"]
+    click.echo(f"{found['state']}: {done:,} of {found['rows']:,} rows done ({share:.0%})")
+    parts = f"{found['parts']} part{'s' if found['parts'] != 1 else ''}"
+    written = f"{found['committed']:,} written in {parts}, {found['failed']:,} failed"
+    click.echo(f"{written}, model {found['model'] or 'in memory'}")
+    if found["state"] == "unfinished":
+        click.echo(f"go on with: penstock resume {output}")
+    return 0
+
+
+@main.command()
+@click.argument("target", metavar="MODEL|INPUT")
+@click.option("--signature", metavar="NAME", help="The signature of a SavedModel.")
+@click.option("--runtime", type=click.Choice(RUNTIMES), help="What loads the model.")
+@click.option("--custom-objects", multiple=True, metavar="MODULE", help="As in predict.")
+@click.option("--weights", metavar="FILE", help="As in predict.")
+@click.option("--constant", "constants", multiple=True, metavar="NAME=VALUE", help="As in predict.")
+@click.option("--trust-model", is_flag=True, help="Load it even if it contains code.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def inspect(target: str, as_json: bool, constants: tuple[str, ...], **options: Any) -> int:
+    """What MODEL takes and gives, what wrote it, what it does that needs trust; or what INPUT holds."""
+    from penstock import api
+
+    found = api.inspect(target, constants=parse_constants(constants), **options)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    for line in _in_words(found):
+        click.echo(line)
+    return 0
+
+
+def _in_words(found: dict[str, Any], indent: str = "") -> list[str]:
+    """A description, a line for each entry; what is empty is left out. Names inside it stay as they are."""
+    lines: list[str] = []
+    for key, value in found.items():
+        name = f"{indent}{key}:" if indent else f"{key.replace('_', ' ')}:"
+        if value is None or value == [] or value == {}:
+            continue
+        if isinstance(value, dict):
+            lines += [name, *_in_words(value, indent + "  ")]
+        elif isinstance(value, list) and key in ("notes", "needs_trust"):
+            lines += [name, *(f"{indent}  {entry}" for entry in value)]
+        else:
+            shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+            lines.append(f"{name} {shown}")
+    return lines
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def devices(as_json: bool) -> int:
+    """Every device here, its memory, and which runtimes can use it."""
+    from penstock import api
+
+    found = api.devices()
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0
+    for device in found:
+        memory = f"{device['free_bytes'] / 2**30:.1f} of {device['memory_bytes'] / 2**30:.1f} GiB free"
+        cores = f", {device['cores']} cores" if device["cores"] else ""
+        click.echo(f"{device['device']}  {device['name']}{cores}, {memory}")
+        for name, verdict in device["runtimes"].items():
+            click.echo(f"  {name:<16}{verdict}")
+    return 0
+
+
+def _progress(is_quiet: bool) -> Progress:
+    from penstock.telemetry.progress import Bars, Lines, Silent
+
+    if is_quiet:
+        return Silent()
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def _report(summary: Any, *, as_json: bool, quiet: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(summary.as_json()))
+    elif not quiet:
+        click.echo(str(summary))
+    return 3 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    main()

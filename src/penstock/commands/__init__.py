@@ -1,0 +1,1 @@
+"""What the public functions do, one file each."""

@@ -1,0 +1,150 @@
+"""Batches one by one, in order, each by itself: for Keras callbacks, and for streams whose batches differ in shape.
+
+It is what `model.predict` does, and no faster than it: nothing overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.commands.gathering import Gathered
+from penstock.core.protocols import Source
+from penstock.core.records import Column, Result
+from penstock.errors import UsageError
+from penstock.sources.python.memory import InMemory
+from penstock.sources.python.streaming import StreamedRows
+
+KERAS_BATCH = 32
+"""What `model.predict` takes where nobody says how many rows."""
+
+PredictBatch = Callable[[InMemory], Iterator[Result]]
+Unpack = Callable[[Mapping[str, Column]], Any]
+
+
+class Hooks:
+    """The callbacks of a caller, as Keras calls them while it predicts.
+
+    Args:
+        model: The model that they are told of.
+        callbacks: One, a list of them, or Keras's own list.
+        steps: How many batches there will be; None where nobody knows.
+    """
+
+    def __init__(self, model: Any, callbacks: Any, steps: int | None) -> None:
+        self._model = model
+        self._list = _callback_list(model, callbacks, steps)
+        self._each = max(1, int(getattr(model, "steps_per_execution", None) or 1))
+        self._step = 0
+
+    @property
+    def batches_at_once(self) -> int:
+        """How many batches Keras puts between two calls, as the model was compiled."""
+        return self._each
+
+    def begin(self) -> None:
+        self._model.stop_predicting = False
+        self._list.on_predict_begin()
+
+    def begin_batch(self) -> None:
+        self._list.on_predict_batch_begin(self._step)
+
+    def end_batch(self, outputs: Any) -> bool:
+        """Whether it goes on. Keras counts as if the last batches were as many as those before."""
+        self._step += self._each
+        self._list.on_predict_batch_end(self._step - 1, {"outputs": outputs})
+        return not getattr(self._model, "stop_predicting", False)
+
+    def end(self) -> None:
+        self._list.on_predict_end()
+
+
+def _callback_list(model: Any, callbacks: Any, steps: int | None) -> Any:
+    if hasattr(callbacks, "on_predict_batch_begin") and hasattr(callbacks, "append"):
+        return callbacks
+    each = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    odd = next((one for one in each if not hasattr(one, "on_predict_batch_end")), None)
+    if odd is not None:
+        raise UsageError(
+            "this is no callback of Keras",
+            received=f"callbacks: {type(odd).__name__}",
+            allowed="keras.callbacks.Callback, or a list of them",
+        )
+    if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
+        import tf_keras as keras
+    else:
+        import keras
+
+    return keras.callbacks.CallbackList(list(each), add_progbar=False, model=model, epochs=1, steps=steps)
+
+
+def batches_of(source: Source, batch_size: int) -> Iterator[InMemory]:
+    """Every batch of the input, by itself: those of a stream as they come, anything else cut.
+
+    Raises:
+        UsageError: The rows are decoded only when they are fed, so they cannot be had one batch at a time.
+    """
+    if isinstance(source, StreamedRows):
+        for piece in source.batches():
+            yield InMemory(piece.columns, is_positional=piece.is_positional)
+        return
+    if isinstance(source, InMemory):
+        for start in range(0, len(source), batch_size):
+            yield source.cut(start, start + batch_size)
+        return
+    names = list(source.schema())
+    for span in source.divide(batch_size):
+        for block in source.read(span, names):
+            odd = [name for name, column in block.columns.items() if not isinstance(column, (np.ndarray, pa.Array))]
+            if odd:
+                raise UsageError(
+                    "callbacks are for arrays, tables and batches from Python",
+                    received=f"a column of encoded rows: {odd[0]}",
+                    hint="leave callbacks out, or decode the rows beforehand",
+                )
+            is_positional = bool(getattr(source, "is_positional", False))
+            yield InMemory(dict(block.columns), is_positional=is_positional)  # type: ignore[arg-type]
+
+
+def in_steps(
+    batches: Iterator[InMemory],
+    predict: PredictBatch,
+    gathered: Gathered,
+    hooks: Hooks | None,
+    unpack: Unpack,
+) -> None:
+    """Predict every batch and gather the answers, with the hooks called in between."""
+    rows = 0
+    is_going_on = True
+    if hooks is not None:
+        hooks.begin()
+    coming = iter(batches)
+    batch = next(coming, None)
+    while is_going_on and batch is not None:
+        if hooks is not None:
+            hooks.begin_batch()
+        done = Gathered(gathered.on_error, gathered.labels, gathered.squeeze)
+        steps = 0
+        while batch is not None and steps < (hooks.batches_at_once if hooks is not None else 1):
+            for result in predict(batch):
+                done.add(_at(result, rows))
+            rows, steps = rows + len(batch), steps + 1
+            # A stream may be endless, or ask somebody: the next batch is asked for only where it is wanted.
+            batch = next(coming, None) if hooks is None or steps < hooks.batches_at_once else batch
+        gathered.take(done)
+        if hooks is not None:
+            is_going_on = hooks.end_batch(unpack(done.joined()))
+            batch = next(coming, None) if is_going_on else None
+    if hooks is not None:
+        hooks.end()
+
+
+def _at(result: Result, first_row: int) -> Result:
+    """A result of a batch that is numbered by itself, in the numbers of the whole input."""
+    failures = tuple(replace(failure, row=failure.row + first_row) for failure in result.failures)
+    span = replace(result.span, start=result.span.start + first_row)
+    return replace(result, span=span, failures=failures)

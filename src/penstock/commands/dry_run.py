@@ -1,0 +1,85 @@
+"""What a job would do, found out by doing everything but predicting and writing."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from typing import Any
+
+from penstock.commands import to_folder
+from penstock.commands.folder_job import make_task
+from penstock.commands.inspect import num_files
+from penstock.core import mapping
+from penstock.core.records import ModelFile
+from penstock.core.stopping import StopFlag
+from penstock.jobs.reference_check import check_answers
+from penstock.jobs.run_context import RunContext
+from penstock.options.records import PredictOptions
+from penstock.planning import starting
+from penstock.storage.places import place_of
+from penstock.telemetry.meter import Meter
+
+
+def describe(model: str, inputs: list[str], output: str | None, options: PredictOptions) -> dict[str, Any]:
+    """Load the model, bind the columns, compile the step, divide the input: all but the work itself.
+
+    Raises:
+        PenstockError: Whatever the job itself would raise before it begins.
+    """
+    if output is not None:
+        to_folder.check_place(place_of(output), overwrite=False)
+    task = make_task(model, inputs, output or "OUT", options)
+    with tempfile.TemporaryFile(buffering=0) as log:
+        around = RunContext(log, StopFlag())
+        started = starting.start(task.model, task.source, task.options, Meter(), around, may_search=False)
+        with contextlib.closing(started):
+            manifest = to_folder.make_manifest(task, started, "")
+            checked = None
+            if options.check and isinstance(task.model, ModelFile):
+                checked = check_answers(task.model, started, log=log, stop=StopFlag())
+    return {
+        "model": task.request["model"],
+        "files": num_files(task.source),
+        "rows": manifest.rows,
+        "inputs": [mapping.describe(binding) for binding in manifest.bindings],
+        "outputs": {column.name: str(column) for column in manifest.schema.columns},
+        "output": output,
+        "format": options.format,
+        "parts": len(manifest.parts),
+        "spans": len(manifest.spans),
+        "bytes": manifest.rows * manifest.schema.row_bytes,
+        "devices": [str(device) for device in started.placement.devices],
+        "recipe": manifest.recipe.as_json(),
+        "checked": checked,
+        "first_rows": started.prepared.first_rows,
+        "first_failures": [failure.reason for failure in started.prepared.first_failures],
+    }
+
+
+def _troubles(found: dict[str, Any]) -> list[str]:
+    failures = found["first_failures"]
+    if not failures:
+        return []
+    return [f"of the first {found['first_rows']:,} rows {len(failures):,} fail, the first: {failures[0]}"]
+
+
+def counted(number: int, what: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The same for people."""
+    outputs = ", ".join(f"{name} {spec}" for name, spec in found["outputs"].items())
+    return "\n".join(
+        [
+            f"would read {found['rows']:,} rows of {counted(found['files'], 'file')}",
+            *_troubles(found),
+            *([found["checked"]] if found["checked"] else []),
+            *(f"input: {binding}" for binding in found["inputs"]),
+            f"would write {counted(found['parts'], found['format'] + ' part')}, about {found['bytes'] / 1e6:,.1f} MB, "
+            f"to {found['output'] or 'the folder given by --output'}",
+            f"columns: row int64[], {outputs}",
+            f"on {', '.join(found['devices'])} with " + ", ".join(f"{k} {v}" for k, v in found["recipe"].items()),
+        ]
+    )

@@ -1,0 +1,345 @@
+"""Predictions that are handed back instead of written: arrays, and streams of blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import IO, Any
+
+from penstock.commands.batch_by_batch import KERAS_BATCH, Hooks, batches_of, in_steps
+from penstock.commands.gathering import Gathered, filled, to_numpy, to_ragged_tensor
+from penstock.core import division, tuning
+from penstock.core.columns import OPAQUE
+from penstock.core.postprocessing import Postprocess
+from penstock.core.protocols import Source
+from penstock.core.records import STRING, Column, Job, ModelFile, Placement, Result, Signature
+from penstock.core.state import NONE
+from penstock.core.stopping import StopFlag
+from penstock.engines.embedded import EmbeddedEngine
+from penstock.errors import InputError, UsageError
+from penstock.jobs import output_columns as written
+from penstock.jobs import placement as placing
+from penstock.jobs import start as jobs
+from penstock.jobs import states
+from penstock.jobs.bind import as_lenient_as_keras, bind
+from penstock.jobs.open import log_without_folder, open_both, open_live
+from penstock.jobs.reference_check import check_answers
+from penstock.jobs.run_context import RunContext
+from penstock.options.records import PredictOptions
+from penstock.planning import starting
+from penstock.pool.guard.keeping import Keeper
+from penstock.pool.loading import load_batches
+from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
+from penstock.sinks.staging import ROW
+from penstock.sources.python.memory import InMemory
+from penstock.sources.python.streaming import StreamedRows
+from penstock.telemetry.meter import Meter
+from penstock.telemetry.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How predictions are handed back.
+
+    Args:
+        on_error: What is done about rows that fail; None raises for arrays, and leaves them out of a stream.
+        steps: Take only so many batches.
+        callbacks: Of Keras, called with every batch.
+        progress: Shows the run.
+        is_verbose: Let the frameworks write all they want to.
+    """
+
+    on_error: str | None = None
+    steps: int | None = None
+    callbacks: Any = None
+    progress: Progress = field(default_factory=Silent)
+    is_verbose: bool = False
+
+
+def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Any:
+    """What `model.predict(data)` returns, for every kind of model and data."""
+    if is_live_keras_model(model):
+        return _predict_live(model, data, options, wanted)
+    if wanted.callbacks:
+        raise UsageError(
+            "callbacks are called with a live model",
+            received=type(model).__name__,
+            hint="load the model with Keras, and give it",
+        )
+    opened = open_both(model, data, options, needs_digest=False)
+    source, options = _only(opened.source, options, wanted.steps)
+    meter = Meter(is_written=False)
+    with log_without_folder(wanted.is_verbose) as log:
+        started = _start(opened.model, source, options, log, wanted, meter)
+        with contextlib.closing(started):
+            if options.check and isinstance(opened.model, ModelFile):
+                check_answers(opened.model, started, log=log, stop=StopFlag())
+            columns = _gather(started, wanted, meter)
+    numpy = {name: to_numpy(column) for name, column in columns.items()}
+    if options.postprocess is not None:
+        return _pack(numpy, "single" if list(columns) == [Postprocess.only] else "dict")
+    return _pack(numpy, "dict" if options.top_k or options.argmax else started.signature.structure)
+
+
+def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[Source, PredictOptions]:
+    """The source, of which only so many batches are taken."""
+    if steps is None:
+        return source, options
+    if isinstance(source, StreamedRows):
+        source.take_batches(steps)
+        return source, options
+    if isinstance(source, InMemory):
+        # Keras divides all rows into so many batches, unless it is told how many rows one has.
+        return (source if options.batch_size is None else source.cut(0, steps * options.batch_size)), options
+    rows = steps * (options.batch_size or KERAS_BATCH)
+    return source, replace(options, limit=rows if options.limit is None else min(rows, options.limit))
+
+
+def _start(
+    model: ModelFile | LiveModel, source: Source, options: PredictOptions, log: IO[Any], wanted: Wanted, meter: Meter
+) -> jobs.Started:
+    around = RunContext(log, StopFlag(), is_verbose=wanted.is_verbose)
+    return starting.start(model, source, options, meter, around)
+
+
+def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Any:
+    """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
+    if options.rename:
+        raise UsageError(
+            "arrays that are returned have no names to change",
+            received=f"rename={options.rename}",
+            hint="give output=…, or use penstock.stream",
+        )
+    opened = open_live(model, data, options)
+    live = opened.model
+    assert isinstance(live, LiveModel)
+    source, options = _only(opened.source, options, wanted.steps)
+    signature, call = live.replicas[0].signature, live.replicas[0].call
+    if wanted.callbacks or _is_taken_batch_by_batch(source, signature):
+        columns = _predict_batch_by_batch(model, live, source, options, wanted)
+    elif isinstance(source, InMemory) and _is_plain(options) and _is_fed_as_it_is(source, signature):
+        columns = _predict_columns(live, source, signature, options, wanted)
+    else:
+        meter = Meter(is_written=False)
+        with log_without_folder(False) as log:
+            started = _start(live, source, options, log, wanted, meter)
+            with contextlib.closing(started):
+                columns = _gather(started, wanted, meter)
+    if options.postprocess is not None:
+        numpy = {name: to_numpy(column) for name, column in columns.items()}
+        return _pack(numpy, "single" if list(columns) == [Postprocess.only] else "dict")
+    if options.outputs or options.top_k or options.argmax:
+        return {name: to_numpy(column) for name, column in columns.items()}
+    return call.unpack(_as_the_model_gave(columns, live))
+
+
+def _as_the_model_gave(columns: Mapping[str, Column], live: LiveModel) -> dict[str, Any]:
+    """Outputs as `model.predict` returns them: ragged tensors, and numbers that travelled as others, as they were."""
+    call = live.replicas[0].call
+    given = {
+        name: to_ragged_tensor(column) if name in call.ragged_outputs else to_numpy(column)
+        for name, column in columns.items()
+    }
+    for spec in live.replicas[0].signature.outputs:
+        if spec.dtype == "bfloat16" and spec.name in given:
+            # It travelled as float32, which holds it exactly.
+            import ml_dtypes
+
+            given[spec.name] = given[spec.name].astype(ml_dtypes.bfloat16)
+    return given
+
+
+def _is_taken_batch_by_batch(source: Source, signature: Signature) -> bool:
+    """Whether a stream's batches may have rows of shapes that cannot be padded to one another."""
+    if not isinstance(source, StreamedRows):
+        return False
+    if not signature.inputs:
+        return source.is_mixed()
+    return any(spec.shape is not None and None in spec.shape[1:] for spec in signature.inputs)
+
+
+def _predict_batch_by_batch(
+    model: Any, live: LiveModel, source: Source, options: PredictOptions, wanted: Wanted
+) -> dict[str, Column]:
+    size = options.batch_size or KERAS_BATCH
+    steps = -(-len(source) // size) if isinstance(source, InMemory) else wanted.steps
+    hooks = Hooks(model, wanted.callbacks, steps) if wanted.callbacks else None
+    gathered = Gathered(wanted.on_error or "raise", options.labels, options.squeeze)
+
+    def predict(batch: InMemory) -> Iterator[Result]:
+        live.refresh()  # a callback may have changed the weights
+        fitting = replace(options, batch_size=None if options.batch_size is None else len(batch))
+        named = batch.named([spec.name for spec in live.replicas[0].call.own_inputs])
+        yield from _results_of_columns(live, named, live.replicas[0].signature, fitting, Meter(is_written=False))
+
+    in_steps(
+        batches_of(source, size),
+        predict,
+        gathered,
+        hooks,
+        lambda columns: live.replicas[0].call.unpack(_as_the_model_gave(columns, live)),
+    )
+    if not gathered.rows:
+        raise InputError("the input has no rows", received="no batches")
+    return gathered.columns()
+
+
+def _is_plain(options: PredictOptions) -> bool:
+    """Whether this is a call such as `model.predict` takes it, with nothing that must be looked at first."""
+    likely = {name: getattr(options, name) for name in ("inputs", "batch_size", "preset", "scale", "offset")}
+    return options == PredictOptions(**likely)
+
+
+def _is_fed_as_it_is(source: InMemory, signature: Signature) -> bool:
+    """Whether no column has to be looked into: text may be the paths of images, and a struct may hold them."""
+    columns = source.schema().values()
+    if any(spec.varies for spec in columns):
+        return False  # whether such rows may be padded is found out first
+    needs_look = any(spec.dtype in (STRING, OPAQUE) for spec in columns)
+    return not needs_look or any(spec.dtype == STRING for spec in signature.inputs)
+
+
+def _predict_columns(
+    live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions, wanted: Wanted
+) -> dict[str, Column]:
+    meter = Meter(is_written=False)
+    gathered = Gathered(wanted.on_error or "raise", options.labels, options.squeeze)
+    with contextlib.ExitStack() as shown:
+        for number, result in enumerate(_results_of_columns(live, source, signature, options, meter)):
+            meter.failed += len(result.failures)
+            gathered.add(result)
+            if number == 0 and result.span.rows < len(source):
+                # Not before: a call that one span answers is over, and must not wait for a display.
+                shown.enter_context(_shown(wanted.progress, meter, len(source)))
+    return gathered.columns()
+
+
+def _results_of_columns(
+    live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions, meter: Meter
+) -> Iterator[Result]:
+    bindings = bind(as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
+    size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
+    job, placement = Job(source, bindings, options.keep, size), placing.embedded_placement(live)
+    job, placement = _with_state(live, job, placement, options)
+    if options.batch_size is None and signature.fixed_batch is None and job.state == NONE:
+        job = replace(job, batch_size=_bearable(live, job))
+    engine = EmbeddedEngine(live.replicas, placement, meter.observe, StopFlag())
+    engine.take(job)
+    row_bytes = sum(binding.row_bytes for binding in bindings)
+    spans = list(job.source.divide(division.rows_per_span(job.batch_size, row_bytes, 1)))
+    if not spans:
+        raise InputError("the input has no rows", received="arrays without rows")
+    with contextlib.closing(engine):
+        yield from engine.run(spans)
+
+
+def _with_state(live: LiveModel, job: Job, placement: Placement, options: PredictOptions) -> tuple[Job, Placement]:
+    """The job as the model's state wants it; known by the first rows of these shapes, which are not run for it."""
+    shapes = tuple(spec.shape for spec in job.source.schema().values())
+    if shapes not in live.states:
+        first = next(iter(job.source.divide(job.batch_size)), None)
+        if first is None:
+            return job, placement
+        live.states[shapes] = Keeper(live.replicas[0]).look(next(load_batches(job, first)))
+    found = live.states[shapes]
+    if found.kind == NONE:
+        return job, placement
+    signature, seed = live.replicas[0].signature, states.seed_of(options, is_live=True)
+    is_chosen = options.batch_size is not None
+    size = jobs.size_with_state(signature, job.bindings, options, job.batch_size, is_chosen=is_chosen)
+    job = replace(job, seed=seed, batch_size=size)
+    return states.settled(job, placement, signature, states.kind_of(found, seed))
+
+
+def _bearable(live: LiveModel, job: Job) -> int:
+    """The batch size by the rule of thumb, or a smaller one of a model that would be busy with it for long."""
+    if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
+        return job.batch_size
+    shapes = tuple(spec.shape for spec in job.source.schema().values())
+    if shapes not in live.few_s:
+        few = replace(job, batch_size=tuning.TRIED_ROWS)
+        batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
+        # What a model rejects is told by the run itself.
+        with contextlib.suppress(Exception):
+            for _ in range(2):
+                began = time.perf_counter()
+                live.replicas[0].predict(dict(batch.arrays))
+                live.few_s[shapes] = time.perf_counter() - began
+    return tuning.bearable_size(job.batch_size, live.few_s.get(shapes, 0.0))
+
+
+def _num_rows(started: jobs.Started) -> int:
+    """How many rows a job has; none where that is not known."""
+    return 0 if started.is_streamed else sum(span.rows for span in started.divide())
+
+
+def _gather(started: jobs.Started, wanted: Wanted, meter: Meter) -> dict[str, Column]:
+    """All answers as one column for each output, as the user's function makes them where there is one."""
+    finisher, options = written.finisher_of(started), started.options
+    gathered = Gathered(wanted.on_error or "raise", options.labels, options.squeeze)
+    results = started.results()
+    if finisher is not None:
+        gathered = Gathered(wanted.on_error or "raise")
+        given = finisher.function.gives
+        results = (
+            replace(result, columns={name: result.columns[name] for name in given if result.columns})
+            for result in written.finished(started, results)
+        )
+    with _shown(wanted.progress, meter, _num_rows(started)):
+        for result in results:
+            meter.failed += len(result.failures)
+            gathered.add(result)
+    return gathered.columns()
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, meter: Meter, total: int) -> Iterator[None]:
+    meter.begin()
+    progress.begin(meter, total, 0)
+    try:
+        yield
+    finally:
+        progress.end()
+
+
+def _pack(columns: dict[str, Any], structure: str) -> Any:
+    # A model without declared outputs says only by its answers that there are several.
+    if structure == "dict" or (structure == "single" and len(columns) > 1):
+        return columns
+    values = list(columns.values())
+    return values if structure == "list" else values[0]
+
+
+def stream_blocks(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    """The predictions of every span in order, with `row` and the kept columns.
+
+    The model and the data are opened at once: what is wrong with them is told by the call, not by its first block.
+    """
+    opened = open_both(model, data, options, needs_digest=False)
+    source, options = _only(opened.source, options, wanted.steps)
+    return _blocks(opened.model, source, options, wanted)
+
+
+def _blocks(
+    model: ModelFile | LiveModel, source: Source, options: PredictOptions, wanted: Wanted
+) -> Iterator[dict[str, Any]]:
+    meter = Meter(is_written=False)
+    with log_without_folder(wanted.is_verbose) as log:
+        started = _start(model, source, options, log, wanted, meter)
+        with contextlib.closing(started):
+            if options.check and isinstance(model, ModelFile):
+                check_answers(model, started, log=log, stop=StopFlag())
+            with _shown(wanted.progress, meter, _num_rows(started)):
+                for result in written.finished(started, started.results()):
+                    meter.failed += len(result.failures)
+                    yield _block(result, wanted.on_error or "skip")
+
+
+def _block(result: Result, on_error: str) -> dict[str, Any]:
+    if result.failures and on_error == "raise":
+        Gathered("raise").add(result)
+    if result.failures and on_error == "nan":
+        result = replace(result, columns=filled(result), failures=())
+    return {ROW: result.row_numbers(), **{name: to_numpy(column) for name, column in result.columns.items()}}

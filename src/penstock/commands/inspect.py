@@ -1,0 +1,124 @@
+"""What a model takes and gives, and what an input holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from penstock import registry
+from penstock.core.packages import PACKAGES
+from penstock.core.protocols import Source
+from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
+from penstock.core.stopping import StopFlag
+from penstock.engines.local import LocalEngine
+from penstock.errors import InputError
+from penstock.jobs.open import log_without_folder
+from penstock.pool.devices.inventory import cpu_device
+from penstock.pool.processes.supervisor import Launch
+from penstock.sources.files.paths import is_url
+from penstock.telemetry.meter import Meter
+
+
+def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[str, Any]:
+    """What a model file is, and, loaded on the CPU in a process of its own, what it takes and gives.
+
+    `target` is how it was named.
+
+    A model that needs trust and was not given it is looked at, but not loaded.
+    """
+    facts = registry.facts_of(file)
+    found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
+    is_loaded = file.trust or not facts.needs_trust
+    if is_loaded:
+        looked_at = (
+            replace(file, signature=ANY_SIGNATURE) if file.kind == "saved_model" and not file.signature else file
+        )
+        (signature, runtime_used), told = registry.on_the_first_that_loads(file, runtime, partial(_load, looked_at))
+        found |= {"written_by": facts.writer or signature.writer, "loaded_by": PACKAGES[runtime_used].described}
+        found |= _describe_signature(signature)
+        found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
+        found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
+        found["notes"] = [*facts.notes, *([told] if told is not None else signature.notes)]
+    else:
+        found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
+    found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
+    found["needs_trust"] = list(facts.needs_trust)
+    runtimes = registry.like(file, runtime_used) if is_loaded else file.runtimes
+    found["runtimes"] = [name for name in runtimes if registry.is_installed(name)]
+    found["run_it"] = _command(file, found, target, runtime, needs_trust=bool(facts.needs_trust))
+    found["columns_of_other_names"] = _inputs(found) or None
+    return found
+
+
+def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
+    """The signature, and the runtime that loaded the model."""
+    with log_without_folder(False) as log:
+        launch = Launch(registry.RUNTIMES[runtime], file, 1, log)
+        placement = Placement((cpu_device(),), 1, 1)
+        with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
+            return engine.load(), runtime
+
+
+def _describe_signature(signature: Signature) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "signature": signature.name,
+        "inputs": {spec.name: str(spec) for spec in signature.inputs},
+        "outputs": {spec.name: str(spec) for spec in signature.outputs},
+    }
+    for name, features in signature.examples.items():
+        described[f"features of {name}"] = {
+            feature.name: f"{feature}{'' if feature.is_required else ', optional'}" for feature in features
+        }
+    return described
+
+
+def _command(file: ModelFile, found: dict[str, Any], target: str, runtime: str | None, *, needs_trust: bool) -> str:
+    """The line that runs the model as it was looked at. Columns are matched to its inputs by their names."""
+    parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
+    if found.get("signature") and (file.signature is not None or found.get("other_signatures")):
+        parts += ["--signature", shlex.quote(found["signature"])]
+    for module in file.custom_objects:
+        parts += ["--custom-objects", module]
+    if file.weights is not None:
+        parts += ["--weights", shlex.quote(file.weights)]
+    if needs_trust:
+        parts += ["--trust-model"]
+    if runtime is not None:
+        parts += ["--runtime", runtime]
+    for name, value in file.constants.items():
+        parts += ["--constant", shlex.quote(f"{name}={value}")]
+    return " ".join(parts)
+
+
+def _inputs(found: dict[str, Any]) -> str:
+    """What the line needs besides, where columns are not called as the inputs are."""
+    parsed = {key.removeprefix("features of ") for key in found if key.startswith("features of ")}
+    names = [name for name in found.get("inputs", ()) if name not in parsed]
+    return " ".join("--input " + shlex.quote(f"{name}=COLUMN") for name in names)
+
+
+def describe_input(target: str) -> dict[str, Any]:
+    """Count and describe what is behind a path, a folder or a glob."""
+    if not is_url(target) and not os.path.exists(target) and not any(mark in target for mark in "*?["):
+        raise InputError("no such model, file or folder", received=target)
+    source = registry.open_files([target])
+    fragments = source.fragments()
+    files = {"files": num_files(source), "bytes": sum(fragment.size for fragment in fragments)}
+    return {"input": target, **files, **describe_data(source)}
+
+
+def num_files(source: Source) -> int:
+    """How many files there are: a fragment may stand for many small ones."""
+    return len(getattr(source, "paths", None) or source.fragments())
+
+
+def describe_data(source: Source) -> dict[str, Any]:
+    """The rows and columns of a source. A stream is not counted: it can be read only once."""
+    columns = {name: f"{spec} {spec.encoding or ''}".strip() for name, spec in source.schema().items()}
+    if not getattr(source, "is_resumable", True):
+        return {"rows": None, "columns": columns}
+    return {"rows": sum(span.rows for span in source.divide(1 << 16)), "columns": columns}

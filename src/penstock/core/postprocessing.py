@@ -1,0 +1,110 @@
+"""The user's own function behind the model: outputs and kept columns in, the columns that are written out.
+
+It is held to what holds for the function before the model: a row on which it raises, or for which it gives something
+else than for the first rows, is found by halving, and fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import OPAQUE, describe, join, take_positions, to_arrow
+from penstock.core.preprocessing import Preprocess, WrongAnswer
+from penstock.core.records import STRING, Array, Block, Column, RowFailure, TensorSpec
+from penstock.core.row_watch import Watch
+
+
+@dataclass(frozen=True)
+class Postprocess(Preprocess):
+    """The function, and what it is known to give. Its columns have one type in all rows: it is that of a file."""
+
+    stage: ClassVar[str] = "postprocess"
+    only: ClassVar[str] = "output"
+
+    def on(self, columns: Mapping[str, Column]) -> Postprocess:
+        """The same function for these columns."""
+        return replace(self, takes={name: describe(name, column) for name, column in columns.items()})
+
+    def _call(self, block: Block, watch: Watch) -> Block:
+        # It may write into what it gets, and be called with the same rows again; and kept columns stay what they were.
+        arrays = {name: column.copy() for name, column in block.columns.items() if isinstance(column, np.ndarray)}
+        return super()._call(replace(block, columns={**block.columns, **arrays}), watch)
+
+    def _check(self, made: Mapping[str, Column], rows: int) -> None:
+        super()._check(made, rows)
+        for name, spec in self.gives.items():
+            found = describe(name, made[name])
+            if not _holds(made[name], found, spec):
+                raise WrongAnswer(f"column {name!r} is {found}, not {spec} as for the first rows")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of the rows of a result: the columns of those that did not fail, and failures by place."""
+
+    columns: Mapping[str, Column]
+    failures: tuple[RowFailure, ...]
+
+
+def finish(function: Postprocess, columns: Mapping[str, Column], kept: Sequence[str], watch: Watch) -> Finished:
+    """Apply the function. Kept columns are written, too, unless it gives one of that name."""
+    rows = len(next(iter(columns.values())))
+    pieces: list[Mapping[str, Column]] = []
+    failures: list[RowFailure] = []
+    for made in function.apply(Block(0, rows, columns), watch):
+        failures += made.failures
+        if not made.failures:
+            pieces.append(made.columns)  # type: ignore[arg-type]
+    if not pieces:
+        return Finished({}, tuple(failures))
+    given = {name: _typed(join([piece[name] for piece in pieces]), spec) for name, spec in function.gives.items()}
+    failed = [failure.row for failure in failures]
+    alive = np.setdiff1d(np.arange(rows), failed)
+    for name in kept:
+        if name not in given:
+            given[name] = take_positions(columns[name], alive) if failed else columns[name]
+    return Finished(given, tuple(failures))
+
+
+def _holds(column: Column, found: TensorSpec, spec: TensorSpec) -> bool:
+    """Whether a column keeps its values as what the first rows were."""
+    if found.dtype == spec.dtype or STRING in (found.dtype, spec.dtype) or OPAQUE in (found.dtype, spec.dtype):
+        return True
+    if not isinstance(column, np.ndarray):
+        column = _flat(column)
+    if column.dtype.kind == "f" and np.dtype(spec.dtype).kind == "f":
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((column.astype(spec.dtype) == column).all())
+
+
+def _flat(column: pa.Array) -> Array:
+    while pa.types.is_nested(column.type):
+        column = column.flatten()
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _typed(column: Column, spec: TensorSpec) -> Column:
+    """A column as the file has it. Text is Arrow's, as it is in every result."""
+    if not isinstance(column, np.ndarray):
+        return column.cast(_retyped(column.type, spec.dtype)) if spec.dtype not in (STRING, OPAQUE) else column
+    if column.dtype.kind in "OSU":
+        return to_arrow(column)
+    return column.astype(spec.dtype, copy=False)
+
+
+def _retyped(kind: pa.DataType, dtype: str) -> pa.DataType:
+    """A type of lists with other values in them."""
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_retyped(kind.value_type, dtype))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_retyped(kind.value_type, dtype), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_retyped(kind.value_type, dtype))
+    return pa.from_numpy_dtype(np.dtype(dtype))

@@ -1,0 +1,234 @@
+"""What a run knows about the memory of its devices, and what is tried when a replica died for want of it.
+
+A replica that catches its own shortage goes on by itself (`pool.guard.fitting`) and only tells. One that dies leaves
+a notice of the batch that it was at. Its successor begins with half of that, one batch at a time, so that the next
+notice is sure. A row at which replicas die twice, alone, is a failed row.
+
+Not everything that dies of SIGKILL had too little memory. The kernel counts whom it killed for that; where the count
+did not move, the batch is run again as it was, and only a second death at it counts. So a replica that somebody killed
+changes no bits.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from penstock.core.ceilings import Ceilings
+from penstock.core.oom_messages import speaks_of_memory
+from penstock.core.records import Device, RowFailure, Shortage, Span
+from penstock.errors import WorkersDied
+from penstock.pool.devices.memory import has_address_limit, oom_kills
+from penstock.pool.processes.board import Notice
+from penstock.pool.processes.supervisor import ReplicaHandle
+
+Tell = Callable[[str], None]
+"""Says a line to people."""
+
+_DEATHS_OF_A_ROW = 2
+_MOST_POISONED_AT_FIRST = 2
+_WARM_UP = -1
+_ALL_ROWS = 1 << 62
+"""Larger than the bytes of any row: what holds for all of them."""
+
+
+def quietly(text: str) -> None:
+    """Says nothing."""
+
+
+class Verdict(Enum):
+    """What a death means for the run."""
+
+    LESS_WAS_TRIED = auto()
+    """The next one is given less, or goes round a row: this death does not count."""
+    SUSPICIOUS = auto()
+    """It may have been the memory: the same again will tell."""
+    ORDINARY = auto()
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a replica ended: its exit code (None where it only gave up), its last words, and what it was at."""
+
+    device: Device
+    pid: int
+    how: str
+    code: int | None
+    words: str
+    notice: Notice | None
+    spans: Sequence[Span]
+    batch_size: int
+    is_prepared: bool
+
+    @classmethod
+    def of(
+        cls,
+        handle: ReplicaHandle,
+        gave_up: str | None,
+        *,
+        words: str,
+        spans: Sequence[Span],
+        batch_size: int,
+        is_prepared: bool,
+    ) -> Death:
+        """The end of a replica whose process is over, or that said that it cannot go on, and why."""
+        notice, device, pid = handle.board.read(), handle.device, handle.pid
+        if gave_up is not None:
+            return cls(device, pid, f"gave up with {gave_up}", None, gave_up, notice, spans, batch_size, is_prepared)
+        how = handle.describe_end()
+        return cls(device, pid, how, handle.exit_code, words, notice, spans, batch_size, is_prepared)
+
+    @property
+    def place(self) -> int:
+        """The span in which it died."""
+        row = self.notice.first_row if self.notice is not None else -1
+        return next((span.index for span in self.spans if span.start <= row < span.stop), _WARM_UP)
+
+    def as_error(self, when: str) -> WorkersDied:
+        last = self.words.rpartition("\n")[2][:300]
+        return WorkersDied(
+            f"a replica on {self.device} died while {when}",
+            received=f"process {self.pid} {self.how}; its last words: {last or 'none'}",
+            hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
+        )
+
+
+@dataclass
+class _Memory:
+    """What is known of one memory. `before` are the ceilings from before a replica died, by the bytes of a row."""
+
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    is_alone: bool = False
+    before: dict[int, int | None] = field(default_factory=dict)
+
+
+class MemoryWatch:
+    """The memory of all devices of a run.
+
+    Args:
+        note: Writes a line into the log.
+        tell: Says a line to people.
+    """
+
+    def __init__(self, note: Tell, tell: Tell) -> None:
+        self._note = note
+        self._tell = tell
+        self.shortages: Counter[Shortage] = Counter()
+        self._memories: dict[str, _Memory] = {}
+        self._poisoned: dict[int, RowFailure] = {}
+        self._deaths_at: Counter[int] = Counter()
+        self._suspected: set[int] = set()
+        self._kills = oom_kills()
+        self._has_progressed = True
+
+    def ceilings(self, device: Device) -> Mapping[int, int]:
+        """The most rows of a batch, by the bytes of a row."""
+        return dict(self._of(device).ceilings.known)
+
+    def is_alone(self, device: Device) -> bool:
+        """Whether a replica there runs one batch at a time."""
+        return self._of(device).is_alone
+
+    def shares_memory(self, one: Device, other: Device) -> bool:
+        return _name(one) == _name(other)
+
+    def poisoned(self, span: Span) -> tuple[RowFailure, ...]:
+        """The rows of a span at which replicas died."""
+        return tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
+
+    def told(self, device: Device, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
+        """A replica ran short and went on. What others found on the same device stays."""
+        known = self._of(device).ceilings
+        for row_bytes, most in ceilings.items():
+            known.lower(row_bytes, most)
+        self._record(shortage)
+
+    def finished(self, span_index: int) -> None:
+        """A span was predicted: whatever happened in it is over."""
+        self._has_progressed = True
+        self._suspected.discard(span_index)
+
+    def judge(self, death: Death) -> Verdict:
+        """What the death of a replica means, and what the next one on its device is given."""
+        verdict = self._suspect(death)
+        memory, notice = self._of(death.device), death.notice
+        if notice is None:
+            return self._judge_without_notice(death, memory, verdict)
+        if verdict is not Verdict.LESS_WAS_TRIED:
+            return verdict
+        was_alone, memory.is_alone = memory.is_alone, True
+        if notice.rows > 1:
+            memory.before.setdefault(notice.row_bytes, memory.ceilings.known.get(notice.row_bytes))
+            memory.ceilings.lower(notice.row_bytes, notice.rows // 2)
+            self._record(Shortage(str(death.device), notice.rows, notice.rows // 2))
+        elif not was_alone:
+            self._record(Shortage(str(death.device), 1, 1, at_once=1))
+        else:
+            return self._judge_row(death, notice, memory)
+        return Verdict.LESS_WAS_TRIED
+
+    def _judge_without_notice(self, death: Death, memory: _Memory, verdict: Verdict) -> Verdict:
+        """No batch was under way: what was left of the last one, or what is read, took the rest. Less may help."""
+        before = memory.ceilings.most(_ALL_ROWS, death.batch_size)
+        if verdict is not Verdict.LESS_WAS_TRIED or before <= 1:
+            return Verdict.ORDINARY
+        memory.is_alone = True
+        memory.ceilings.lower(0, before // 2)
+        self._record(Shortage(str(death.device), before, before // 2))
+        return verdict
+
+    def _suspect(self, death: Death) -> Verdict:
+        """Whether it was the memory."""
+        kills, before = oom_kills(), self._kills
+        self._kills = kills
+        if death.code == -signal.SIGKILL:
+            is_sure, is_likely = kills > before, True
+        else:
+            is_sure, is_likely = speaks_of_memory(death.words), has_address_limit() and (death.code or 0) < 0
+        if is_sure:
+            return Verdict.LESS_WAS_TRIED
+        if not is_likely or death.notice is None:
+            return Verdict.ORDINARY
+        is_second = death.place in self._suspected
+        self._suspected.add(death.place)
+        return Verdict.LESS_WAS_TRIED if is_second else Verdict.SUSPICIOUS
+
+    def _judge_row(self, death: Death, notice: Notice, memory: _Memory) -> Verdict:
+        """A replica died at one row, with nothing else under way."""
+        row = notice.first_row
+        self._deaths_at[row] += 1
+        if row in self._poisoned:
+            return Verdict.ORDINARY
+        if not death.is_prepared and len(self._poisoned) >= _MOST_POISONED_AT_FIRST:
+            return Verdict.ORDINARY  # not these rows: none fits
+        if self._deaths_at[row] < _DEATHS_OF_A_ROW:
+            return Verdict.SUSPICIOUS
+        reason = f"does not fit into the memory by itself: the process that predicted it {death.how}"
+        self._poisoned[row] = RowFailure(row, "", "predict", "OutOfMemory", reason)
+        self._record(Shortage(str(death.device), 1, 0))
+        if self._has_progressed:
+            # It was this row: the ceilings that it forced say nothing about the others. Unless one comes after another.
+            for row_bytes, most in memory.before.items():
+                memory.ceilings.put_back(row_bytes, most)
+            memory.before.clear()
+            memory.is_alone = False
+        self._has_progressed = False
+        return Verdict.LESS_WAS_TRIED
+
+    def _of(self, device: Device) -> _Memory:
+        return self._memories.setdefault(_name(device), _Memory())
+
+    def _record(self, shortage: Shortage) -> None:
+        """One line for each new ceiling; the others are counted."""
+        self.shortages[shortage] += 1
+        if self.shortages[shortage] == 1:
+            self._note(str(shortage))
+            self._tell(str(shortage))
+
+
+def _name(device: Device) -> str:
+    """All replicas on a CPU have one memory."""
+    return "cpu" if device.kind == "cpu" else device.uuid or str(device)

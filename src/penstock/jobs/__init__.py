@@ -1,0 +1,1 @@
+"""From a model, an input and options to an engine that is ready to run."""

@@ -1,0 +1,90 @@
+"""Which columns feed which inputs of a model, and as what they are read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from penstock.core import mapping
+from penstock.core.name_patterns import is_no_feature
+from penstock.core.protocols import Source
+from penstock.core.records import Binding, Signature, TensorSpec
+from penstock.errors import InputError
+from penstock.options.records import PredictOptions
+from penstock.sources.tables.csv import CsvFiles
+from penstock.sources.tables.jsonl import JsonLines
+
+
+def prefer_floats(source: Source, columns: Iterable[str], keep: Iterable[str]) -> None:
+    """Text has no types: what is wanted as floats is read as floats, also where it begins with whole numbers."""
+    while hasattr(source, "source"):  # rows of, or images in, another source
+        source = source.source
+    if isinstance(source, (CsvFiles, JsonLines)):
+        source.read_as_floats(sorted(set(columns) - set(keep)))
+
+
+def fed_as_floats(bindings: Iterable[Binding]) -> set[str]:
+    """The columns that feed floats."""
+    fed = {name for binding in bindings if binding.dtype.startswith("float") for name in binding.columns}
+    pairs = [pair for binding in bindings for pair in binding.columns_of_features()]
+    return fed | {name for feature, names in pairs if feature.dtype.startswith("float") for name in names}
+
+
+def described_as_floats(columns: Mapping[str, TensorSpec]) -> set[str]:
+    """The columns that a source calls floats: a function gets them as such, also where a word stands among them."""
+    return {name for name, spec in columns.items() if spec.dtype.startswith("float")}
+
+
+def bind(
+    signature: Signature, source: Source, schema: Mapping[str, TensorSpec], options: PredictOptions
+) -> tuple[Binding, ...]:
+    """Columns for every input. A model that declares no inputs takes every column that is not kept.
+
+    Arrays without names, as `model.predict` takes them, go to the inputs in order. `schema` is that of the source, or
+    what the user's function makes of it.
+    """
+    for name in options.keep:
+        if name not in schema:
+            mapping.find(source.schema(), name, "--keep")
+    options = replace(options, keep=tuple(name for name in options.keep if name in schema))
+    # Of (x, y), as a dataset for training gives it, the model takes x.
+    is_enough = len(schema) == len(signature.inputs) or getattr(source, "may_have_targets", False)
+    if getattr(source, "is_positional", False) and is_enough and signature.inputs and not options.inputs:
+        in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
+        return mapping.bind(signature, schema, in_order, options.keep)
+    if getattr(source, "is_frame", False) and len(signature.inputs) == 1 and not options.inputs:
+        # `model.predict` takes all columns of a DataFrame as one array.
+        columns = tuple(name for name in schema if name not in options.keep)
+        if mapping.may_be_all_of(signature.inputs[0], columns, schema):
+            return mapping.bind(signature, schema, {signature.inputs[0].name: columns}, options.keep)
+    if signature.inputs:
+        return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
+    if options.inputs:
+        # Who names some inputs means these and no others.
+        free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
+    else:
+        free = tuple(spec for name, spec in schema.items() if name not in options.keep)
+        if getattr(source, "paths", ()):  # what is in memory was given for the model; a file may hold more
+            free = tuple(spec for spec in free if spec.shape != () or not is_no_feature(spec.name)) or free
+    if not free:
+        raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")
+    declared = replace(signature, inputs=tuple(_as_keras_takes_it(spec) for spec in free))
+    return mapping.bind(declared, schema, options.inputs, options.keep)
+
+
+def as_lenient_as_keras(signature: Signature, schema: Mapping[str, TensorSpec]) -> Signature:
+    """`model.predict` casts floats for an integer input without a word; its drop-in does, too, on the device."""
+    inputs = tuple(
+        replace(spec, dtype=schema[spec.name].dtype)
+        if spec.name in schema and schema[spec.name].dtype.startswith("float") and "int" in spec.dtype
+        else spec
+        for spec in signature.inputs
+    )
+    return replace(signature, inputs=inputs)
+
+
+def _as_keras_takes_it(spec: TensorSpec) -> TensorSpec:
+    """Keras turns float64 arrays into float32 before a model sees them; integers stay. Lists may have any length."""
+    if spec.varies and spec.shape:
+        spec = replace(spec, shape=(None, *spec.shape[1:]))
+    return replace(spec, dtype="float32") if spec.dtype == "float64" else spec

@@ -1,0 +1,188 @@
+"""What people are told of a job that begins, and what is written under which names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
+from penstock.core.postprocessing import Postprocess
+from penstock.core.protocols import Source
+from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
+from penstock.errors import UsageError
+from penstock.jobs import steps
+from penstock.jobs.start import Started
+from penstock.options.records import FORMATS, PredictOptions, ReadOptions
+from penstock.pool.devices.inventory import usable_cores
+from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
+from penstock.sinks.staging import check_distinct
+from penstock.sources.derived.folder_names import FOLDER
+
+_MOST_FINISHERS = 4
+_FILES = (*FORMATS, "pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
+"""How the names of files end that people write predictions to."""
+
+
+def describe_source(source: Source) -> list[str]:
+    """What people should know about an input before it is read."""
+    lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
+    lines += source.remarks() if hasattr(source, "remarks") else []
+    if not getattr(source, "is_resumable", True):
+        lines.append("this input can be read only once: the job cannot be resumed")
+    return lines
+
+
+def describe_output(output: str, format_: str) -> list[str]:
+    """That a name which looks like that of a file is a folder."""
+    suffix = output.rstrip("/").rpartition(".")[2].lower()
+    if output.endswith("/") or suffix not in _FILES:
+        return []
+    other = f"; --format {suffix} writes {suffix} files" if suffix in FORMATS and suffix != format_ else ""
+    return [f"{output} will be a folder: predictions are written as files in it, part-00000000.{format_} …{other}"]
+
+
+def describe_feeding(started: Started) -> list[str]:
+    """How columns reach the model."""
+    lines = [*started.notes, *(f"input: {fed}" for fed in started.fed)]
+    schema = started.source.schema()
+    columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
+    if any(name in schema and schema[name].encoding == "image" for name in columns):
+        lines.append(_describe_images(started.options.reading))
+        if steps.make_scaling(started.options) is None and started.job.preprocess is None:
+            lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
+    return lines
+
+
+def _describe_images(reading: ReadOptions) -> str:
+    scale = "; JPEGs at a smaller scale" if reading.fast_decode else ""
+    return (
+        f"images are decoded and resized as by {reading.interpolation} ({reading.resize}{scale}); see --interpolation"
+    )
+
+
+def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
+    """The key of every column of a Result to the name it is written under.
+
+    A name that both an output and a kept column have is renamed for the output.
+
+    Raises:
+        UsageError: A rename names nothing that is written.
+    """
+    keys = list(outputs)
+    outputs = [shown(key) for key in keys]
+    unknown = [name for name in options.rename if name not in outputs and name not in options.keep]
+    if unknown:
+        raise UsageError(
+            "--rename names a column that is not written",
+            received=unknown[0],
+            allowed=", ".join([*outputs, *options.keep]),
+        )
+    names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
+    for name in options.keep:
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, _plain(name))
+    return names
+
+
+def finisher_of(started: Started, schema: OutputSchema | None = None) -> Finishers | FinishedHere | None:
+    """The user's function behind the model, ready to run and with what it gives: as `schema` says, which the parts of
+    a resumed job have already, or learnt from the first rows.
+
+    Raises:
+        UsageError: An output and a kept column have one name: the function would get only one of them.
+    """
+    if started.options.postprocess is None or started.finisher is not None:
+        return started.finisher
+    function = Postprocess.of(started.options.postprocess)
+    if schema is not None:
+        function = replace(function, gives={spec.name: spec for spec in schema.columns[: schema.num_outputs]})
+    names = written_names([spec.name for spec in _labelled(started)], started.options)
+    kept = tuple(name for key, name in names.items() if key.startswith(KEPT))
+    check_distinct([name for key, name in names.items() if not key.startswith(KEPT)], kept)
+    rows = len(next(iter(started.prepared.first.values())))
+    sample = renamed(Result(Span(0, 0, rows, ()), started.prepared.first), started.options)
+    if started.launch is None:
+        started.finisher = FinishedHere(function, kept)
+    else:
+        count = max(1, min(_MOST_FINISHERS, usable_cores() // 2))
+        started.finisher = Finishers(function, kept, started.launch, count, started.options.row_timeout)
+    started.finisher.learn(sample.columns)
+    return started.finisher
+
+
+def finished(started: Started, results: Iterable[Result]) -> Generator[Result]:
+    """Results as they are written: under their names, and as the user's function makes them."""
+    named = (renamed(result, started.options) for result in results)
+    finisher = finisher_of(started)
+    if finisher is None:
+        yield from named
+        return
+    with contextlib.closing(finisher.run(named)) as running:
+        for result, made in running:
+            origins = {failure.row: _origin(started.source, result, failure.row) for failure in made.failures}
+            yield with_failures(result, made, origins)
+
+
+def _origin(source: Source, result: Result, place: int) -> str:
+    """Where the row at a place of a result comes from."""
+    every = replace(result, failures=()).row_numbers()
+    position = int(np.flatnonzero(every == result.row_numbers()[place])[0])
+    return source.origin(result.span, result.span.start + position)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("@") if name == FOLDER else name
+
+
+def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
+    """The columns that will be written, under the names that they will have."""
+    kept = dict(started.job.preprocess.gives) if started.job.preprocess is not None else {}
+    kept |= {name: as_kept(spec) for name, spec in started.source.schema().items()}
+    outputs = _labelled(started)
+    specs = {spec.name: spec for spec in outputs}
+    specs |= {KEPT + name: kept[name] for name in options.keep}
+    names = written_names([spec.name for spec in outputs], options)
+    named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
+    finisher = finisher_of(started) if options.postprocess is not None else None
+    if finisher is None:
+        return OutputSchema(named, len(outputs))
+    given = finisher.function.gives
+    return OutputSchema(
+        (*given.values(), *(spec for spec in named[len(outputs) :] if spec.name not in given)), len(given)
+    )
+
+
+def _labelled(started: Started) -> list[TensorSpec]:
+    """The outputs, with what their classes are called."""
+    options = started.options
+    outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
+    return [_squeezed(spec) for spec in outputs] if options.squeeze else outputs
+
+
+def _squeezed(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=()) if spec.shape == (1,) and not spec.varies else spec
+
+
+def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
+    """An output, and what its classes are called where it has any."""
+    if not options.labels or not spec.name.startswith(CLASSES):
+        return [spec]
+    return [spec, TensorSpec(LABELS + spec.name.removeprefix(CLASSES), STRING, spec.shape)]
+
+
+def as_kept(spec: TensorSpec) -> TensorSpec:
+    """A column as it is written: images and audio as the bytes that they were."""
+    return spec if spec.encoding is None else TensorSpec(spec.name, STRING, ())
+
+
+def renamed(result: Result, options: PredictOptions) -> Result:
+    """A result under the names that are written, with the names of its classes."""
+    result = replace(result, columns=with_labels(result.columns, options.labels))
+    outputs = [key for key in result.columns if not key.startswith(KEPT)]
+    names = written_names(outputs, options) if result.columns else {}
+    columns = result.columns.items()
+    if options.squeeze:
+        columns = {key: squeezed(column) if key in outputs else column for key, column in columns}.items()
+    return replace(result, columns={names[key]: column for key, column in columns})

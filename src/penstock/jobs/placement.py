@@ -1,0 +1,129 @@
+"""Where a job runs: devices, replicas, threads and loaders. None of it changes an answer but the threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.core.packages import PACKAGES
+from penstock.core.plans import Choice
+from penstock.core.records import STRING, Device, Job, ModelFile, Placement, Recipe
+from penstock.jobs.run_context import RunContext
+from penstock.models.belongings import num_bytes
+from penstock.options.records import DeviceRequest, PredictOptions
+from penstock.pool.devices import inventory as devices
+from penstock.pool.devices.lease import take
+from penstock.runtimes.keras.live import LiveModel
+
+_MOST_LOADER_THREADS = 8
+_GPU_LANES = 3
+_LEAST_GPU_BYTES = 1 << 29
+
+
+def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice | None, runtime: str) -> list[Device]:
+    """One device for each replica."""
+    request = _devices_wanted(options, recipe, runtime)
+    replicas = options.replicas_per_device or (choice.replicas if choice is not None else 1)
+    if options.replicas_per_device is None:
+        if request.cpu_replicas is not None:
+            replicas = 1  # cpu:4 says how many
+        elif recipe is not None and recipe.device_kind == "cpu":
+            # The recipe says how many threads a replica has; as many replicas as then fill the cores.
+            replicas = max(1, devices.usable_cores() // recipe.threads)
+    return devices.choose(request, replicas, options.memory_fraction)
+
+
+def threads_for(options: PredictOptions, recipe: Recipe | None, choice: Choice | None, placement: Placement) -> int:
+    if recipe is not None:
+        return recipe.threads
+    if choice is not None:
+        return choice.threads
+    return options.threads or devices.share_of_cores(placement.replicas)
+
+
+def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str) -> DeviceRequest:
+    """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
+    if recipe is not None and options.devices.kind == "all":
+        return DeviceRequest(recipe.device_kind)
+    if options.devices.kind == "all" and "gpu" not in PACKAGES[runtime].device_kinds:
+        return DeviceRequest("cpu")
+    return options.devices
+
+
+@contextlib.contextmanager
+def leased(chosen: list[Device], model: ModelFile, fraction: float, around: RunContext) -> Iterator[list[Device]]:
+    """The devices with the memory that other runs leave, reserved as long as the block lasts. A CPU needs no lease.
+
+    Raises:
+        DeviceError: The model, or so many of it, do not fit.
+    """
+    least = _LEAST_GPU_BYTES + 2 * num_bytes(model.location)
+    with contextlib.ExitStack() as leases:
+        bytes_of: dict[str | None, int] = {}
+        for device in {device.uuid: device for device in chosen if device.kind == "gpu"}.values():
+            lease = take(
+                device,
+                least_bytes=least,
+                fraction=fraction,
+                say=around.note,
+                is_stopped=lambda: around.stop.is_raised,
+            )
+            leases.callback(lease.close)
+            bytes_of[device.uuid] = lease.num_bytes
+        shared = [
+            replace(each, memory_limit=bytes_of[each.uuid] // sum(other.uuid == each.uuid for other in chosen))
+            if each.kind == "gpu"
+            else each
+            for each in chosen
+        ]
+        devices.check_room(shared, least)
+        yield shared
+
+
+def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placement:
+    """Who reads for these replicas: threads inside them where reading is done by libraries, processes where Python is
+    in the way (images, audio, the user's function).
+
+    On a CPU loaders take cores from the model, so there is one until it is seen that replicas wait. A GPU is fed from
+    many cores at once.
+    """
+    if not needs_processes(job):
+        return placement if wanted is None else replace(placement, loaders=wanted)
+    cores = devices.usable_cores()
+    if wanted is not None:
+        start = most = wanted
+    elif placement.devices[0].kind == "gpu":
+        most = max(1, cores - placement.replicas)
+        start = max(1, min(most, cores // 2))
+    else:
+        start, most = max(1, cores // 4), cores
+    return replace(placement, loaders=start, most_loaders=most, has_loader_processes=True)
+
+
+def needs_processes(job: Job) -> bool:
+    """Whether loading runs Python code for every row."""
+    if job.preprocess is not None or getattr(job.source, "runs_python", False):
+        return True
+    schema = job.source.schema()
+    fed = [schema[name] for binding in job.bindings if binding.dtype != STRING for name in binding.columns]
+    return any(spec.encoding is not None for spec in fed)
+
+
+def placement_on(chosen: list[Device], choice: Choice | None = None) -> Placement:
+    """How many threads read and run beside each other in each replica.
+
+    Reading releases the GIL, so loaders up to the replica's share of the cores help; on a CPU they share the cores
+    with the model, and two lanes are enough to hide the copies.
+    """
+    share = devices.share_of_cores(len(chosen))
+    lanes = _GPU_LANES if chosen[0].kind == "gpu" else min(2, share)
+    if choice is not None:
+        lanes = choice.lanes
+    return Placement(tuple(chosen), loaders=min(_MOST_LOADER_THREADS, max(1, share)), lanes=lanes)
+
+
+def embedded_placement(model: LiveModel) -> Placement:
+    # Two lanes even on one core: while one converts its answer, the other computes.
+    lanes = _GPU_LANES if model.devices[0].kind == "gpu" else 2
+    return Placement(tuple(model.devices), loaders=1, lanes=lanes)

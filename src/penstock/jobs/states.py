@@ -1,0 +1,58 @@
+"""A model that changes when it is called: what that means for the job that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.core.protocols import Source
+from penstock.core.records import Job, Placement, Signature
+from penstock.core.state import BATCH_SIZE, SEEDS, VARIABLES, State
+from penstock.options.records import PredictOptions
+from penstock.sources.derived.selection import WholeBatches
+
+
+def seed_of(options: PredictOptions, *, is_live: bool) -> int | None:
+    """By what a model draws random numbers: the job's seed. A live one goes on from where its own generators stand,
+    as in `model.predict`, unless a seed is given."""
+    return (options.seed or None) if is_live else options.seed
+
+
+def kind_of(state: State, seed: int | None) -> str:
+    """How a model is run. One that goes on from where its own generators stand runs in order, as every other state."""
+    return VARIABLES if state.kind == SEEDS and seed is None else state.kind
+
+
+def settled(job: Job, placement: Placement, signature: Signature, kind: str) -> tuple[Job, Placement]:
+    """The job for a model of this kind of state, and where it runs.
+
+    Where variables change, spans are whole batches, whatever files they come from, and there is one of everything.
+    """
+    job = replace(job, state=kind)
+    if kind != VARIABLES:
+        return job, placement
+    job = replace(job, source=in_whole_batches(job.source), is_trimmed=signature.fixed_batch is None)
+    most = 1 if placement.has_loader_processes else placement.most_loaders
+    return job, replace(placement, devices=placement.devices[:1], loaders=1, lanes=1, most_loaders=most)
+
+
+def in_whole_batches(source: Source) -> Source:
+    """The source in spans of one size. A stream has no others."""
+    return WholeBatches(source) if getattr(source, "is_resumable", True) else source
+
+
+def batch_size(signature: Signature, present: int, *, is_chosen: bool) -> int:
+    """The rows of a batch: what was chosen, or what the model insists on, or as many as `model.predict` takes."""
+    return present if is_chosen or signature.fixed_batch is not None else BATCH_SIZE
+
+
+def told(state: State, job: Job) -> str:
+    """What was found, and what is done about it, for people."""
+    if job.state == SEEDS:
+        return (
+            f"the model draws random numbers ({state}): each batch of {job.batch_size:,} rows draws by the "
+            f"seed {job.seed} and its first row"
+        )
+    text = f"the model keeps state ({state}): one replica, batches of {job.batch_size:,} rows in order"
+    if not state.is_repeatable:
+        text += "; another run gives other answers, as nothing can put that state back"
+    return text

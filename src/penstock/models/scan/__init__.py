@@ -1,0 +1,1 @@
+"""What lies inside a model file, read without executing it."""

@@ -1,0 +1,1 @@
+"""What can compute on this machine, and how much memory is left on it."""

@@ -1,0 +1,107 @@
+"""What the driver of NVIDIA GPUs says: asked through its management library, which takes nothing of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.core.records import Device
+from penstock.pool.devices.visible import Card, Instance
+
+
+@contextmanager
+def _library() -> Iterator[Any]:
+    """The library while it is open; None where there is no driver, or one that refuses."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # the driver's library may be missing, or refuse in ways of its own: then there is no GPU
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def find_cards() -> list[Card]:
+    """Every GPU of this machine, in bus order."""
+    with _library() as nvml:
+        if nvml is None:
+            return []
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [_card(nvml, index, handle) for index, handle in enumerate(handles)]
+
+
+def memory_of(uuid: str) -> tuple[int, int] | None:
+    """The bytes that a device has and those that are free now; None where it cannot be asked."""
+    with _library() as nvml:
+        if nvml is None:
+            return None
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        except nvml.NVMLError:
+            return None
+        return int(memory.total), int(memory.free)
+
+
+def compute_capability(uuid: str) -> tuple[int, int] | None:
+    """What a device can do, by NVIDIA's numbers: (9, 0) is Hopper; None where it cannot be asked."""
+    with _library() as nvml:
+        if nvml is None:
+            return None
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            if uuid.startswith("MIG-"):
+                handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        except nvml.NVMLError:
+            return None
+        return int(major), int(minor)
+
+
+def _card(nvml: Any, index: int, handle: Any) -> Card:
+    is_divided = _is_divided(nvml, handle)
+    instances = tuple(_instances(nvml, handle)) if is_divided else ()
+    return Card(_device(nvml, index, handle), is_divided, instances, _speed(nvml, handle))
+
+
+def _device(nvml: Any, index: int, handle: Any) -> Device:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+    return Device("gpu", index, name, uuid, int(memory.total), int(memory.free))
+
+
+def _is_divided(nvml: Any, handle: Any) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:  # it cannot be divided at all
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _instances(nvml: Any, handle: Any) -> Iterator[Instance]:
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            device = _device(nvml, place, part)
+            numbers = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+        except nvml.NVMLError:  # places may be empty, and belong to others
+            continue
+        yield Instance(device, int(numbers[0]), int(numbers[1]))
+
+
+def _speed(nvml: Any, handle: Any) -> float:
+    """Cores times clock: CUDA does not say by what it finds the fastest; only unlike cards are told apart by this."""
+    try:
+        return float(nvml.nvmlDeviceGetNumGpuCores(handle)) * float(
+            nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        )
+    except nvml.NVMLError:
+        return 0.0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

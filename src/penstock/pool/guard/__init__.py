@@ -1,0 +1,1 @@
+"""What stands around a replica's model: memory, rejected rows, state, warm-up."""

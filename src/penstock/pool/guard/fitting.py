@@ -1,0 +1,381 @@
+"""A replica that is given more than its memory holds: batches are cut into smaller ones until they fit.
+
+When a batch does not fit, either several in flight were too much together, or it is too large by itself. At the batch
+size of the job, fewer are let in at once first: the answers keep their bits. A batch that does not fit alone is cut in
+half, and half of it is the ceiling for rows of that size from then on; below the job's own size the bits are others
+anyway, and a smaller batch with all lanes busy is faster than a larger one alone.
+
+A single row that does not fit is a row failure, and no reason to cut the batches of others. Whether it is the row, or
+the device that has no memory left for any, is found out by running a row that has fitted before.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from penstock.core.ceilings import Ceilings
+from penstock.core.columns import join, take_positions, to_lists
+from penstock.core.protocols import Replica, Stateful
+from penstock.core.records import Column, Columns, RowFailure, Shortage, Signature
+from penstock.core.state import NONE
+from penstock.errors import OutOfMemory, one_line
+from penstock.pool.processes.board import Board
+
+_SMALL_BATCH = 32
+"""Below this, one batch alone is faster than two halves at once."""
+_HOPELESS = 8
+"""So many single rows that do not fit, before any did: none will."""
+_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+_MOST_PROVEN = 16
+
+Rejected = dict[int, tuple[str, str]]
+"""Places in a batch to the name of the error and the reason, of rows that have no answer."""
+Step = Callable[[Columns, int], tuple[Columns, Rejected]]
+"""Runs one piece, of which so many rows are real."""
+
+
+NOTHING_SKIPPED: Mapping[int, RowFailure] = {}
+
+
+class RowTooLarge(Exception):
+    """A single row that does not fit into the memory of the device."""
+
+
+@dataclass(frozen=True)
+class Pieced:
+    """The answers of a batch. `reduced_to` is the size of its smallest piece, where it was cut."""
+
+    outputs: Columns
+    rejected: Rejected
+    reduced_to: int | None = None
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of the model. `company` is the most that were under way at once while it ran, itself included."""
+
+    first_row: int
+    rows: int
+    row_bytes: int
+    generation: int
+    company: int = 1
+
+
+@dataclass
+class _Gathered:
+    """The answers of the pieces so far, in order; None for a single row that has none."""
+
+    pieces: list[Columns | None] = field(default_factory=list)
+    rejected: Rejected = field(default_factory=dict)
+    smallest: int | None = None
+
+    def add(self, place: int, rows: int, size: int, outputs: Columns, rejected: Rejected) -> None:
+        self.pieces.append({name: output[:rows] for name, output in outputs.items()})
+        self.rejected |= {place + inside: told for inside, told in rejected.items()}
+        self.smallest = size if self.smallest is None else min(self.smallest, size)
+
+    def reject(self, place: int, told: tuple[str, str]) -> None:
+        self.pieces.append(None)
+        self.rejected[place] = told
+
+    def to_size(self, size: int, example: Columns | None) -> Columns | None:
+        """All answers, and after them the last one over and over. Rows without one have that of another row."""
+        for piece in self.pieces:
+            if piece is not None:
+                example = _first_row(piece)
+                break
+        if example is None:
+            return None
+        whole = [example if piece is None else piece for piece in self.pieces] or [example]
+        outputs = {name: joined([piece[name] for piece in whole]) for name in example}
+        places = np.minimum(np.arange(size), len(next(iter(outputs.values()))) - 1)
+        return {name: take_positions(output, places) for name, output in outputs.items()}
+
+
+class Fitting:
+    """A replica around another one, which cuts batches that do not fit. Used by several threads at once.
+
+    Args:
+        replica: The live model.
+        device: Where it is, for the messages.
+        tell: Told of every shortage of memory, and what is known about ceilings since.
+        ceilings: What is known already, of a replica that was here before.
+        is_alone: Never run two batches at once: the one before died, and it must be seen at which row this one does.
+        board: Where to write what is under way, for whoever finds this process dead.
+        give_up: Ends this process, where another can be started: one in which native code was interrupted by
+            `bad_alloc` may hold its own locks for ever, as TensorFlow does.
+        pause: Waits for memory that others may give back.
+        state: What a call changes in the model.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        device: str,
+        tell: Callable[[Shortage, Mapping[int, int]], None],
+        *,
+        ceilings: Mapping[int, int] | None = None,
+        is_alone: bool = False,
+        board: Board | None = None,
+        give_up: Callable[[MemoryError], NoReturn] | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        state: str = NONE,
+    ) -> None:
+        self.replica = replica
+        self.state = state
+        self.left_out: dict[int, RowFailure] = {}
+        """Rows that killed a replica, by their number: they are not run again."""
+        self._device = device
+        self._tell = tell
+        self._ceilings = Ceilings(ceilings)
+        self._most_at_once = 1 if is_alone else None
+        self._at_once = self._most_at_once
+        self._board = board
+        self._give_up = give_up
+        self._pause = pause
+        self._generation = 0
+        self._calls: list[_Call] = []
+        self._changed = threading.Condition()
+        self._proven: dict[int, Columns] = {}
+        self._example: Columns | None = None
+        self._unproven = 0
+
+    @property
+    def signature(self) -> Signature:
+        return self.replica.signature
+
+    def predict(self, batch: Columns) -> Columns:
+        """As every replica; also a batch that is too large for the memory.
+
+        Raises:
+            RowTooLarge: A single row does not fit.
+            OutOfMemory: No row fits, or the model takes batches of one size only.
+        """
+        rows = len(next(iter(batch.values())))
+        pieced = self.in_pieces(batch, rows, self._step)
+        for _, reason in pieced.rejected.values():
+            raise RowTooLarge(reason)
+        return pieced.outputs
+
+    def close(self) -> None:
+        self.replica.close()
+
+    def _step(self, piece: Columns, rows: int) -> tuple[Columns, Rejected]:
+        return self.replica.predict(piece), {}
+
+    def limit(self, ceilings: Mapping[int, int]) -> None:
+        """Others on the same memory found out that more does not fit."""
+        with self._changed:
+            for row_bytes, most in ceilings.items():
+                self._ceilings.lower(row_bytes, most)
+
+    def in_pieces(
+        self,
+        arrays: Columns,
+        rows: int,
+        step: Step,
+        row_at: Callable[[int], int] = lambda place: place,
+        skipped: Mapping[int, RowFailure] = NOTHING_SKIPPED,
+    ) -> Pieced:
+        """Run a batch, of which the first `rows` are real, in as few pieces as fit. All pieces have one size.
+
+        Args:
+            arrays: The batch.
+            rows: How many of its rows are wanted; the others get the answer of the last of these.
+            step: Runs a piece.
+            row_at: From a place in the batch to the number of the row, for the board.
+            skipped: Places where others stand in for rows that are not run; they are never run alone.
+        """
+        size, row_bytes = len(next(iter(arrays.values()))), bytes_of_a_row(arrays)
+        before = self._ceilings.known.get(row_bytes)
+        gathered = _Gathered()
+        put_back: Shortage | None = None
+        place = 0
+        while place < rows:
+            if place in skipped:
+                gathered.reject(place, (skipped[place].error, skipped[place].reason))
+                place += 1
+                continue
+            call = self._enter(row_bytes, size, row_at(place))
+            real = min(call.rows, rows - place)
+            answered = self._run(call, arrays, place, real, step)
+            if not isinstance(answered, str):
+                if call.rows == size and place == 0:
+                    return Pieced(*answered)
+                gathered.add(place, real, call.rows, *answered)
+                place += call.rows
+            elif not self._make_room(call, size):
+                is_to_blame = self._is_to_blame(call, answered)
+                if is_to_blame:
+                    gathered.reject(place, ("OutOfMemory", f"does not fit into the memory by itself: {answered}"))
+                    place += 1
+                put_back = Shortage(self._device, 1, 0 if is_to_blame else 1)
+            if put_back is not None and self._proven:
+                # It was that row, or that moment: neither says anything about the rows to come.
+                self._put_back(row_bytes, before, put_back)
+                put_back = None
+        outputs = gathered.to_size(size, self._example)
+        if outputs is None:
+            raise self._nothing_fits(next(iter(gathered.rejected.values()))[1])
+        return Pieced(outputs, gathered.rejected, gathered.smallest if gathered.smallest != size else None)
+
+    def _enter(self, row_bytes: int, size: int, first_row: int) -> _Call:
+        """Wait for a turn; how much may run is known only then."""
+        with self._changed:
+            while self._at_once is not None and len(self._calls) >= self._at_once:
+                self._changed.wait()
+            most = self._ceilings.most(row_bytes, size) if self._is_divisible else size
+            call = _Call(first_row, most, row_bytes, self._generation)
+            self._calls.append(call)
+            for each in self._calls:
+                each.company = max(each.company, len(self._calls))
+            self._announce()
+            return call
+
+    def _leave(self, call: _Call) -> None:
+        with self._changed:
+            self._calls.remove(call)
+            self._announce()
+            self._changed.notify_all()
+
+    def _announce(self) -> None:
+        if self._board is None:
+            return
+        if self._calls:
+            last = self._calls[-1]
+            self._board.write(last.first_row, last.rows, last.row_bytes)
+        else:
+            self._board.clear()
+
+    def _run(self, call: _Call, arrays: Columns, place: int, rows: int, step: Step) -> tuple[Columns, Rejected] | str:
+        """The answers, or, where there was too little memory, the reason."""
+        try:
+            piece = _piece(arrays, place, call.rows)
+            if self.state != NONE and isinstance(self.replica, Stateful):
+                self.replica.turn(call.first_row)
+            answered = step(piece, rows)
+        except OutOfMemory as error:
+            reason = error.received or error.problem
+        except MemoryError as error:
+            if self._give_up is not None:
+                self._give_up(error)  # at once: already letting go of the stack trace may wait for such a lock
+            reason = one_line(error)
+        else:
+            self._keep(call, piece, answered)
+            return answered
+        finally:
+            self._leave(call)
+        # Outside the except block: the stack trace holds what was on the device, and so does what refers to itself.
+        gc.collect(1)
+        return reason
+
+    def _keep(self, call: _Call, piece: Columns, answered: tuple[Columns, Rejected]) -> None:
+        """A row that fits, and what its answer looks like: for the day when another one does not."""
+        outputs, rejected = answered
+        if call.row_bytes in self._proven or len(self._proven) >= _MOST_PROVEN or 0 in rejected:
+            return
+        self._example = self._example or _first_row(outputs)
+        self._proven[call.row_bytes] = {name: array[:1].copy() for name, array in piece.items()}
+
+    def _make_room(self, call: _Call, size: int) -> bool:
+        """After a call that did not fit: let fewer in at once, or cut smaller. False where it was one row, alone."""
+        with self._changed:
+            if call.generation != self._generation:
+                return True  # another lane has made room since this call began
+            can_be_cut = call.rows > 1 and self._is_divisible
+            keeps_size = not can_be_cut or call.rows == size or call.rows <= _SMALL_BATCH
+            if call.company > 1 and keeps_size:
+                self._at_once = call.company - 1
+                shortage = Shortage(self._device, call.rows, call.rows, self._at_once)
+            elif can_be_cut:
+                self._ceilings.lower(call.row_bytes, call.rows // 2)
+                self._at_once = self._most_at_once
+                shortage = Shortage(self._device, call.rows, call.rows // 2)
+            else:
+                return False
+            self._generation += 1
+            self._changed.notify_all()
+            known = dict(self._ceilings.known)
+        self._tell(shortage, known)
+        return True
+
+    @property
+    def _is_divisible(self) -> bool:
+        return self.signature.fixed_batch is None
+
+    def _is_to_blame(self, call: _Call, reason: str) -> bool:
+        """Whether a row that does not fit is too large, or the device had no memory for any, and has now.
+
+        Raises:
+            OutOfMemory: The batch cannot be cut, or the device has no memory for any row.
+        """
+        if call.rows > 1:
+            raise OutOfMemory(
+                "a batch does not fit into the memory, and the model takes batches of one size only",
+                received=f"{call.rows} rows on {self._device}: {reason}",
+                hint="export the model with an open batch dimension, or make room on the device",
+            )
+        proven = self._proven.get(call.row_bytes) or next(iter(self._proven.values()), None)
+        if proven is None:
+            self._unproven += 1
+            if self._unproven >= _HOPELESS:
+                raise self._nothing_fits(reason)
+            return True
+        for seconds in _PAUSES_S:
+            if seconds:
+                self._pause(seconds)
+            trial = self._enter(bytes_of_a_row(proven), 1, call.first_row)
+            if not isinstance(self._run(trial, proven, 0, 1, self._step), str):
+                return seconds == 0.0
+        raise OutOfMemory(
+            "the device has no memory left, not even for a row that it has held before",
+            received=f"{self._device}: {reason}",
+            hint="does another program use it? what is committed stays: run it again when there is room",
+        )
+
+    def _put_back(self, row_bytes: int, before: int | None, shortage: Shortage) -> None:
+        with self._changed:
+            self._ceilings.put_back(row_bytes, before)
+            known = dict(self._ceilings.known)
+        self._tell(shortage, known)
+
+    def _nothing_fits(self, reason: str) -> OutOfMemory:
+        return OutOfMemory(
+            "not even one row fits into the memory",
+            received=f"{self._device}: {reason}",
+            hint="use a device with more memory, or make room on this one",
+        )
+
+
+def bytes_of_a_row(arrays: Columns) -> int:
+    """What a row of all inputs takes together; text counts as what points to it."""
+    return sum(array.nbytes // max(1, len(array)) for array in arrays.values())
+
+
+def _piece(arrays: Columns, place: int, size: int) -> Columns:
+    """`size` rows from `place` on; where there are fewer, the last one again and again."""
+    if size == len(next(iter(arrays.values()))) and place == 0:
+        return arrays
+    if place + size <= len(next(iter(arrays.values()))):
+        return {name: array[place : place + size] for name, array in arrays.items()}
+    places = np.minimum(np.arange(place, place + size), len(next(iter(arrays.values()))) - 1)
+    return {name: array[places] for name, array in arrays.items()}
+
+
+def _first_row(outputs: Columns) -> Columns:
+    """The first row by itself: a view would keep all of them."""
+    return {name: take_positions(output, np.zeros(1, np.int64)) for name, output in outputs.items()}
+
+
+def joined(pieces: list[Column]) -> Column:
+    """The answers of several batches, one after the other."""
+    shapes = {piece.shape[1:] if isinstance(piece, np.ndarray) else None for piece in pieces}
+    # As long as the longest row of its piece: lists, as they would be from batch to batch.
+    return join(pieces) if len(shapes) == 1 else to_lists(pieces)

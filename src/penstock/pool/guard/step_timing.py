@@ -1,0 +1,102 @@
+"""How fast a step is at one batch size, measured in a process that can be thrown away."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from penstock.core.events import Measure, Measured
+from penstock.core.protocols import Gauged, Replica
+from penstock.core.records import Columns
+from penstock.errors import OutOfMemory, PenstockError, one_line
+from penstock.pool.devices.memory import forget_peak, peak_bytes
+
+_LEAST_CALLS = 2
+_STRANGER = 1 << 24
+"""An id that hardly any table has, and a length that memory still holds."""
+
+
+def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
+    """Run the step as the lanes of a job would, on batches made of the first rows, until the time is up."""
+    if not first_rows:
+        return Measured(order.batch_size, problem="every one of the first rows fails")
+    batch = sized(first_rows, order.batch_size)
+    if not order.is_warm:
+        forget_peak()
+    if order.room_bytes is not None and isinstance(replica, Gauged):
+        needed = replica.predicted_bytes(batch)
+        if needed is not None and needed > order.room_bytes:
+            told = f"it would take {needed / 2**30:.1f} GiB of {order.room_bytes / 2**30:.1f}"
+            return Measured(order.batch_size, peak_bytes=_peak(replica), problem=told)
+    try:
+        began = time.perf_counter()
+        if not order.is_warm:
+            replica.predict(dict(batch))
+        rows, seconds = _run_lanes(replica, batch, order, time.perf_counter() - began)
+    except OutOfMemory as error:
+        return Measured(order.batch_size, peak_bytes=_peak(replica), problem=f"out of memory: {error.received}")
+    except MemoryError:
+        raise  # at the end of its own memory a process cannot be trusted any more
+    except Exception as error:
+        return Measured(order.batch_size, peak_bytes=_peak(replica), problem=one_line(error))
+    return Measured(order.batch_size, rows, seconds, _peak(replica))
+
+
+def rejects_strangers(replica: Replica, first_rows: Columns) -> bool | None:
+    """Whether an id far beyond any table is an error, as on a CPU it is for TensorFlow; others answer something.
+
+    None where the model takes no whole numbers, or where the first row alone cannot tell.
+    """
+    ids = [name for name, array in first_rows.items() if array.dtype.kind in "iu" and array.dtype.itemsize >= 4]
+    if not ids:
+        return None
+    batch = {name: array.copy() for name, array in first_rows.items()}
+    for name in ids:
+        batch[name][:1] = _STRANGER
+    try:
+        replica.predict(batch)
+    except PenstockError:
+        return None
+    except Exception:
+        return True
+    return False
+
+
+def sized(first_rows: Columns, batch_size: int) -> Columns:
+    """So many rows: the first ones, over and over."""
+    have = len(next(iter(first_rows.values())))
+    places = np.arange(batch_size) % have
+    return {name: np.ascontiguousarray(array[places]) for name, array in first_rows.items()}
+
+
+def _run_lanes(replica: Replica, batch: Columns, order: Measure, warm_s: float) -> tuple[int, float]:
+    """Rows and seconds of all lanes together; each ends its last call, which is then counted whole."""
+    least = 1 if warm_s > order.seconds else _LEAST_CALLS
+    calls = [0] * order.lanes
+    errors: list[BaseException] = []
+    began = time.perf_counter()
+    until = began + order.seconds
+
+    def run(lane: int) -> None:
+        try:
+            while calls[lane] < least or time.perf_counter() < until:
+                replica.predict(dict(batch))
+                calls[lane] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    lanes = [threading.Thread(target=run, args=(lane,), daemon=True) for lane in range(order.lanes)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    if errors:
+        raise errors[0]
+    return sum(calls) * order.batch_size, time.perf_counter() - began
+
+
+def _peak(replica: Replica) -> int:
+    on_device = replica.peak_bytes() if isinstance(replica, Gauged) else None
+    return peak_bytes() if on_device is None else on_device

@@ -1,0 +1,189 @@
+"""Compile the step before the clock runs, on the job's own first rows, and see what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.agreement import compare
+from penstock.core.batching import Batch
+from penstock.core.columns import describe, take_positions
+from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.protocols import Replica, Stateful
+from penstock.core.records import KEPT, Array, Binding, Column, Columns, Job, RowFailure, Signature, Span, TensorSpec
+from penstock.core.reordering import AS_LISTS, answers
+from penstock.core.state import STATELESS, VARIABLES, State
+from penstock.errors import ModelError, PenstockError
+from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.keeping import trim
+from penstock.pool.guard.rows_alone import try_padding
+from penstock.pool.guard.surviving import ShapeRejected, check_rows, predict_surviving
+
+NO_BUCKETS: Mapping[str, Sequence[Sequence[int]]] = {}
+_REPEATED = 1e-4
+"""What the answers of two calls may differ by, as a share of an output's spread: sums on a GPU have no fixed order."""
+
+
+def warm_up(
+    replica: Replica,
+    batch: Batch,
+    sample: Span,
+    bindings: Sequence[Binding] = (),
+    asked: Asked = NOTHING_ASKED,
+    buckets: Mapping[str, Sequence[Sequence[int]]] = NO_BUCKETS,
+) -> Prepared:
+    """Run the first batch, of the span `sample`, twice: once to compile, once to time. Try padding, if asked.
+
+    Raises:
+        ModelError: The model gives something that is not one row for each row.
+    """
+    _, before, _ = _timed(replica, batch, sample)
+    seconds, outputs, rejected = _timed(replica, batch, sample)
+    if rejected:  # finding them took longer than batches do
+        seconds = _time_without(replica, batch, sample, {failure.row for failure in rejected})
+    check_rows(outputs, len(next(iter(batch.arrays.values()))))
+    state = seen_to_change(replica, before, outputs)
+    follows = find_followed(replica, batch, outputs, bindings)
+    follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.sizes))
+    given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
+    specs = tuple(describe(name, column) for name, column in given.items())
+    trial = None
+    if asked.tolerance is not None:
+        alive = places_alive(batch, sample, rejected).tolist()
+        masks = [each.input for each in bindings if each.mask_of]
+        largest = {name: tuple(ends[-1] for ends in sizes) for name, sizes in buckets.items()}
+        trial = try_padding(replica, batch, alive, follows, masks, largest)
+    first: dict[str, Column] = {}
+    if asked.learn_rows:
+        taken = places_alive(batch, sample, rejected)[: asked.learn_rows]
+        found = given | {KEPT + name: column for name, column in batch.kept.items()}
+        first = {name: take_positions(column, taken) for name, column in found.items()}
+    return Prepared(
+        specs,
+        seconds,
+        first_rows=batch.rows,
+        first_failures=batch.failures,
+        follows=follows,
+        padding=trial,
+        first=first,
+        state=state,
+    )
+
+
+def seen_to_change(replica: Replica, before: Columns, after: Columns) -> State:
+    """Whether a model answers the same batch differently when it is called again.
+
+    Asked only of replicas that cannot tell what a call changes: those of onnxruntime, say, whose files may hold
+    operations that draw random numbers.
+    """
+    inside = replica.replica if isinstance(replica, Fitting) else replica
+    if isinstance(inside, Stateful) or compare(after, before, _REPEATED) is None:
+        return STATELESS
+    return State(VARIABLES, ("it answers the same batch differently when it is called again",), is_repeatable=False)
+
+
+def first_that_runs(
+    replica: Replica, batches: Iterable[Batch], sample: Span, job: Job, asked: Asked
+) -> tuple[Batch, Prepared]:
+    """Warm up with the first batch; where each batch has a shape of its own, with the first whose shape is taken.
+
+    Raises:
+        ModelError: As `warm_up`; or the model rejects all of these shapes.
+    """
+    rejected: ShapeRejected | None = None
+    for batch in batches:
+        trim(job, batch)
+        try:
+            return batch, warm_up(replica, batch, sample, job.bindings, asked, job.buckets)
+        except ShapeRejected as error:
+            if job.fewest_rows is None:
+                raise
+            rejected = rejected or error
+    assert rejected is not None
+    raise rejected
+
+
+def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> Array:
+    """The places in a batch of the real rows that did not fail."""
+    failed = {failure.row for failure in (*batch.failures, *rejected)}
+    rows = [sample.start + int(position) for position in batch.positions]
+    return np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
+
+
+def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]) -> dict[str, str]:
+    """Outputs that grow by one value when an input does, and that input: found out by letting each input grow.
+
+    Comparing lengths would not do: two inputs may happen to be padded to one length, or to the number of classes.
+    """
+    masks = {binding.input: binding.mask_of for binding in bindings if binding.mask_of is not None}
+    follows: dict[str, str] = {}
+    for name in batch.lengths:
+        if name in masks:
+            continue
+        growing = [name, *(mask for mask, of in masks.items() if of == name)]
+        arrays = {each: _grown(array) if each in growing else array for each, array in batch.arrays.items()}
+        try:
+            grown = replica.predict(arrays)
+        except PenstockError:
+            raise
+        except Exception:  # a model that takes no other length has no output that follows it
+            continue
+        for output, before in outputs.items():
+            # Ragged outputs are cut to their own lengths already.
+            if isinstance(before, np.ndarray) and before.ndim > 1 and _follows(before, grown[output]):
+                follows.setdefault(output, name)
+    return follows
+
+
+def find_open(signature: Signature, follows: Mapping[str, str], *, is_any_varying: bool) -> dict[str, str]:
+    """Outputs that are lists because nothing says how long their rows are; only the model's declaration decides.
+
+    An open dimension is explained by an open one of an input, as long as that input is fed rows of one length.
+    Otherwise it may be another one in every batch (`tf.sequence_mask`, the longest text of the batch).
+    """
+    is_explained = not signature.inputs or any(_is_open(spec) for spec in signature.inputs)
+    if is_explained and not is_any_varying:
+        return {}
+    return {
+        spec.name: AS_LISTS
+        for spec in signature.outputs
+        if spec.shape is not None and _is_open(spec) and spec.name not in follows
+    }
+
+
+def _is_open(spec: TensorSpec) -> bool:
+    return spec.shape is None or None in spec.shape
+
+
+def _follows(before: Array, grown: Array) -> bool:
+    return bool(grown.ndim > 1 and grown.shape[1] == before.shape[1] + 1)
+
+
+def _grown(array: Array) -> Array:
+    """One value more in every row: the last one again."""
+    return np.concatenate([array, array[:, -1:]], axis=1)
+
+
+def _time_without(replica: Replica, batch: Batch, sample: Span, rejected: set[int]) -> float:
+    """What a batch takes with others in the places of the rows that the model rejects."""
+    rows = [sample.start + int(position) for position in batch.positions]
+    alive = [place for place, row in enumerate(rows) if row not in rejected]
+    places = np.resize(alive, len(next(iter(batch.arrays.values()))))
+    clean = {name: array[places] for name, array in batch.arrays.items()}
+    started = time.perf_counter()
+    replica.predict(clean)
+    return time.perf_counter() - started
+
+
+def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns, list[RowFailure]]:
+    started = time.perf_counter()
+    outputs, rejected = predict_surviving(replica, batch, sample.start)
+    if len(rejected) == batch.rows:
+        raise ModelError(
+            "the model rejects every one of the first rows",
+            received=rejected[0].reason,
+            hint="check --input: are these the columns that the model was trained on?",
+        )
+    return time.perf_counter() - started, outputs, rejected

@@ -1,0 +1,1 @@
+"""The worker processes: replica, loader, finisher, and what starts and watches them."""

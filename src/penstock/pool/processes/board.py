@@ -1,0 +1,75 @@
+"""A worker's notice board: which rows it works on, and since when. Read by the coordinator, also after a kill."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+from penstock.pool.transfer.slots import anonymous_memory
+
+_ENTRY = struct.Struct("<dqqq")
+_COUNTER = struct.Struct("<q")
+_AT = 64
+_TRIES = 8
+_SIZE = mmap.PAGESIZE
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Work on `rows` rows from `first_row` began at `since`, by the monotonic clock that all processes share.
+
+    A replica's rows have `row_bytes` each, and it may be at several batches: the last one that it began.
+    """
+
+    since: float
+    first_row: int
+    rows: int
+    row_bytes: int = 0
+
+
+class Board:
+    """One page of shared memory: a notice, and a counter that is odd while it is written.
+
+    A notice that is read while it is written would say that rows of now began long ago, and a loader that works would
+    be taken for one that hangs.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _SIZE)
+        self._count = 0
+
+    @classmethod
+    def create(cls) -> Board:
+        descriptor = anonymous_memory()
+        os.ftruncate(descriptor, _SIZE)
+        return cls(descriptor)
+
+    def write(self, first_row: int, rows: int, row_bytes: int = 0) -> None:
+        self._put(time.monotonic(), first_row, rows, row_bytes)
+
+    def clear(self) -> None:
+        self._put(0.0, 0, 0, 0)
+
+    def _put(self, since: float, first_row: int, rows: int, row_bytes: int) -> None:
+        _COUNTER.pack_into(self._memory, 0, self._count + 1)
+        _ENTRY.pack_into(self._memory, _AT, since, first_row, rows, row_bytes)
+        self._count += 2
+        _COUNTER.pack_into(self._memory, 0, self._count)
+
+    def read(self) -> Notice | None:
+        """What is under way; None where nothing is, or where it is just being written."""
+        for _ in range(_TRIES):
+            (before,) = _COUNTER.unpack_from(self._memory, 0)
+            since, first_row, rows, row_bytes = _ENTRY.unpack_from(self._memory, _AT)
+            (after,) = _COUNTER.unpack_from(self._memory, 0)
+            if before == after and before % 2 == 0:
+                return Notice(since, first_row, rows, row_bytes) if rows > 0 else None
+        return None
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.descriptor)

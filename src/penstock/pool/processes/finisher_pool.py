@@ -1,0 +1,272 @@
+"""The finisher processes of a run: results through the user's function, in order; deaths and hangs survived.
+
+A process that dies or hangs is replaced, and the rows it was at are handed to the next one by one. A row that does it
+twice, or hangs once more, is a row failure, and the rest of its result goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from penstock.core.events import Applied, Failed, Finish
+from penstock.core.postprocessing import Finished, Postprocess, finish
+from penstock.core.records import Block, Column, Result, RowFailure
+from penstock.core.row_watch import UNWATCHED
+from penstock.errors import PenstockError, WorkersDied
+from penstock.pool.processes.board import Board
+from penstock.pool.processes.channel import Channel
+from penstock.pool.processes.supervisor import Launch, describe_end, spawn
+from penstock.pool.transfer.parcels import Mailbox
+
+_POLL_S = 0.05
+_DEATHS_OF_A_ROW = 2
+_DEATHS_IN_A_ROW = 8
+_AHEAD = 2
+
+
+class FinishedHere:
+    """The function in this process, for a live model: there is no other."""
+
+    def __init__(self, function: Postprocess, kept: tuple[str, ...]) -> None:
+        self.function = function
+        self._kept = kept
+
+    def learn(self, columns: Mapping[str, Column]) -> None:
+        rows = len(next(iter(columns.values())))
+        self.function = self.function.on(columns).learn([Block(0, rows, columns)], UNWATCHED)
+
+    def run(self, results: Iterable[Result]) -> Generator[tuple[Result, Finished]]:
+        """Every result with what the function made of it."""
+        for result in results:
+            yield result, finish(self.function, result.columns, self._kept, UNWATCHED) if result.rows else _NOTHING
+
+    def close(self) -> None:
+        pass
+
+
+class Finishers:
+    """Processes that run the user's function, each driven by a thread of its own.
+
+    Args:
+        function: The function. `learn` finds out what it gives.
+        kept: The names under which kept columns are written.
+        launch: What processes are started with.
+        count: How many.
+        timeout_s: How long one call may take.
+    """
+
+    def __init__(
+        self, function: Postprocess, kept: tuple[str, ...], launch: Launch, count: int, timeout_s: float
+    ) -> None:
+        self.function = function
+        self._kept = kept
+        self._launch = launch
+        self._count = count
+        self._timeout_s = timeout_s
+        self._idle: queue.LifoQueue[_Finisher | None] = queue.LifoQueue()
+        for _ in range(count):
+            self._idle.put(None)  # started when there is work for it
+        self._live: set[_Finisher] = set()
+        self._is_closed = False
+        self._is_always_careful = False
+
+    def learn(self, columns: Mapping[str, Column]) -> None:
+        """Find out what the function gives, from some of the first rows."""
+        learnt, _ = self._ask(columns, is_learning=True)
+        assert learnt.learnt is not None
+        self.function = learnt.learnt
+
+    def run(self, results: Iterable[Result]) -> Generator[tuple[Result, Finished]]:
+        """Every result with what the function made of it, in order."""
+        waiting: deque[tuple[Result, Future[Finished]]] = deque()
+        executor = ThreadPoolExecutor(self._count, "finisher")
+        try:
+            for result in results:
+                waiting.append((result, executor.submit(self._finish, result)))
+                while waiting and (len(waiting) > _AHEAD * self._count or waiting[0][1].done()):
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
+        except BaseException:
+            self.close()  # a call that hangs would be waited for
+            raise
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """End the processes, whatever they are at. May be called twice."""
+        self._is_closed = True
+        for finisher in list(self._live):
+            finisher.kill()
+        while not self._idle.empty():
+            idle = self._idle.get()
+            if idle is not None:
+                self._drop(idle)
+
+    def _finish(self, result: Result) -> Finished:
+        if not result.rows:
+            return _NOTHING
+        applied, columns = self._ask(result.columns)
+        return Finished(columns, applied.failures)
+
+    def _ask(self, columns: Mapping[str, Column], *, is_learning: bool = False) -> tuple[Applied, dict[str, Column]]:
+        """Have a process do it, and another one where it dies."""
+        trouble = _Trouble(self._is_always_careful)
+        finisher = self._idle.get()
+        try:
+            while True:
+                if finisher is None:
+                    finisher = _Finisher(self._launch)
+                    self._live.add(finisher)
+                parcel = finisher.inbox.put(columns)
+                poisoned = tuple(trouble.poisoned.values())
+                order = Finish(self.function, self._kept, parcel, is_learning, trouble.is_careful, poisoned)
+                answer = finisher.ask(order, self._timeout_s)
+                if answer is not None:
+                    # A call for many rows took too long, and no row did: the next ones would take as long.
+                    self._is_always_careful |= trouble.has_hung and not trouble.poisoned
+                    return answer, finisher.outbox.take(answer.columns) if answer.columns is not None else {}
+                how = finisher.how_it_ended()
+                self._launch.note(f"a finisher {how}; its rows are handed out again")
+                notice = finisher.board.read()
+                row = notice.first_row if notice is not None and notice.rows == 1 else None
+                trouble.add(row, how, finisher.hung_s is not None, self._timeout_s)
+                self._drop(finisher)
+                finisher = None
+                if trouble.deaths >= _DEATHS_IN_A_ROW or self._is_closed:
+                    raise self._died(how)
+        finally:
+            if finisher is not None and self._is_closed:
+                self._drop(finisher)
+            else:
+                self._idle.put(finisher)
+
+    def _drop(self, finisher: _Finisher) -> None:
+        self._live.discard(finisher)
+        finisher.close()
+
+    def _died(self, how: str) -> WorkersDied:
+        return WorkersDied(
+            "the process of the postprocessing function died again and again",
+            received=f"{self.function.location}: it {how}; its last words: {self._launch.last_words() or 'none'}",
+            hint="--verbose shows what it says",
+        )
+
+
+_NOTHING = Finished({}, ())
+
+
+class _Trouble:
+    """What is known about the rows of a result at which processes died."""
+
+    def __init__(self, is_careful: bool) -> None:
+        self.deaths = 0
+        self.is_careful = is_careful
+        self.has_hung = False
+        self.poisoned: dict[int, RowFailure] = {}
+        self._deaths_at: Counter[int] = Counter()
+
+    def add(self, row: int | None, how: str, has_hung: bool, timeout_s: float) -> None:
+        """Another process died, at this row if it was careful: rows are tried one by one from here on."""
+        self.deaths += 1
+        self.has_hung |= has_hung
+        if self.is_careful and row is not None:
+            self._deaths_at[row] += 1
+            if has_hung or self._deaths_at[row] >= _DEATHS_OF_A_ROW:
+                self.poisoned[row] = _failure(row, how, has_hung, timeout_s)
+                self.deaths = 0
+        self.is_careful = True
+
+
+def _failure(row: int, how: str, has_hung: bool, timeout_s: float) -> RowFailure:
+    if has_hung:
+        reason = f"took longer than {timeout_s:g} s; raise --row-timeout if that is right"
+        return RowFailure(row, "", Postprocess.stage, "TimeoutError", reason)
+    return RowFailure(row, "", Postprocess.stage, "FinisherDied", f"the process of the function {how} at this row")
+
+
+class _Finisher:
+    """The coordinator's hold on one finisher process."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._channel, theirs = Channel.pair()
+        self.inbox, self.outbox, self.board = Mailbox.create(), Mailbox.create(), Board.create()
+        self.hung_s: float | None = None
+        self._function: Postprocess | None = None
+        inherited = (theirs, self.inbox.descriptor, self.outbox.descriptor, self.board.descriptor)
+        try:
+            self._process: subprocess.Popen[bytes] = spawn(
+                "penstock.pool.processes.finisher",
+                (*inherited, *sys.path),
+                launch.loader_environment(),
+                inherited,
+                launch.log,
+            )
+        finally:
+            os.close(theirs)
+
+    def ask(self, order: Finish, timeout_s: float) -> Applied | None:
+        """The answer; None where the process died over it, or was killed because it hung.
+
+        Raises:
+            PenstockError: The function cannot be imported, or we have a bug.
+        """
+        is_known, self._function = order.function is self._function, order.function
+        try:
+            self._channel.send(replace(order, function=None) if is_known else order)
+            while not self._channel.connection.poll(_POLL_S):
+                self._check_time(timeout_s)
+            answer = self._channel.receive()
+        except (EOFError, OSError):
+            return None
+        if isinstance(answer, Failed):
+            raise answer.error or PenstockError(
+                f"a finisher failed with {answer.kind}",
+                received=answer.last_line,
+                hint="this is a bug of penstock: please report it with the stack trace from --verbose",
+            )
+        assert isinstance(answer, Applied)
+        return answer
+
+    def _check_time(self, timeout_s: float) -> None:
+        notice = self.board.read()
+        now = time.monotonic()
+        if notice is not None and now - notice.since > timeout_s and self.hung_s is None:
+            self.hung_s = now - notice.since
+            self._process.kill()
+
+    def how_it_ended(self) -> str:
+        return describe_end(self._process) if self.hung_s is None else f"hung for {self.hung_s:.0f} s"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        for memory in (self.inbox, self.outbox, self.board):
+            memory.close()
+
+
+def with_failures(result: Result, finished: Finished, origin: Mapping[int, str]) -> Result:
+    """The result as it is written: the columns that the function gave, and the rows at which it failed.
+
+    Args:
+        result: What the model gave.
+        finished: What became of its rows.
+        origin: Place in the result to where that row comes from.
+    """
+    numbers = result.row_numbers()
+    new = [replace(failure, row=int(numbers[failure.row]), origin=origin[failure.row]) for failure in finished.failures]
+    failures = sorted((*result.failures, *new), key=lambda failure: failure.row)
+    return replace(result, columns=finished.columns, failures=tuple(failures))

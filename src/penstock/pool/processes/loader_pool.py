@@ -1,0 +1,348 @@
+"""The loader processes of a run: one owner of all slots, spans handed out by pull, deaths and hangs survived.
+
+Who has a slot is known here and nowhere else: it is free, granted to a loader, or on its way to a replica. When a
+process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process is
+killed itself.
+
+A loader that dies or hangs is replaced, and its span is loaded again carefully: row by row, each announced on the
+loader's board. A row that kills a loader twice, or hangs once more, is a row failure, and the rest of its span goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
+from penstock.core.preprocessing import Preprocess
+from penstock.core.records import Job, RowFailure, Span
+from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
+from penstock.errors import PenstockError, WorkersDied
+from penstock.pool.processes.board import Board
+from penstock.pool.processes.channel import Channel
+from penstock.pool.processes.supervisor import Launch, describe_end, spawn
+
+_SPANS_AHEAD = 2
+_SLOTS_AHEAD = 2
+_DEATHS_OF_A_ROW = 2
+_DEATHS_IN_A_ROW = 8
+
+Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
+
+
+@dataclass
+class _Loader:
+    """The coordinator's hold on one loader process."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    board: Board
+    spans: list[Span] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
+    has_loaded: bool = False
+    is_retiring: bool = False
+    hung_s: float | None = None
+
+    def send(self, message: object) -> None:
+        try:
+            self.channel.send(message)
+        except OSError:
+            pass  # it is gone: the end of its line is read next
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+        self.board.close()
+
+
+@dataclass
+class _Trouble:
+    """What is known about a span in which loaders died."""
+
+    deaths_at: Counter[int] = field(default_factory=Counter)
+    deaths: int = 0
+    is_slow: bool = False
+
+
+class LoaderPool:
+    """Loader processes, and the slots through which they hand batches to replicas.
+
+    Args:
+        launch: What processes are started with.
+        deliver: Takes every message that is for the replica of a span.
+        timeout_s: How long one row, or one call of the user's function, may take.
+    """
+
+    def __init__(self, launch: Launch, deliver: Deliver, timeout_s: float) -> None:
+        self._launch = launch
+        self._deliver = deliver
+        self._timeout_s = timeout_s
+        self._job: Job | None = None
+        self._slot_bytes = self._slot_count = 0
+        self._free: list[int] = []
+        self._loaders: dict[int, _Loader] = {}
+        self._next_number = 0
+        self._waiting: deque[Span] = deque()
+        self._trouble: dict[int, _Trouble] = {}
+        self._poisoned: dict[int, RowFailure] = {}
+        self._deaths_in_a_row = 0
+        self._attempts: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._is_always_careful = False
+        self._learning: Learn | None = None
+        self._learnt: Preprocess | None = None
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+        self._marks: list[Mark | Level] = []
+
+    @property
+    def connections(self) -> dict[Any, int]:
+        """The lines to wait on, and whose they are."""
+        return {loader.channel.connection: number for number, loader in self._loaders.items()}
+
+    @property
+    def count(self) -> int:
+        return sum(not loader.is_retiring for loader in self._loaders.values())
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a loader is still starting, or at its first span: what it brings cannot be seen yet."""
+        return not all(loader.has_loaded for loader in self._loaders.values())
+
+    def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
+        """Ask the first loader what the user's function gives. `learnt` has the answer when it has come."""
+        self._learning = Learn(source, preprocess, sample)
+        self._start()
+
+    @property
+    def learnt(self) -> Preprocess | None:
+        return self._learnt
+
+    def begin(self, job: Job, count: int, slot_bytes: int, slot_count: int) -> None:
+        """Take the job, and start so many loaders. Those that were tried on a few rows before keep what they hold."""
+        self._job, self._slot_bytes, self._slot_count = job, slot_bytes, slot_count
+        os.ftruncate(self._launch.batch_slots, slot_bytes * slot_count)
+        granted = {slot for loader in self._loaders.values() for slot in loader.slots}
+        # The first ones are used first: then loaders hold none that is beyond the slots of another job.
+        assert max(granted, default=0) < slot_count
+        self._free = [slot for slot in reversed(range(slot_count)) if slot not in granted]
+        for loader in self._loaders.values():
+            loader.send(Begin(job, slot_bytes, slot_count))
+        self.resize(count)
+
+    def resize(self, count: int) -> None:
+        """Have so many loaders: start new ones, or let the last ones finish what they have and go."""
+        while self.count < count:
+            self._start()
+        active = [loader for loader in self._loaders.values() if not loader.is_retiring]
+        for loader in active[count:]:
+            loader.is_retiring = True
+            self._retire_if_idle(loader)
+        self._dispatch()
+
+    def submit(self, span: Span) -> None:
+        """Load a span, in its turn. What a loader still sends of it, for a replica that is gone, is dropped."""
+        self._attempts[span.index] = next(self._numbers)
+        if span not in self._waiting:
+            self._waiting.append(span)
+        self._dispatch()
+
+    def forget(self, span_index: int) -> None:
+        """The result of a span is there: whatever is still said of it is dropped."""
+        self._attempts.pop(span_index, None)
+        self._waiting = deque(span for span in self._waiting if span.index != span_index)
+
+    def withdraw(self) -> list[Span]:
+        """Take back the spans that no loader has begun."""
+        unbegun = list(self._waiting)
+        self._waiting.clear()
+        return unbegun
+
+    def release(self, slot: int) -> None:
+        """A replica no longer reads this slot, or is gone."""
+        self._free.append(slot)
+        self._dispatch()
+
+    def handle(self, number: int) -> None:
+        """Deal with the next message of a loader."""
+        loader = self._loaders[number]
+        try:
+            message = loader.channel.receive()
+        except (EOFError, OSError):
+            self._lose(loader)
+            return
+        match message:
+            case Chunk() | Filled():
+                self._take(loader, message)
+            case SpanLoaded():
+                self._end_span(loader, message)
+            case Learnt(preprocess=preprocess):
+                self._learnt, self._learning = preprocess, None
+                self._trouble.clear()
+                self._deaths_in_a_row = 0
+            case Failed():
+                raise message.error or PenstockError(
+                    f"a loader failed with {message.kind}",
+                    received=message.details.strip().splitlines()[-1][:300],
+                    hint="this is a bug of penstock: please report it with the stack trace from --verbose",
+                )
+        self._dispatch()
+
+    def _take(self, loader: _Loader, message: Chunk | Filled) -> None:
+        if message.slot is not None:
+            loader.slots.discard(message.slot)
+        span, attempt = message.key[::2] if isinstance(message, Chunk) else (message.span, message.attempt)
+        if attempt == self._attempts.get(span):
+            self._deliver(message)
+        elif message.slot is not None:
+            self._free.append(message.slot)
+
+    def _end_span(self, loader: _Loader, message: SpanLoaded) -> None:
+        loader.spans = [span for span in loader.spans if span.index != message.span]
+        loader.has_loaded = True
+        self._deaths_in_a_row = 0
+        self.busy_s += message.read_s
+        self.wait_s += message.waited_s
+        if message.marks:
+            process = f"loader {loader.number}"
+            self._marks += [mark._replace(process=process) for mark in message.marks]
+            self._marks.append(
+                Level(SLOTS_IN_USE, time.perf_counter(), self._slot_count - len(self._free), COORDINATOR)
+            )
+            message = replace(message, marks=())  # the replica has no use for them
+        if message.attempt == self._attempts.get(message.span):
+            trouble = self._trouble.pop(message.span, None)
+            # A call for many rows took too long, and no row did: the next ones would take as long.
+            self._is_always_careful |= trouble is not None and trouble.is_slow
+            self._deliver(message)
+        self._retire_if_idle(loader)
+
+    def take_marks(self) -> list[Mark | Level]:
+        """What loaders noted since the last call, where the job is traced."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def check_time(self) -> None:
+        """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""
+        now = time.monotonic()
+        for loader in self._loaders.values():
+            notice = loader.board.read()
+            if notice is not None and now - notice.since > self._timeout_s and loader.hung_s is None:
+                loader.hung_s = now - notice.since
+                loader.process.kill()
+
+    def close(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+        self._loaders.clear()
+
+    def _start(self) -> None:
+        number, self._next_number = self._next_number, self._next_number + 1
+        channel, theirs = Channel.pair()
+        board = Board.create()
+        launch = self._launch
+        descriptors = (theirs, launch.batch_slots, board.descriptor, *launch.descriptors)
+        arguments = (theirs, launch.batch_slots, board.descriptor, *sys.path)
+        try:
+            environment = launch.loader_environment()
+            process = spawn("penstock.pool.processes.loader", arguments, environment, descriptors, launch.log)
+        finally:
+            os.close(theirs)
+        loader = self._loaders[number] = _Loader(number, process, channel, board)
+        if self._learning is not None:
+            loader.send(replace(self._learning, poisoned=tuple(self._poisoned.values())))
+        if self._job is not None:
+            loader.send(Begin(self._job, self._slot_bytes, self._slot_count))
+
+    def _dispatch(self) -> None:
+        """Hand out spans to loaders that want one, and free slots to those that have work and too few."""
+        for loader in sorted(self._loaders.values(), key=lambda loader: len(loader.spans)):
+            while self._waiting and not loader.is_retiring and len(loader.spans) < _SPANS_AHEAD:
+                if loader.spans and self._has_idle_loader():
+                    break
+                span = self._waiting.popleft()
+                poisoned = tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
+                loader.spans.append(span)
+                is_careful = self._is_always_careful or span.index in self._trouble
+                loader.send(LoadSpan(span, self._attempts[span.index], is_careful, poisoned))
+        hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
+        while hungry and self._free:
+            loader = min(hungry, key=lambda loader: len(loader.slots))
+            # The slot that was used last is the one whose memory is in the caches, and is the machine's already.
+            slot = self._free.pop()
+            loader.slots.add(slot)
+            loader.send(Grant(slot))
+            hungry = [each for each in hungry if len(each.slots) < _SLOTS_AHEAD]
+
+    def _has_idle_loader(self) -> bool:
+        return any(not loader.spans and not loader.is_retiring for loader in self._loaders.values())
+
+    def _retire_if_idle(self, loader: _Loader) -> None:
+        if loader.is_retiring and not loader.spans:
+            del self._loaders[loader.number]
+            self._free += loader.slots
+            loader.close()
+
+    def _lose(self, loader: _Loader) -> None:
+        """A loader is gone: its slots are free, its spans are loaded again, the one it was at with care."""
+        notice = loader.board.read()
+        how = describe_end(loader.process) if loader.hung_s is None else f"hung for {loader.hung_s:.0f} s"
+        loader.close()
+        del self._loaders[loader.number]
+        self._free += loader.slots
+        self._deaths_in_a_row += 1
+        if loader.spans or self._learning is not None:
+            self._suspect(loader, notice, how)
+        elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW:
+            raise self._died(how, "starting")
+        again = [span for span in loader.spans if span.index in self._attempts and span not in self._waiting]
+        for span in again:
+            self._attempts[span.index] = next(self._numbers)
+        self._waiting.extendleft(reversed(again))
+        indices = [span.index for span in loader.spans]
+        self._launch.note(f"loader {loader.number} {how}; spans {indices} are loaded again")
+        if not loader.is_retiring:
+            self._start()
+        self._dispatch()
+
+    def _suspect(self, loader: _Loader, notice: Any, how: str) -> None:
+        span = self._learning.sample if self._learning is not None else loader.spans[0]
+        is_careful = self._learning is not None or span.index in self._trouble
+        trouble = self._trouble.setdefault(span.index, _Trouble())
+        trouble.deaths += 1
+        trouble.is_slow = loader.hung_s is not None and (notice is None or notice.rows > 1)
+        if is_careful and notice is not None and notice.rows == 1:
+            row = notice.first_row
+            trouble.deaths_at[row] += 1
+            is_sure = trouble.deaths_at[row] >= _DEATHS_OF_A_ROW or loader.hung_s is not None
+            # One that is left out already and still kills is read by a source that cannot leave it out.
+            if is_sure and row not in self._poisoned:
+                self._poisoned[row] = self._row_failure(loader, row, how)
+                trouble.deaths = 0
+                self._deaths_in_a_row = 0
+        if trouble.deaths >= _DEATHS_IN_A_ROW:
+            raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
+
+    def _row_failure(self, loader: _Loader, row: int, how: str) -> RowFailure:
+        has_function = self._learning is not None or (self._job is not None and self._job.preprocess is not None)
+        stage = "preprocess" if has_function else "load"
+        if loader.hung_s is not None:
+            reason = f"took longer than {self._timeout_s:g} s; raise --row-timeout if that is right"
+            return RowFailure(row, "", stage, "TimeoutError", reason)
+        return RowFailure(row, "", stage, "LoaderDied", f"the process that loaded this row {how}")
+
+    def _died(self, how: str, when: str) -> WorkersDied:
+        return WorkersDied(
+            f"a loader died while {when}",
+            received=f"it {how}; its last words: {self._launch.last_words() or 'none'}",
+            hint="--verbose shows what it says; --loaders 1 needs less memory",
+        )

@@ -1,0 +1,299 @@
+"""The main of a replica process: `python -m penstock.pool.processes.replica`, with its descriptors as arguments.
+
+Device, memory and threads were pinned in the environment before this process began. It serves the coordinator until
+the line is closed, and ends at once when it is: a coordinator that was killed leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+
+from penstock.core.agreement import ENOUGH_ROWS
+from penstock.core.batching import Batch
+from penstock.core.columns import take_positions
+from penstock.core.events import (
+    Chunk,
+    Convert,
+    Converted,
+    Drain,
+    Emptied,
+    Filled,
+    Limit,
+    Load,
+    Loaded,
+    Measure,
+    Prepare,
+    Prepared,
+    RanShort,
+    Release,
+    Returned,
+    SpanLoaded,
+    Work,
+)
+from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
+from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
+from penstock.core.reordering import answers
+from penstock.core.state import NONE
+from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.keeping import Keeper, trim
+from penstock.pool.guard.rows_alone import answers_alone, join_answers
+from penstock.pool.guard.step_timing import measure, rejects_strangers
+from penstock.pool.guard.surviving import predictor_of
+from penstock.pool.guard.warmup import first_that_runs, places_alive
+from penstock.pool.loading import load_batches
+from penstock.pool.pipeline import Pipeline
+from penstock.pool.processes.board import Board
+from penstock.pool.processes.channel import Channel
+from penstock.pool.processes.serving import Serving
+from penstock.pool.transfer.batches import open_batch
+from penstock.pool.transfer.results import Assembly, send
+from penstock.pool.transfer.slots import FreeSlots, Slots
+
+
+class BatchInlet:
+    """Where batches of loader processes arrive. Spans that are not expected any more are let go at once."""
+
+    def __init__(self, slots: Slots, say: Callable[[object], None]) -> None:
+        self._slots = slots
+        self._say = say
+        self._assembly = Assembly(slots)
+        self._expected: dict[int, Span] = {}
+
+    def expect(self, span: Span) -> None:
+        self._expected[span.index] = span
+
+    def forget(self, span: Span) -> None:
+        self._expected.pop(span.index, None)
+
+    def open(self, filled: Filled, chunks: Sequence[tuple[Chunk, bytes]] = ()) -> Batch:
+        for chunk, content in chunks:
+            self._assembly.put(chunk, content)
+        return open_batch(filled, self._slots, self._assembly)
+
+    def take(self, message: Chunk | Filled | SpanLoaded, pipeline: Pipeline) -> None:
+        match message:
+            case Chunk(slot=slot, key=(index, number, _)):
+                if message.offset == 0:
+                    self._assembly.drop((index, number))  # of a loader that died before it was whole
+                self._assembly.add(message)
+                self._say(Emptied(slot))
+            case Filled(span=index, slot=slot):
+                span = self._expected.get(index)
+                if span is not None and not pipeline.has(span, message.index):
+                    pipeline.give(span, self.open(message), lambda: self._release(slot), slot)
+                else:
+                    # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
+                    self._assembly.drop((index, message.index))
+                    self._release(slot)
+            case SpanLoaded(span=index, num_batches=count, read_s=read_s):
+                span = self._expected.get(index)
+                if span is not None:
+                    pipeline.end(span, count, read_s)
+
+    def _release(self, slot: int | None) -> None:
+        if slot is not None:
+            self._say(Emptied(slot))
+
+
+class ReplicaProcess:
+    """One replica's side of the conversation."""
+
+    def __init__(self, channel: Channel, slots: Slots, batch_slots: int, board: Board) -> None:
+        self._channel = channel
+        self._board = board
+        self._device = ""
+        self._slots = slots
+        self._free = FreeSlots(range(slots.count))
+        self._batch_slots = batch_slots
+        self._batches: BatchInlet | None = None
+        self._serving = Serving(channel, self._handle, self._take_at_once)
+        self._replica: Replica | None = None
+        self._keeper: Keeper | None = None
+        self._fitting: Fitting | None = None
+        self._pipeline: Pipeline | None = None
+        self._bindings: tuple[Binding, ...] = ()
+        self._first_rows: Columns = {}
+
+    def serve(self) -> None:
+        self._serving.serve()
+
+    def _take_at_once(self, message: object) -> bool:
+        if isinstance(message, Release):
+            self._free.give_back(message.slot)
+            return True
+        return False
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Load(runtime=runtime, model=model, device=device, threads=threads, import_path=path):
+                sys.path += [entry for entry in path if entry not in sys.path]
+                self._device = str(device)
+                self._replica = runtime.load(model, device, threads)
+                self._keeper = Keeper(self._replica)
+                self._channel.send(Loaded(self._replica.signature))
+            case Prepare():
+                self._channel.send(self._prepare(message))
+            case Measure():
+                assert self._replica is not None
+                self._channel.send(measure(self._replica, self._first_rows, message))
+            case Convert(folder=folder):
+                self._channel.send(self._convert(folder))
+            case Limit(ceilings=ceilings):
+                if self._fitting is not None:
+                    self._fitting.limit(ceilings)
+            case Work(span=span, poisoned=poisoned):
+                assert self._pipeline is not None
+                assert self._fitting is not None
+                self._fitting.left_out |= {failure.row: failure for failure in poisoned}
+                if self._batches is not None:
+                    self._batches.expect(span)
+                else:
+                    self._pipeline.add(span)
+            case Chunk() | Filled() | SpanLoaded():
+                assert self._batches is not None
+                assert self._pipeline is not None
+                self._batches.take(message, self._pipeline)
+            case Drain():
+                unbegun = self._pipeline.drain() if self._pipeline is not None else []
+                self._channel.send(Returned(tuple(span.index for span in unbegun)))
+
+    def _prepare(self, message: Prepare) -> Prepared:
+        assert self._replica is not None
+        assert self._keeper is not None
+        if self._pipeline is not None:
+            self._pipeline.close()
+        more: Iterator[Batch] = iter(())
+        if message.warm is not None:
+            slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
+            self._batches = BatchInlet(slots, self._channel.send)
+            batch = self._batches.open(message.warm, message.warm_chunks)
+        else:
+            more = load_batches(message.job, message.sample)
+            batch = next(more)
+        found = self._keeper.look(batch)
+        if found.kind != NONE and message.job.state == NONE:
+            return Prepared((), 0.0, state=found)
+        self._keeper.hold(message.job)
+        self._bindings = message.job.bindings
+        self._fitting = Fitting(
+            self._replica,
+            self._device,
+            lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
+            ceilings=message.ceilings,
+            is_alone=message.is_alone,
+            board=self._board,
+            give_up=_give_up,
+            state=message.job.state,
+        )
+        self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
+        if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
+            self._replica.take_any_size()
+        batch, prepared = first_that_runs(
+            self._fitting, itertools.chain([batch], more), message.sample, message.job, message.asked
+        )
+        self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
+        found = found if found.kind != NONE else prepared.state
+        if found.kind != NONE and message.job.state == NONE:
+            return Prepared((), 0.0, state=found)
+        self._keeper.restore()
+        if message.asked.answers_rows:
+            prepared, alive = _with_answers(prepared, self._fitting, _trimmed(batch, more, message), message)
+            # What is measured must run: rows that fail have no place in it.
+            self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
+            prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
+            self._keeper.restore()
+        self._pipeline = Pipeline(
+            self._fitting,
+            message.job,
+            self._emit,
+            self._serving.fail,
+            loaders=message.loaders,
+            lanes=message.lanes,
+            follows=prepared.follows,
+            outputs=prepared.outputs,
+            copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
+        )
+        return replace(prepared, state=found)
+
+    def _convert(self, folder: str) -> Converted:
+        if not isinstance(self._replica, Exporting):
+            return Converted("this runtime cannot write what others read")
+        return Converted(self._replica.export(folder, self._bindings))
+
+    def _emit(self, result: Result, timings: Timings) -> None:
+        if self._batches is not None:
+            self._batches.forget(result.span)
+        send(result, timings, self._slots, self._free, self._channel.send)
+
+
+def _give_up(error: MemoryError) -> NoReturn:
+    """The notice on the board and the last line of the log tell the coordinator all that it needs."""
+    try:
+        told = "".join(traceback.format_exception(error)).encode()
+    except MemoryError:
+        told = b"MemoryError\n"
+    os.write(2, told)
+    os._exit(1)
+
+
+def _trimmed(first: Batch, more: Iterable[Batch], message: Prepare) -> Iterator[Batch]:
+    yield first
+    for batch in more:
+        trim(message.job, batch)
+        yield batch
+
+
+def _with_answers(
+    prepared: Prepared, replica: Replica, batches: Iterable[Batch], message: Prepare
+) -> tuple[Prepared, Array]:
+    """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
+    sample, asked = message.sample, message.asked
+    predict = predictor_of(message.job)
+    alive_at_first: Array | None = None
+    found: list[Columns] = []
+    alone: list[Columns] = []
+    answered: list[int] = []
+    for batch in batches:
+        outputs, rejected = predict(replica, batch, sample.start)
+        if outputs is None:
+            continue
+        alive = places_alive(batch, sample, rejected)
+        alive_at_first = alive if alive_at_first is None else alive_at_first
+        taken = alive[: asked.answers_rows - len(answered)]
+        if asked.is_alone:
+            by_place = answers_alone(replica, batch, taken.tolist(), prepared.follows)
+            taken = np.array(list(by_place), dtype=np.int64)
+            alone += by_place.values()
+        trimmed = {
+            name: answers(prepared.follows, name, output[: batch.rows], batch) for name, output in outputs.items()
+        }
+        found.append({name: take_positions(output, taken) for name, output in trimmed.items()})
+        answered += [sample.number(sample.start + int(batch.positions[place])) for place in taken]
+        if len(answered) >= min(asked.answers_rows, ENOUGH_ROWS):
+            break
+    assert alive_at_first is not None
+    prepared = replace(
+        prepared,
+        answers=join_answers(found),
+        alone=join_answers(alone) if asked.is_alone else None,
+        answered=tuple(answered),
+    )
+    return prepared, alive_at_first
+
+
+def main() -> None:
+    channel_descriptor, slots_descriptor, count, slot_bytes, batch_slots, board = map(int, sys.argv[1:])
+    channel = Channel.inherited(channel_descriptor)
+    ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes), batch_slots, Board(board)).serve()
+
+
+if __name__ == "__main__":
+    main()

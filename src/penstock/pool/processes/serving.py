@@ -1,0 +1,61 @@
+"""What the two kinds of worker process share: a line that is always listened to, and messages dealt with in turn."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.events import Failed
+from penstock.errors import PenstockError
+from penstock.pool.processes.channel import Channel
+
+
+class Serving:
+    """A worker's side of its line to the coordinator.
+
+    Args:
+        channel: The line. The process ends at once when it is closed.
+        handle: Deals with messages, one after the other.
+        take_at_once: Takes what must not wait behind other messages (slots that are free again), and says so.
+    """
+
+    def __init__(self, channel: Channel, handle: Callable[[Any], None], take_at_once: Callable[[Any], bool]) -> None:
+        self._channel = channel
+        self._handle = handle
+        self._take_at_once = take_at_once
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True, name="listener").start()
+        while True:
+            message = self._inbox.get()
+            try:
+                self._handle(message)
+            except BaseException as error:
+                self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the coordinator, and the log, what went wrong."""
+        details = "".join(traceback.format_exception(error))
+        sys.stderr.write(details)
+        sys.stderr.flush()
+        known = error if isinstance(error, PenstockError) else None
+        self._channel.send(Failed(known, type(error).__name__, details))
+
+    def _listen(self) -> None:
+        """Runs beside everything else, so that slots are free again and a lost coordinator is noticed at any time."""
+        while True:
+            try:
+                message = self._channel.receive()
+            except (EOFError, OSError):
+                os._exit(0)
+            except Exception as error:  # a message that cannot be read: the job cannot go on, but must be told so
+                self.fail(error)
+                continue
+            if not self._take_at_once(message):
+                self._inbox.put(message)

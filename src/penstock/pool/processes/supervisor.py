@@ -1,0 +1,189 @@
+"""Starting, watching and ending replica processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from penstock.core.events import Load
+from penstock.core.protocols import Runtime
+from penstock.core.records import Device, ModelFile
+from penstock.pool.processes.board import Board
+from penstock.pool.processes.channel import Channel
+from penstock.pool.transfer.results import Assembly
+from penstock.pool.transfer.slots import Slots, anonymous_memory
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+_OWN_LINE = re.compile(r"\d\d:\d\d:\d\d penstock: ")
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
+
+
+def spawn(
+    module: str,
+    arguments: Sequence[object],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+    log: IO[Any] | int,
+) -> subprocess.Popen[bytes]:
+    """Start a worker process that inherits `descriptors` and writes to the log."""
+    return subprocess.Popen(
+        # -P: a file in the user's folder must not stand in for a module of the standard library.
+        [sys.executable, "-P", "-m", module, *map(str, arguments)],
+        env=dict(environment),
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
+        start_new_session=True,
+    )
+
+
+def describe_end(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended, in words."""
+    try:
+        code = process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        return "closed its line but did not end"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
+
+
+class ReplicaHandle:
+    """The coordinator's hold on one replica process."""
+
+    def __init__(self, number: int, device: Device, process: subprocess.Popen[bytes], channel: Channel) -> None:
+        self.number = number
+        self.device = device
+        self.channel = channel
+        self._process = process
+        self._slots: Slots | None = None
+
+    @classmethod
+    def start(cls, number: int, launch: Launch, device: Device) -> ReplicaHandle:
+        """Start a process pinned to `device` and have it load the model."""
+        channel, theirs = Channel.pair()
+        slots, board = Slots.create(), Board.create()
+        arguments = [theirs, slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots, board.descriptor]
+        try:
+            descriptors = (theirs, slots.descriptor, launch.batch_slots, board.descriptor, *launch.descriptors)
+            process = spawn(
+                "penstock.pool.processes.replica", arguments, launch.environment(device), descriptors, launch.log
+            )
+        finally:
+            os.close(theirs)
+        handle = cls(number, device, process, channel)
+        handle._slots = slots
+        handle.assembly = Assembly(slots)
+        handle.board = board
+        channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
+        return handle
+
+    assembly: Assembly
+    board: Board
+    """What it is at: the batch under way."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, or the signal that killed it as a negative number; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def describe_end(self) -> str:
+        """How the process ended, in words."""
+        return describe_end(self._process)
+
+    def close(self) -> None:
+        """End the process now and free what it used."""
+        self.channel.close()
+        self._process.kill()
+        self._process.wait()
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+            self.board.close()
+
+
+class Launch:
+    """What every replica of a job is started with."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        model: ModelFile,
+        threads: int,
+        log: IO[Any] | int,
+        *,
+        descriptors: Sequence[int] = (),
+        is_verbose: bool = False,
+    ) -> None:
+        self.runtime = runtime
+        self.model = model
+        self.threads = threads
+        self.log = log
+        self.descriptors = tuple(descriptors)
+        self.batch_slots = anonymous_memory()
+        """The memory through which loader processes hand batches to replicas; it gets its size with the job."""
+        self._is_verbose = is_verbose
+        self._log_begins = self._log_size()
+
+    def close(self) -> None:
+        """Let go of the memory; the kernel frees it with its last user. Once: the number may be another's by then."""
+        if self.batch_slots >= 0:
+            os.close(self.batch_slots)
+            self.batch_slots = -1
+
+    def note(self, text: str) -> None:
+        """A line of our own in the log."""
+        line = f"{time.strftime('%H:%M:%S')} penstock: {text}\n".encode()
+        os.write(self._log_descriptor, line)
+
+    def last_words(self) -> str:
+        """The end of the log, for an error message: the log itself may go with the folder of a job that never began."""
+        spoken = self.last_lines()
+        return spoken[-1][:300] if spoken else ""
+
+    def last_lines(self) -> list[str]:
+        """What was said last in this run, since our own last line."""
+        start = max(self._log_begins, self._log_size() - 4000)
+        try:
+            lines = os.pread(self._log_descriptor, 4000, start).decode(errors="replace").splitlines()
+        except OSError:
+            return []  # a terminal cannot be read back
+        own = max((place for place, line in enumerate(lines) if _OWN_LINE.match(line)), default=-1)
+        return [line.strip() for line in lines[own + 1 :] if line.strip()]
+
+    @property
+    def _log_descriptor(self) -> int:
+        return self.log if isinstance(self.log, int) else self.log.fileno()
+
+    def _log_size(self) -> int:
+        try:
+            return os.fstat(self._log_descriptor).st_size
+        except OSError:
+            return 0
+
+    def loader_environment(self) -> dict[str, str]:
+        """A loader has one thread and no GPU, whatever the user's function imports."""
+        environment = dict(os.environ)
+        if not self._is_verbose:
+            environment |= _QUIET
+        return environment | dict.fromkeys(_THREADS, "1") | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+
+    def environment(self, device: Device) -> dict[str, str]:
+        environment = dict(os.environ)
+        if not self._is_verbose:
+            environment |= _QUIET
+        # Each runtime says which Keras its processes get, whatever the user's process was set to.
+        return environment | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)

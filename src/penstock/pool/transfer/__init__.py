@@ -1,0 +1,1 @@
+"""How batches and results travel between processes: through slots, as bytes."""

@@ -1,0 +1,1 @@
+"""JAX: Keras models, exported functions, StableHLO."""

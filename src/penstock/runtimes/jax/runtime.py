@@ -1,0 +1,320 @@
+"""Keras models on the JAX backend."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.output_selection import Answers, keep
+from penstock.core.records import Array, Columns, Device, ModelFile
+from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
+from penstock.errors import DeviceError, RefusedByRuntime, one_line
+from penstock.runtimes.keras.call import KerasCall, call_keras_model
+from penstock.runtimes.keras.call_state import SEED_NAME
+from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
+from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
+from penstock.runtimes.xla import xla_flags
+
+_WIDE = ("int64", "uint64", "uint32", "float64")
+
+
+def xla_environment(device: Device, threads: int) -> dict[str, str]:
+    """The variables that pin a process in which JAX runs."""
+    is_gpu = device.kind == "gpu"
+    return (
+        STRICT_FLOAT32
+        | {
+            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
+            "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_FLAGS": xla_flags(device, threads),
+            # The CPU client of JAX takes the size of its thread pool from this.
+            "NPROC": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+        }
+        | _memory_share(device)
+    )
+
+
+def _memory_share(device: Device) -> dict[str, str]:
+    """The fraction is that of a whole GPU, and a limit also where nothing is allocated beforehand.
+
+    jaxlib refuses to start where the older name of the variable is set, too; not all of its allocators have a limit.
+    """
+    fraction = memory_fraction(device)
+    if fraction is None:
+        return {}
+    return {
+        "XLA_CLIENT_MEM_FRACTION": f"{fraction:.5f}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "",
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "bfc",
+    }
+
+
+class JaxRuntime:
+    """The model as one jitted function of its weights and a batch."""
+
+    name = "jax"
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        return {"KERAS_BACKEND": "jax"} | xla_environment(device, threads)
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
+        check_kind(model, self.name)
+        with lean_imports(model, "jax", "scipy"):
+            import jax
+            import keras  # noqa: F401 - imported here so that it, too, is imported leanly
+
+        try:
+            target = jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
+        except RuntimeError as error:
+            raise DeviceError(
+                "this JAX does not see the GPU",
+                received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
+                hint="pip install 'jax[cuda12]', or --devices cpu",
+            ) from None
+        call = call_keras_model(model)
+        call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
+        is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
+        if is_wide:
+            # Without this JAX cuts to 32 bits whatever has 64.
+            jax.config.update("jax_enable_x64", True)
+        return JaxReplica(call, target, model.answers, may_widen=not is_wide)
+
+
+def _lost_states(model: Any) -> list[str]:
+    """What people should know of layers whose state Keras does not carry from batch to batch on JAX."""
+    layers = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    told = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
+    return [f"{', '.join(layers)}: {told}"] if layers else []
+
+
+class JaxReplica:
+    """A model on one JAX device of this process, compiled once for each shape of a batch.
+
+    Args:
+        call: The Keras model.
+        target: The device.
+        answers: What is kept of its outputs.
+        may_widen: Whether JAX may be told to compute in 64 bits, where the model asks for them inside: it holds for
+            the whole process.
+    """
+
+    def __init__(
+        self, call: KerasCall, target: Any, answers: Answers | None = None, *, may_widen: bool = False
+    ) -> None:
+        import jax
+
+        self._may_widen = may_widen
+        self._answers = answers
+        self.signature = call.signature
+        self.call = call
+        self._jax = jax
+        self._target = target
+        self._weights: Any = None
+        self._steps: dict[tuple[Any, ...], Any] = {}
+        self._compiling = threading.Lock()
+        self._changed: set[int] = set()
+        """Which of the variables that are not trained a call changes, as far as steps were traced."""
+        self._held: dict[int, Any] = {}
+        self._seed: int | None = None
+        self._row = threading.local()
+        self._order: tuple[str, ...] = ()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the model's weights as they are now."""
+        model = self.call.model
+        weights = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
+        self._weights = self._jax.device_put(weights, self._target)
+
+    def look(self, batch: Columns) -> State:
+        """See `protocols.Stateful`. A step that does not compile says why when it is run."""
+        with contextlib.suppress(Exception):
+            self._compiled(batch)
+        return self._state()
+
+    def hold(self, seed: int | None) -> None:
+        self._seed = seed
+        values = self._weights[1]
+        self._held = {place: values[place] for place in self._changed}
+        if seed is not None and self._state().kind == VARIABLES:
+            self._held |= {place: self._drawn(place, 0) for place in self._changed if self._is_seed(place)}
+
+    def restore(self) -> None:
+        self._update(self._held)
+
+    def turn(self, row: int) -> None:
+        self._row.number = row
+
+    def predict(self, batch: Columns) -> Columns:
+        try:
+            return self._predict(batch)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            reason = what_was_short(error)
+        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+        raise out_of_memory(batch, reason)
+
+    def peak_bytes(self) -> int | None:
+        return peak_on(self._target)
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out.
+
+        On a CPU it is the least that is taken: what libraries take that multiply matrices, the compiler does not know.
+        """
+        try:
+            found = self._compiled(batch).memory_analysis()
+        except Exception:  # what does not even compile says why when it is run
+            return None
+        if found is None:
+            return None
+        sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
+        return int(sum(sizes) - found.alias_size_in_bytes)
+
+    def close(self) -> None:
+        self._weights = None
+        self._steps = {}
+
+    def _predict(self, batch: Columns) -> Columns:
+        step = self._compiled(batch)
+        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        outputs, updated = step(self._weights_for_this_call(), tensors)
+        # What is compiled gives its outputs in the order of their names.
+        answers = {name: to_numpy(outputs[name]) for name in self._order}
+        if updated and not self._is_drawn_by_row():
+            self._update(updated)
+        return answers
+
+    def _weights_for_this_call(self) -> Any:
+        if not self._is_drawn_by_row():
+            return self._weights
+        trained, others = self._weights
+        row = getattr(self._row, "number", 0)
+        return trained, [self._drawn(i, row) if i in self._changed else value for i, value in enumerate(others)]
+
+    def _is_drawn_by_row(self) -> bool:
+        """Whether a batch draws by a seed of its own, so that it does not matter what ran before it."""
+        return self._seed is not None and self._state().kind == SEEDS
+
+    def _drawn(self, place: int, row: int) -> Any:
+        assert self._seed is not None
+        value = self._weights[1][place]
+        drawn = derived_seed(self._seed, sorted(self._changed).index(place), row, value.shape, value.dtype)
+        return self._jax.device_put(drawn, self._target)
+
+    def _update(self, values: Mapping[int, Any]) -> None:
+        """Change variables as `model.predict` does: in the model, too."""
+        variables = self.call.model.non_trainable_variables
+        for place, value in values.items():
+            self._weights[1][place] = value
+            variables[place].assign(value)
+
+    def _state(self) -> State:
+        if not self._changed:
+            return State(NONE)
+        kind = SEEDS if all(map(self._is_seed, self._changed)) else VARIABLES
+        variables = self.call.model.non_trainable_variables
+        return State(kind, tuple(variables[place].path for place in sorted(self._changed)))
+
+    def _is_seed(self, place: int) -> bool:
+        return str(self.call.model.non_trainable_variables[place].path).endswith(SEED_NAME)
+
+    def _compiled(self, batch: Columns) -> Any:
+        """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
+        key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
+        step = self._steps.get(key)
+        if step is not None:
+            return step
+        with self._compiling:
+            if key not in self._steps:
+                self._steps[key] = self._trace if self._is_eager else self._lowered(batch).compile()
+            return self._steps[key]
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether the model is called as it is: lookups and hashing run outside of JAX."""
+        model = self.call.model
+        return bool(getattr(model, "run_eagerly", False)) or not getattr(model, "jit_compile", True)
+
+    def _lowered(self, batch: Columns) -> Any:
+        like = {name: self._like(array) for name, array in batch.items()}
+        try:
+            with warnings.catch_warnings():
+                if self._may_widen:
+                    warnings.filterwarnings("error", message="Explicitly requested dtype")
+                return self._jax.jit(self._trace).lower(self._weights, like)
+        except UserWarning:
+            if not self._may_widen:
+                raise
+            self._may_widen = False
+            self._jax.config.update("jax_enable_x64", True)
+            return self._lowered(batch)
+        except (ValueError, NotImplementedError) as error:
+            if self.call.precision == AS_MADE:
+                raise
+            # Not every operation is there in every precision: attention in float16 is not, on a CPU.
+            raise RefusedByRuntime(
+                f"JAX does not run this model in {self.call.precision}", received=one_line(error)
+            ) from None
+
+    def _like(self, array: Array) -> Any:
+        place = self._jax.sharding.SingleDeviceSharding(self._target)
+        kind = self._jax.dtypes.canonicalize_dtype(array.dtype)
+        return self._jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
+
+    def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+        """The outputs, and the variables that the call changed, by their places."""
+        wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
+        scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
+        cast = {
+            name: tensor.astype(wanted[name]) if name in wanted and tensor.dtype != wanted[name] else tensor
+            for name, tensor in scaled.items()
+        }
+        packed, model = self.call.pack(cast), self.call.model
+        if self.call.has_own_step:
+            outputs, after = model.predict_step(weights, (packed,))
+        else:
+            outputs, after = model.stateless_call(*weights, packed, **self.call.options)
+        changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
+        self._changed |= changed.keys()
+        kept = keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+        self._order = tuple(kept)
+        return kept, changed
+
+
+class JaxRanking:
+    """Ranks while a step is traced. Of equal values, JAX gives the first one first."""
+
+    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
+        import jax
+
+        values, places = jax.lax.top_k(tensor, k)
+        return values, places.astype("int32")
+
+    def argmax(self, tensor: Any) -> Any:
+        return self.top_k(tensor, 1)[1][..., 0]
+
+
+def peak_on(target: Any) -> int | None:
+    """The most that was held on a JAX device; the CPU keeps no count of its own."""
+    peak = (target.memory_stats() or {}).get("peak_bytes_in_use")
+    return int(peak) if peak is not None else None
+
+
+def _to_float32(tensor: Any) -> Any:
+    return tensor.astype("float32")
+
+
+def to_numpy(array: Any) -> Any:
+    """An array on the host; numpy has no bfloat16 of its own."""
+    return np.asarray(array, dtype=np.float32) if array.dtype == "bfloat16" else np.asarray(array)

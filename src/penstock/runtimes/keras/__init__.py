@@ -1,0 +1,1 @@
+"""Keras models on any backend: loading, calling, their state."""

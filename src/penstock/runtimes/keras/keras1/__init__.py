@@ -1,0 +1,1 @@
+"""Files of Keras 1, read into Keras 3."""

@@ -1,0 +1,241 @@
+"""Whole models of Keras 1 (`.h5`, 2015 to 2017), read into Keras 3.
+
+Keras 1 wrote other names, other layouts of weights, and not where it had computed: what TensorFlow computed is told by
+weights that are called `…:0`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+from penstock.errors import ModelError
+from penstock.runtimes.keras.keras1.layers import translate
+from penstock.runtimes.keras.keras1.translation import Config, Origin, Translation
+
+Named = list[tuple[str, Array]]
+"""The arrays of a group of the file with their names, in order."""
+
+
+def version_of_h5(path: str) -> str:
+    """The version of Keras that wrote a whole model; `1` where only its layers tell."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        version = _text(file.attrs.get("keras_version", ""))
+        config = _text(file.attrs.get("model_config", ""))
+    if version:
+        return version
+    return "1" if '"output_dim"' in config or '"nb_filter"' in config else "2"
+
+
+def backend_of_h5(path: str) -> str:
+    """Where the model was when it was saved; empty where the file does not say."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        weights = file["model_weights"]
+        return _text(weights.attrs.get("backend", file.attrs.get("backend", "")))
+
+
+def config_of_h5(path: str) -> Any:
+    """What a whole model says of itself; None for a file of weights only."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        config = file.attrs.get("model_config")
+    return None if config is None else json.loads(_text(config))
+
+
+def load_keras1(path: str, custom_objects: dict[str, Any]) -> Any:
+    """The model in a file that Keras 1 wrote.
+
+    Raises:
+        ModelError: It has a layer that is not known.
+    """
+    config = config_of_h5(path)
+    groups, backend = _read_weights(path), backend_of_h5(path)
+    names = [name for group in groups.values() for name, _ in group]
+    is_theano = backend == "theano" or (not backend and not any(name.endswith(":0") for name in names))
+    orderings = [each["dim_ordering"] for each in _configs(config) if each.get("dim_ordering") in ("th", "tf")]
+    # Layers that pad and repeat do not say where their channels are: as in the others, or as Keras 1 was set up.
+    origin = Origin(is_theano, orderings[0] if orderings else "tf", custom_objects)
+    reading = _Reading(groups, origin)
+    model = reading.model(config["class_name"], config["config"], "model")
+    for translation in reading.translations:
+        translation.set_weights()
+    return model
+
+
+def _read_weights(path: str) -> dict[str, Named]:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        weights = file["model_weights"]
+        groups = {}
+        for layer in map(_text, weights.attrs["layer_names"]):
+            names = [_text(name) for name in weights[layer].attrs["weight_names"]]
+            groups[layer] = [(name, np.asarray(weights[layer][name])) for name in names]
+        return groups
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _configs(value: Any) -> Iterator[Config]:
+    """Every dict inside a configuration."""
+    if isinstance(value, dict):
+        yield value
+    for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _configs(inside)
+
+
+class _Reading:
+    """One file being read: layers are made where they are named, and get their weights when all have been called."""
+
+    def __init__(self, groups: dict[str, Named], origin: Origin) -> None:
+        self._groups = groups
+        self._origin = origin
+        self._scopes: list[Named] = []
+        self._nameless = 0
+        self.translations: list[Translation] = []
+
+    def model(self, kind: str, config: Any, name: str) -> Any:
+        if kind == "Sequential":
+            return self._sequential(config, name)
+        if kind == "Model":
+            return self._graph(config)
+        raise ModelError("this kind of model of Keras 1 is not known", received=kind, allowed="Sequential, Model")
+
+    def _sequential(self, layers: list[Config], name: str) -> Any:
+        import keras
+
+        first, rest = layers[0], layers[1:]
+        if first["class_name"] == "Merge":
+            inputs, tensor = self._merged_branches(first["config"])
+        else:
+            inputs, tensor = self._branch(first)
+        for layer in rest:
+            tensor = self._layer(layer)(tensor)
+        return keras.Model(inputs[0] if len(inputs) == 1 else inputs, tensor, name=name)
+
+    def _merged_branches(self, config: Config) -> tuple[list[Any], Any]:
+        """`Sequential` began with branches where it had several inputs."""
+        inputs: list[Any] = []
+        tensors = []
+        for branch in config["layers"]:
+            found, tensor = self._branch(branch)
+            inputs += found
+            tensors.append(tensor)
+        merge = self._layer({"class_name": "Merge", "config": config})
+        return inputs, merge(tensors)
+
+    def _branch(self, layer: Config) -> tuple[list[Any], Any]:
+        import keras
+
+        kind, config = layer["class_name"], layer["config"]
+        if kind in ("Sequential", "Model"):
+            inside = self._layer(layer)
+            inputs = [keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name) for t in inside.steps[0].inputs]
+            return inputs, inside(inputs if len(inputs) > 1 else inputs[0])
+        tensor = keras.Input(
+            batch_shape=config["batch_input_shape"],
+            dtype=config.get("input_dtype") or "float32",
+            name=config["name"] if kind == "InputLayer" else f"{config['name']}_input",
+        )
+        return [tensor], tensor if kind == "InputLayer" else self._layer(layer)(tensor)
+
+    def _graph(self, config: Config) -> Any:
+        import keras
+
+        tensors: dict[tuple[str, int, int], Any] = {}
+        waiting: list[tuple[Config, Any, int, Any]] = []
+        for layer in config["layers"]:
+            name = layer["name"]
+            if layer["class_name"] == "InputLayer":
+                tensors[name, 0, 0] = self._branch(layer)[1]
+                continue
+            made = self._layer(layer)
+            # A model inside a model counts the call that made it as its first.
+            first_call = 1 if layer["class_name"] in ("Sequential", "Model") else 0
+            waiting += [(layer, made, first_call + i, node) for i, node in enumerate(layer["inbound_nodes"])]
+        while waiting:
+            ready = [each for each in waiting if all(tuple(source[:3]) in tensors for source in each[3])]
+            if not ready:
+                raise ModelError("the layers of this model wait for each other", received=waiting[0][0]["name"])
+            for layer, made, call, node in ready:
+                given = [tensors[tuple(source[:3])] for source in node]
+                answers = made(given if len(given) > 1 else given[0])
+                for place, answer in enumerate(answers if isinstance(answers, (list, tuple)) else [answers]):
+                    tensors[layer["name"], call, place] = answer
+            waiting = [each for each in waiting if each not in ready]
+        inputs, outputs = (
+            [tensors[tuple(source[:3])] for source in config[side]] for side in ("input_layers", "output_layers")
+        )
+        single_in, single_out = len(inputs) == 1, len(outputs) == 1
+        return keras.Model(
+            inputs[0] if single_in else inputs, outputs[0] if single_out else outputs, name=config["name"]
+        )
+
+    def _layer(self, layer: Config) -> Translation:
+        """A layer, wrapper or model inside a model, with the arrays that are its own."""
+        kind, config = layer["class_name"], layer["config"]
+        name = layer.get("name") or (config["name"] if isinstance(config, dict) else self._new_name())
+        if kind in ("Sequential", "Model"):
+            return self._inside(name, lambda: Translation([self.model(kind, config, name)]))
+        if kind == "TimeDistributed":
+            return self._inside(name, lambda: self._for_every_step(config))
+        owners = [name]
+        if kind == "Bidirectional":
+            inner = config["layer"]["config"]["name"]
+            owners = [f"forward_{inner}", f"backward_{inner}", name]
+        made = translate(kind, config, self._arrays(name, owners), self._origin)
+        self.translations.append(made)
+        return made
+
+    def _new_name(self) -> str:
+        """A `Sequential` inside another has no name in the file."""
+        self._nameless += 1
+        return f"sequential_{self._nameless}"
+
+    def _inside(self, name: str, make: Any) -> Translation:
+        """What `make` makes, its arrays taken from the group of the layer around it, if it has one."""
+        if name not in self._groups or self._scopes:
+            made: Translation = make()
+            return made
+        self._scopes.append(self._groups[name])
+        try:
+            made = make()
+        finally:
+            self._scopes.pop()
+        return made
+
+    def _for_every_step(self, config: Config) -> Translation:
+        import keras
+
+        inner = self._layer(config["layer"])
+        *before, last = inner.steps
+        wrapped = [keras.layers.TimeDistributed(step, name=f"{step.name}_each") for step in before]
+        return Translation([*wrapped, keras.layers.TimeDistributed(last, name=config["name"])])
+
+    def _arrays(self, name: str, owners: list[str]) -> list[Array]:
+        if not self._scopes:
+            return [array for _, array in self._groups.get(name, [])]
+        found: list[Array] = []
+        for weight, array in self._scopes[-1]:
+            # `conv_1_W` belongs to `conv_1`, not to `conv`, wherever there are both.
+            if any(weight.startswith(f"{owner}_") and _is_part(weight[len(owner) + 1 :]) for owner in owners):
+                found.append(array)
+        return found
+
+
+_PARTS = ("W", "U", "b", "gamma", "beta", "running", "alphas", "betas", "t", "a", "depthwise", "pointwise", "param")
+
+
+def _is_part(rest: str) -> bool:
+    return rest.split(":")[0].split("_")[0] in _PARTS

@@ -1,0 +1,190 @@
+"""Files of weights only, into a model that a function built: of Keras 1, 2 and 3, and TensorFlow's checkpoints.
+
+Works on models of Keras 3 and of tf_keras alike.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+from penstock.errors import ModelError, PenstockError, RefusedByRuntime
+from penstock.runtimes.keras.keras1.layers import joined_gates
+from penstock.runtimes.keras.keras1.spatial import kernel_of_today
+from penstock.runtimes.keras.theano_kernels import turn_kernels
+
+Groups = dict[str, list[tuple[str, Array]]]
+_MOST_SHOWN = 4
+
+
+def load_weights(model: Any, path: str) -> None:
+    """Give a model the weights in a file.
+
+    Raises:
+        ModelError: They do not fit: which names, which shapes.
+        RefusedByRuntime: It is a checkpoint of TensorFlow, which only tf_keras reads into its models.
+    """
+    is_legacy_model = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+    if os.path.exists(path + ".index"):
+        _load_checkpoint(model, path, is_legacy_model)
+        return
+    try:
+        groups, version, backend = _legacy_groups(path)
+        with warnings.catch_warnings(action="ignore"):
+            if groups is None:
+                _load_under_a_name(model, path, "model.weights.h5")
+            elif version.startswith("1"):
+                _load_groups(model, groups, version, path)
+            else:
+                _load_of_keras_2(model, groups, version, path)
+                if backend == "theano":
+                    turn_kernels(model)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise _misfit(path, " ".join(str(error).split())) from error
+
+
+def _load_checkpoint(model: Any, path: str, is_legacy_model: bool) -> None:
+    if not is_legacy_model:
+        raise RefusedByRuntime(
+            "Keras 3 does not read checkpoints of TensorFlow",
+            received=f"{path} is a checkpoint of TensorFlow, which Keras 3 does not read",
+            hint="--runtime tf_keras, with a function that builds the model with tf.keras",
+        )
+    try:
+        model.load_weights(path).assert_existing_objects_matched().expect_partial()
+    except Exception as error:
+        raise _misfit(path, " ".join(str(error).split())) from error
+
+
+def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> None:
+    """As Keras loads them, by the order of the layers; by their names where the order does not fit."""
+    try:
+        _load_under_a_name(model, path, "model.h5")
+    except ValueError as error:
+        try:
+            _load_groups(model, groups, version, path)
+        except ModelError as misfit:
+            raise misfit from error
+
+
+def _load_under_a_name(model: Any, path: str, name: str) -> None:
+    """Keras tells the kinds of files of weights apart by their names; we by what is in them."""
+    if path.endswith(".keras"):
+        model.load_weights(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        link = os.path.join(folder, name)
+        os.symlink(os.path.abspath(path), link)
+        model.load_weights(link)
+
+
+def _legacy_groups(path: str) -> tuple[Groups | None, str, str]:
+    """The arrays of each layer in a file of Keras 1 or 2, its version and its backend; None for a newer file."""
+    import h5py
+
+    if path.endswith(".keras") and not h5py.is_hdf5(path):
+        return None, "", ""
+    with h5py.File(path, "r") as file:
+        group = file["model_weights"] if "layer_names" not in file.attrs and "model_weights" in file else file
+        layers = _attribute(group, "layer_names")
+        if layers is None:
+            return None, "", ""
+        version, backend = (_text(group.attrs.get(*each)) for each in (("keras_version", "1"), ("backend", "")))
+        groups = {
+            layer: [(name, np.asarray(group[layer][name])) for name in _attribute(group[layer], "weight_names") or []]
+            for layer in layers
+        }
+    return {name: arrays for name, arrays in groups.items() if arrays}, version, backend
+
+
+def _attribute(group: Any, name: str) -> list[str] | None:
+    """A list of names, which is cut into numbered pieces where it is long."""
+    if name in group.attrs:
+        return [_text(value) for value in group.attrs[name]]
+    pieces: list[str] = []
+    while f"{name}{len(pieces)}" in group.attrs:
+        pieces.append(f"{name}{len(pieces)}")
+    return [_text(value) for piece in pieces for value in group.attrs[piece]] if pieces else None
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _load_groups(model: Any, groups: Groups, version: str, path: str) -> None:
+    """By the order of the layers; where that does not fit, by their names, if each has one in the file."""
+    layers = [layer for layer in model.layers if layer.weights]
+    arrays = [_arrays_of_today(layer, group, version) for layer, group in zip(layers, groups.values(), strict=False)]
+    pairs = list(zip(layers, arrays, strict=False))
+    if len(layers) != len(groups) or not all(_fits(layer, each) for layer, each in pairs):
+        by_name = [
+            (layer, _arrays_of_today(layer, groups[layer.name], version)) for layer in layers if layer.name in groups
+        ]
+        if len(by_name) < len(layers) or not all(_fits(layer, each) for layer, each in by_name):
+            shown = pairs if len(by_name) < len(layers) else by_name
+            raise _misfit(path, _differences(layers, groups, shown))
+        pairs = by_name
+    for layer, each in pairs:
+        for weight, array in zip(_in_old_order(layer), each, strict=True):
+            weight.assign(array)
+    for layer in layers:
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+
+
+def _in_old_order(layer: Any) -> list[Any]:
+    """The weights of a layer as Keras 1 and 2 wrote them; a model inside a model has its own layers in its group."""
+    return [*layer.trainable_weights, *layer.non_trainable_weights]
+
+
+def _arrays_of_today(layer: Any, group: list[tuple[str, Array]], version: str) -> list[Array]:
+    arrays = [array for _, array in group]
+    if not version.startswith("1"):
+        return arrays
+    kind = type(layer).__name__
+    if kind in ("LSTM", "GRU", "SimpleRNN"):
+        return joined_gates(kind, arrays)
+    if kind in ("Conv1D", "Conv2D", "Conv3D", "SeparableConv2D"):
+        is_theano = not any(name.endswith(":0") for name, _ in group)
+        is_first = layer.data_format == "channels_first" and kind != "Conv1D"
+        sizes = tuple(layer.kernel_size)
+        return [kernel_of_today(w, sizes, is_first, is_theano) if w.ndim > 1 else w for w in arrays]
+    return arrays
+
+
+def _fits(layer: Any, arrays: list[Array]) -> bool:
+    return [tuple(weight.shape) for weight in _in_old_order(layer)] == [array.shape for array in arrays]
+
+
+def _differences(layers: list[Any], groups: Groups, pairs: list[tuple[Any, list[Array]]]) -> str:
+    if len(layers) != len(groups):
+        found = [f"the model has {len(layers)} layers with weights, the file {len(groups)}"]
+        names = {layer.name for layer in layers}
+        absent = [name for name in names if name not in groups]
+        more = [name for name in groups if name not in names]
+        found += [f"not in the file: {', '.join(sorted(absent)[:_MOST_SHOWN])}"] if absent else []
+        found += [f"not in the model: {', '.join(more[:_MOST_SHOWN])}"] if more else []
+        return "; ".join(found)
+    found = [
+        f"{layer.name} has {_shapes(_in_old_order(layer))}, the file {_shapes(arrays)}"
+        for layer, arrays in pairs
+        if not _fits(layer, arrays)
+    ]
+    return "; ".join(found[:_MOST_SHOWN])
+
+
+def _shapes(arrays: list[Any]) -> str:
+    return ", ".join(str(tuple(array.shape)) for array in arrays) or "none"
+
+
+def _misfit(path: str, reason: str) -> ModelError:
+    # Behind the names and shapes, Keras prints the values themselves.
+    told = reason.partition(" Target variable: ")[0].partition(" List of objects ")[0]
+    return ModelError("the weights do not fit the model", received=f"{path}: {told[:600]}")

@@ -1,0 +1,1 @@
+"""TensorFlow: SavedModels, graphs, sessions, and the conversion to ONNX."""

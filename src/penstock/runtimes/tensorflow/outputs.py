@@ -1,0 +1,110 @@
+"""TensorFlow's answers: ranked on the device, and as arrays on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import to_arrow
+from penstock.core.output_selection import Answers, keep
+from penstock.core.records import Column
+from penstock.errors import ModelError
+
+
+class TensorFlowRanking:
+    """The best of the last axis, as TensorFlow finds them."""
+
+    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        values, places = tf.math.top_k(tensor, k)
+        return values, tf.cast(places, tf.int32)
+
+    def argmax(self, tensor: Any) -> Any:
+        # Not `tf.argmax`, which takes another one where a value is NaN.
+        return self.top_k(tensor, 1)[1][..., 0]
+
+
+@dataclass(frozen=True)
+class _Unranked:
+    """A tensor whose rows are not known to be vectors of one length. It can be kept, not ranked."""
+
+    tensor: Any
+    shape: tuple[int, ...] = ()
+    dtype: str = "unranked"
+
+
+def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of the outputs; sparse ones become dense, or ragged. Runs while a step is traced."""
+    dense = {name: _without_gaps(each) if _is_sparse(each) else each for name, each in outputs.items()}
+    if answers is None:
+        return dense
+    shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
+    chosen = keep(answers, shown, TensorFlowRanking())
+    return {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
+
+
+def _is_sparse(tensor: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(tensor, tf.SparseTensor)
+
+
+def _without_gaps(sparse: Any) -> Any:
+    """A sparse tensor as a dense one; as lists up to the last value of each row, where its width is open.
+
+    The width is then that of the batch, and would depend on the rows that share it.
+    """
+    import tensorflow as tf
+
+    dense = tf.sparse.to_dense(sparse)
+    if sparse.shape.rank != 2 or sparse.shape[1] is not None:
+        return dense
+    rows, columns = sparse.indices[:, 0], sparse.indices[:, 1]
+    lengths = tf.math.unsorted_segment_max(columns + 1, rows, sparse.dense_shape[0])
+    return tf.RaggedTensor.from_tensor(dense, tf.maximum(lengths, 0))
+
+
+def _is_rankable(tensor: Any) -> bool:
+    import tensorflow as tf
+
+    return not isinstance(tensor, tf.RaggedTensor) and tensor.shape.rank is not None
+
+
+def to_host(name: str, tensor: Any) -> Column:
+    """An output as an array of rows; a ragged one as a list for each row.
+
+    Raises:
+        ModelError: It is neither, nor can it become one.
+    """
+    if hasattr(tensor, "row_splits"):
+        return _lists(name, tensor)
+    if not hasattr(tensor, "numpy") or tensor.dtype.name in ("variant", "resource"):
+        raise ModelError(
+            "an output of the model cannot be written",
+            received=f"{name}: {type(tensor).__name__} of {getattr(tensor, 'dtype', 'no dtype')}",
+            allowed="dense, sparse and ragged tensors with one row for each row of the input",
+        )
+    array = np.asarray(tensor.numpy())
+    if array.dtype.kind == "c":
+        # Tables have no complex numbers: the real part, then the imaginary one.
+        return np.stack([array.real, array.imag], axis=-1)
+    return array if array.dtype.kind != "V" else array.astype(_plain_dtype(tensor.dtype))
+
+
+def _plain_dtype(dtype: Any) -> Any:
+    """What holds the values of a dtype that numpy does not have: bfloat16, and floats of 8 bits."""
+    return np.float32 if dtype.is_floating else np.int32
+
+
+def _lists(name: str, tensor: Any) -> pa.Array:
+    """A ragged tensor as nested lists."""
+    values = tensor.values
+    flat = _lists(name, values) if hasattr(values, "row_splits") else to_arrow(to_host(name, values))
+    flat = flat.storage if isinstance(flat, pa.ExtensionArray) else flat
+    offsets = to_arrow(np.asarray(tensor.row_splits.numpy(), dtype=np.int64))
+    return pa.LargeListArray.from_arrays(offsets, flat)

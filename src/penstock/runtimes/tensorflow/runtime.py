@@ -1,0 +1,370 @@
+"""TensorFlow: Keras models on the TensorFlow backend, SavedModels and frozen graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.output_selection import Answers
+from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
+from penstock.core.state import State
+from penstock.errors import DeviceError, RefusedByRuntime, one_line
+from penstock.runtimes.keras.call import KerasCall, call_keras_model
+from penstock.runtimes.keras.call_state import Turns
+from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
+from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
+from penstock.runtimes.tensorflow import frozen_graph, saved_model
+from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
+from penstock.runtimes.tensorflow.graph_arguments import Step
+from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of
+from penstock.runtimes.tensorflow.outputs import kept, to_host
+from penstock.runtimes.tensorflow.to_onnx import export_step
+from penstock.runtimes.xla import xla_flags
+
+
+@dataclass(frozen=True)
+class TensorFlowRuntime:
+    """A compiled `tf.function`: with XLA on a GPU (3.3 times faster there), without it on a CPU (where XLA can be
+    7 times slower on depthwise convolutions).
+
+    With `is_xla`, it is compiled by XLA everywhere, and a model that XLA rejects is refused.
+    """
+
+    is_xla: bool = False
+
+    @property
+    def name(self) -> str:
+        return "tensorflow-xla" if self.is_xla else "tensorflow"
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        visible = (device.uuid or str(device.index)) if device.kind == "gpu" else "-1"
+        return STRICT_FLOAT32 | {
+            "KERAS_BACKEND": "tensorflow",
+            "CUDA_VISIBLE_DEVICES": visible,
+            "XLA_FLAGS": xla_flags(device, threads),
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            "TF_NUM_INTEROP_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+        }
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
+        check_kind(model, self.name)
+        with lean_imports(model, "tensorflow"):
+            import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
+            import tensorflow  # noqa: F401
+
+        prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
+        place = f"/{device.kind.upper()}:0"
+        if model.kind == "saved_model":
+            signature, step = saved_model.load(model)
+            return replica_at(place, signature, step, answers=model.answers, needs_xla=self.is_xla)
+        if model.kind == "frozen_graph":
+            signature, step = frozen_graph.load(model)
+            # The graph was cut at the outputs already, under whatever names they were given.
+            answers = replace(model.answers, outputs=()) if model.answers is not None else None
+            return replica_at(place, signature, step, answers=answers, needs_xla=self.is_xla)
+        return wrap(call_keras_model(model), place, model.answers, needs_xla=self.is_xla)
+
+
+def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
+    """Set how many threads and how much of the device TensorFlow takes, and look whether it can use it. Before
+    anything runs.
+
+    Args:
+        device: Where the model will run.
+        threads: For one operation, and for operations at the same time.
+        others: Runtimes that could run the model instead.
+
+    Raises:
+        DeviceError: It does not see the GPU.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    if device.kind != "gpu":
+        return
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
+        raise DeviceError(
+            "this TensorFlow does not see the GPU",
+            received=f"{device} {device.name}, tensorflow {tf.__version__}",
+            hint=", or ".join(ways),
+        )
+    if device.memory_limit:
+        # It grows up to this, as TF_FORCE_GPU_ALLOW_GROWTH says.
+        share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))
+        tf.config.set_logical_device_configuration(gpus[0], [share])
+
+
+def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_xla: bool = False) -> TensorFlowReplica:
+    """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
+    model = call.model
+
+    def step(tensors: dict[str, Any]) -> dict[str, Any]:
+        scaled = {name: call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
+        packed = call.pack(_cast(scaled, call.signature))
+        outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
+        return call.name_outputs(outputs)
+
+    return replica_at(place, call.signature, step, call, answers, needs_xla=needs_xla)
+
+
+def replica_at(
+    place: str,
+    signature: Signature,
+    step: Step,
+    call: KerasCall | None = None,
+    answers: Answers | None = None,
+    *,
+    needs_xla: bool = False,
+) -> TensorFlowReplica:
+    """A replica at `place`; on a GPU it is one that knows what it holds there."""
+    kind = TensorFlowOnGpu if place.startswith("/GPU") else TensorFlowReplica
+    return kind(signature, step, place, call, answers, needs_xla=needs_xla)
+
+
+def _to_float32(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float32)
+
+
+def _cast(tensors: dict[str, Any], signature: Signature) -> dict[str, Any]:
+    """Every tensor in the dtype that the model takes: this is where a uint8 pixel becomes a float."""
+    import tensorflow as tf
+
+    wanted = {spec.name: spec.dtype for spec in signature.inputs if spec.dtype != STRING}
+    return {
+        name: tf.cast(tensor, wanted[name]) if name in wanted and tensor.dtype.name != wanted[name] else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+class TensorFlowReplica:
+    """A model on one device of this process.
+
+    Args:
+        signature: What it takes and gives.
+        step: From tensors by input name to tensors by output name; it is traced and compiled.
+        place: A device such as `/GPU:0`.
+        call: The Keras model behind it, if there is one.
+        answers: What is kept of the outputs.
+        needs_xla: Whether it is XLA or nothing, on a CPU too.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        step: Step,
+        place: str,
+        call: KerasCall | None = None,
+        answers: Answers | None = None,
+        *,
+        needs_xla: bool = False,
+    ) -> None:
+        import tensorflow as tf
+
+        def answering(tensors: dict[str, Any]) -> dict[str, Any]:
+            return kept(answers, step(tensors))
+
+        self.signature = signature
+        self.call = call
+        self._tf = tf
+        self._place = place
+        self._plain = tf.function(answering, autograph=False)
+        self._for_any_rows: dict[tuple[Any, ...], Any] = {}
+        self._needs_xla = needs_xla
+        if place.startswith("/GPU"):
+            self._step = _compiled_for_gpu(answering)
+        else:
+            self._step = tf.function(answering, jit_compile=True, autograph=False) if needs_xla else None
+        self._to_device = _feeder(place)
+        self._turns = Turns()
+        self._looked_at: dict[tuple[Any, ...], State] = {}
+
+    def predict(self, batch: Columns) -> Columns:
+        try:
+            return self._predict(batch)
+        except Exception as error:
+            if not isinstance(error, self._tf.errors.ResourceExhaustedError) and not ran_out(error):
+                raise
+            reason = what_was_short(error)
+        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+        self._let_go()
+        raise out_of_memory(batch, reason)
+
+    def look(self, batch: Columns) -> State:
+        """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
+        key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
+        if key not in self._looked_at:
+            with self._tf.device(self._place):
+                tensors = {name: self._to_device(array) for name, array in batch.items()}
+                found = self._changes(tensors)
+            is_drawing_only = found.drawing and not found.variables and not found.lost
+            if is_drawing_only and self._repeats_itself(batch):
+                # They stand in a branch for training that is never taken.
+                found = replace(found, drawing=())
+            found.tell(self._turns)
+            self._looked_at[key] = found.state
+        return self._looked_at[key]
+
+    def hold(self, seed: int | None) -> None:
+        self._turns.hold(seed)
+
+    def restore(self) -> None:
+        self._turns.restore()
+
+    def turn(self, row: int) -> None:
+        self._turns.turn(row)
+
+    def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
+        return export_step(self._plain, self.signature, bindings, folder)
+
+    def take_any_size(self) -> None:
+        if not self._needs_xla:
+            self._step = None
+
+    def close(self) -> None:
+        self._step = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        with self._tf.device(self._place):
+            # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
+            # its tensor is dropped, while the kernels that read it may still be queued.
+            tensors = {name: self._to_device(array) for name, array in batch.items()}
+            with self._turns.call():
+                outputs = self._run(tensors)
+            return {name: to_host(name, tensor) for name, tensor in outputs.items()}
+
+    def _let_go(self) -> None:
+        """Give back what is kept for the next batch."""
+
+    def _run(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        if self.call is not None and getattr(self.call.model, "run_eagerly", False):
+            return dict(self._plain.python_function(tensors))
+        step = self._step
+        if step is not None:
+            try:
+                return dict(step(tensors))
+            except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
+                # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
+                outputs = self._run_plain(tensors)
+                if self._needs_xla:
+                    raise RefusedByRuntime(
+                        "XLA does not compile this model", received=one_line(error), hint="--runtime tensorflow"
+                    ) from None
+                print(f"penstock: without XLA, because it rejects this model: {one_line(error)}", flush=True)
+                self._step = None
+                return outputs
+        return self._run_plain(tensors)
+
+    def _run_plain(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Without XLA a step is traced once for any number of rows, and for all sizes that the model leaves open, as
+        `model.predict` does it: tracing takes seconds.
+
+        Where a model insists on a number, it is traced for each.
+        """
+        return dict(self._plain_for(tensors)(tensors))
+
+    def _plain_for(self, tensors: dict[str, Any]) -> Any:
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
+        opened = {name: self._opened(name, shape) for name, shape in shapes.items()}
+        for lengths in (opened, shapes):
+            key = tuple((name, tensor.dtype, lengths[name]) for name, tensor in tensors.items())
+            if key not in self._for_any_rows:
+                self._for_any_rows[key] = self._traced(tensors, lengths)
+            if (function := self._for_any_rows[key]) is not None:
+                return function
+        return self._plain
+
+    def _opened(self, name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+        """The shape of rows, open where the model leaves it open."""
+        declared = next((spec.shape for spec in self.signature.inputs if spec.name == name), None)
+        if declared is None or len(declared) != len(shape):
+            return shape
+        return tuple(None if free is None else length for free, length in zip(declared, shape, strict=True))
+
+    def _traced(self, tensors: dict[str, Any], lengths: dict[str, tuple[int | None, ...]]) -> Any:
+        """The step for any number of rows of these lengths; None where the model takes no such batches."""
+        if self.signature.fixed_batch is not None:
+            return None
+        specs = {name: self._tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
+        traced = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
+        try:
+            traced.get_concrete_function()
+        except Exception:  # told by the run itself, if it is not the open lengths
+            return None
+        return traced
+
+    def _changes(self, tensors: dict[str, Any]) -> Changes:
+        """What the step changes, by its graph; nothing is known of one that cannot be traced: running it tells why."""
+        try:
+            step = self._step if self._step is not None else self._plain_for(tensors)
+            return changes_of(step.get_concrete_function(tensors))
+        except Exception:
+            return Changes()
+
+    def _repeats_itself(self, batch: Columns) -> bool:
+        """Whether a batch is answered the same twice, bit for bit."""
+        try:
+            first, second = self.predict(batch), self.predict(batch)
+        except Exception:  # told by the run itself
+            return True
+        return all(_bits(first[name]) == _bits(second[name]) for name in first)
+
+
+def _bits(output: Any) -> object:
+    is_plain = isinstance(output, np.ndarray) and output.dtype != object
+    return output.tobytes() if is_plain else repr(output)
+
+
+class TensorFlowOnGpu(TensorFlowReplica):
+    """A model on a GPU, where the process's own memory says nothing."""
+
+    def copied_s(self) -> float:
+        """See `protocols.Copying`; nothing is known where TensorFlow copies by itself."""
+        return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
+
+    def peak_bytes(self) -> int:
+        peak = int(self._tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
+        return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
+
+    def predicted_bytes(self, batch: Columns) -> int | None:
+        return None
+
+    def _let_go(self) -> None:
+        if isinstance(self._to_device, CudaFeed):
+            self._to_device.let_go()
+
+
+def _compiled_for_gpu(step: Step) -> Any:
+    """The step under XLA, its outputs copied to the host inside the call.
+
+    Waiting for the GPU in `tensor.numpy()` holds the GIL, and with it every other lane; waiting inside a function call
+    does not.
+    """
+    import tensorflow as tf
+
+    compiled = tf.function(step, jit_compile=True, autograph=False)
+
+    def to_host(tensors: dict[str, Any]) -> dict[str, Any]:
+        outputs = compiled(tensors)
+        with tf.device("/CPU:0"):
+            return {name: tf.identity(output) for name, output in outputs.items()}
+
+    return tf.function(to_host, autograph=False)
+
+
+def _feeder(place: str) -> Callable[[Any], Any]:
+    import tensorflow as tf
+
+    if place == "/GPU:0":
+        return feeder_to_tensorflow()
+    return tf.constant  # type: ignore[no-any-return]

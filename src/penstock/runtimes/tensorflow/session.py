@@ -1,0 +1,327 @@
+"""Estimators: a `model_fn` built in a graph of TensorFlow 1, with the variables of a checkpoint, in a session."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from penstock.core.columns import describe
+from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
+from penstock.core.scaling import scaled_inputs
+from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes.memory_limit import memory_fraction, out_of_memory
+from penstock.runtimes.tensorflow.outputs import kept, to_host
+from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restoring
+
+
+def load(model: ModelFile, device: Device, threads: int) -> GraphReplica | ElementReplica:
+    """Find the function and its checkpoint. The graph is built when the first batch shows what is fed.
+
+    Raises:
+        ModelError: There is no such function or checkpoint.
+    """
+    import tensorflow as tf
+
+    assert model.payload is not None
+    if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
+        raise DeviceError(
+            "this TensorFlow does not see the GPU",
+            received=f"{device} {device.name}, tensorflow {tf.__version__}",
+            hint="pip install 'tensorflow[and-cuda]', or --devices cpu",
+        )
+    described = cloudpickle.loads(model.payload)
+    function = described.resolved()
+    checkpoint = function.find_checkpoint()
+    options = session_options(function, device, threads)
+    if function.features is not None:
+        return ElementReplica(function, checkpoint, options)
+    # Which checkpoint it is, is known to who opened the model, unless only the function says so.
+    is_known = described.checkpoint is not None or checkpoint is None or "://" in checkpoint
+    return GraphReplica(function, checkpoint, options, model, None if is_known else _digest(checkpoint))
+
+
+def _digest(checkpoint: str) -> str:
+    digest = hashlib.sha256()
+    for path in checkpoint_files(checkpoint):
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def session_options(function: Any, device: Device, threads: int) -> Any:
+    """The settings of a session on the one device of this process: the user's own, where they fit here."""
+    options = function.called.config.session_options()
+    options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
+    options.allow_soft_placement = True  # what the user placed on several devices lies on this one
+    options.gpu_options.visible_device_list = ""
+    if device.kind == "cpu":
+        options.device_count["GPU"] = 0
+    fraction = memory_fraction(device)
+    if fraction is not None:
+        # The user's own share, where it is smaller; 0 is all of it.
+        own = options.gpu_options.per_process_gpu_memory_fraction or 1.0
+        options.gpu_options.per_process_gpu_memory_fraction = min(own, fraction)
+    return options
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A built graph with its session. `feed` are the names of tensors; `run` may be called by several threads."""
+
+    session: Any
+    feed: tuple[str, ...]
+    fetches: Any
+
+    def run(self, values: list[Any]) -> Any:
+        return self.session.run(self.fetches, dict(zip(self.feed, values, strict=True)))
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def open_graph(
+    graph: Any, feed: list[Any], fetches: Any, scaffold: Any, checkpoint: str | None, options: Any
+) -> Opened:
+    """Restore the variables of the default graph, whose `fetches` are computed from `feed`.
+
+    Raises:
+        ModelError: The checkpoint does not fit.
+    """
+    import tensorflow as tf
+
+    restoring = plan_restoring(scaffold, checkpoint)
+    graph.finalize()
+    session = tf.compat.v1.Session(graph=graph, config=options)
+    try:
+        restoring.run(session)
+    except BaseException:
+        session.close()
+        raise
+    return Opened(session, tuple(tensor.name for tensor in feed), fetches)
+
+
+class ElementReplica:
+    """A model on one device, for whole elements of an `input_fn`: bundles go in, bundles of predictions come out.
+
+    An element that the model rejects ends a bundle: its predictions are those of the elements before, and the reason.
+    """
+
+    def __init__(self, function: Any, checkpoint: str | None, options: Any) -> None:
+        self.signature = Signature(function.takes, (), structure="dict")
+        self._function = function
+        self._opened = _open_for_elements(function, checkpoint, options)
+
+    def predict(self, batch: Columns) -> Columns:
+        import tensorflow as tf
+
+        (places,) = batch.values()
+        answers: list[Any] = []
+        why = ""
+        try:
+            for element in self._function.open_bundle(places[0]):
+                answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
+        except (tf.errors.OpError, ValueError) as error:
+            why = one_line(error)
+        return dict(self._function.pack_answers((answers, why)))
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _open_for_elements(function: Any, checkpoint: str | None, options: Any) -> Opened:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        function.begin()
+        feed: list[Any] = []
+        features = tf.nest.map_structure(lambda leaf: _room_for(leaf, feed), function.features)
+        with graph.device(function.called.config.device_fn):
+            spec = function.build(features)
+        fetches = function.choose(spec.predictions)
+        if checkpoint is None:
+            function.start_warm()
+        return open_graph(graph, feed, fetches, spec.scaffold, checkpoint, options)
+
+
+def _room_for(leaf: Any, feed: list[Any]) -> Any:
+    """A tensor of the kind that a spec says, made of placeholders that join `feed`; what is no spec stays as it is."""
+    import tensorflow as tf
+
+    if not isinstance(leaf, tf.TypeSpec):
+        return leaf
+    specs = tf.nest.flatten(leaf, expand_composites=True)
+    with tf.device("/cpu:0"):
+        parts = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+    feed.extend(parts)
+    return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
+
+
+class GraphReplica:
+    """A model on one device, for columns: they are the features, under their names.
+
+    It declares no inputs, because a `model_fn` does not: only calling it tells what it takes.
+    """
+
+    def __init__(
+        self, function: Any, checkpoint: str | None, options: Any, file: ModelFile, weights: str | None
+    ) -> None:
+        import tensorflow as tf
+
+        self.signature = Signature(
+            (), (), structure="dict", weights=weights, writer=f"a model_fn on TensorFlow {tf.__version__}"
+        )
+        self._function = function
+        self._checkpoint = checkpoint
+        self._options = options
+        self._file = file
+        self._lock = threading.Lock()
+        self._shapes: dict[str, Shape] = {}
+        self._opened: Opened | None = None
+        self._users: Counter[int] = Counter()
+        """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
+
+    def predict(self, batch: Columns) -> Columns:
+        import tensorflow as tf
+
+        opened = self._fitting(batch)
+        try:
+            outputs = opened.run([batch[name] for name in sorted(batch)])
+        except tf.errors.ResourceExhaustedError as error:
+            raise out_of_memory(batch, one_line(error)) from None
+        finally:
+            self._leave(opened)
+        return {name: to_host(name, _Fetched(output)) for name, output in outputs.items()}
+
+    def close(self) -> None:
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None and not self._users[id(opened)]:
+                opened.close()
+
+    def _leave(self, opened: Opened) -> None:
+        with self._lock:
+            self._users[id(opened)] -= 1
+            if opened is not self._opened and not self._users[id(opened)]:
+                del self._users[id(opened)]
+                opened.close()
+
+    def _fitting(self, batch: Columns) -> Opened:
+        """The graph for arrays like these. Where rows turn out to differ in length, it is built again without that
+        length."""
+        with self._lock:
+            shapes = {name: _common(self._shapes.get(name), array.shape[1:]) for name, array in batch.items()}
+            if self._opened is None or shapes != self._shapes:
+                before = self._opened
+                self._opened, self._shapes = self._build(batch, shapes), shapes
+                if before is not None and not self._users[id(before)]:
+                    before.close()
+            self._users[id(self._opened)] += 1
+            return self._opened
+
+    def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> Opened:
+        """Build the graph; where the `model_fn` rejects integers, or a dict of one feature, try what it may mean."""
+        attempts = _attempts(batch)
+        refusal: ModelError | None = None
+        for as_floats, as_tensor in attempts:
+            try:
+                opened = self._attempt(batch, shapes, as_floats, as_tensor)
+            except ModelError as error:
+                refusal = refusal or error
+                continue
+            if as_floats:
+                _say("the model_fn rejects whole numbers: they are cast to float32 before it")
+            if as_tensor:
+                _say("the model_fn takes no dict: the only column is its features")
+            return opened
+        assert refusal is not None
+        raise refusal
+
+    def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> Opened:
+        import tensorflow as tf
+
+        function = self._function
+        with tf.Graph().as_default() as graph:
+            function.begin()
+            feed = {name: _placeholder(name, batch[name], shapes[name]) for name in sorted(batch)}
+            features = self._scaled(batch, feed)
+            if as_floats:
+                features = {name: _to_float(tensor) for name, tensor in features.items()}
+            spec = function.build(next(iter(features.values())) if as_tensor else features)
+            fetches = kept(self._file.answers, function.named(spec.predictions))
+            if self._checkpoint is None:
+                function.start_warm()
+            return open_graph(graph, list(feed.values()), fetches, spec.scaffold, self._checkpoint, self._options)
+
+    def _scaled(self, batch: Columns, feed: Mapping[str, Any]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        scaling = self._file.scaling
+        if scaling is None:
+            return dict(feed)
+        # What is scaled are numbers: whole ones are as good as floats here.
+        numbers = {name: array for name, array in batch.items() if array.dtype.kind in "fiu"}
+        inputs = tuple(describe(name, array[:0].astype(np.float32)) for name, array in numbers.items())
+        names = scaled_inputs(scaling, Signature(inputs, ()))
+        return {
+            name: scaling.apply(tf.cast(tensor, tf.float32)) if name in names else tensor
+            for name, tensor in feed.items()
+        }
+
+
+def _attempts(batch: Columns) -> list[tuple[bool, bool]]:
+    """In turn: whether whole numbers are cast, and whether the only column is given as it is."""
+    has_integers = any(array.dtype.kind in "iu" for array in batch.values())
+    casts = (False, True) if has_integers else (False,)
+    packings = (False, True) if len(batch) == 1 else (False,)
+    return [(as_floats, as_tensor) for as_tensor, as_floats in itertools.product(packings, casts)]
+
+
+def _common(known: Shape | None, shape: tuple[int, ...]) -> Shape:
+    if known is None or len(known) != len(shape):
+        return shape
+    return tuple(length if length == other else None for length, other in zip(known, shape, strict=True))
+
+
+def _placeholder(name: str, array: Array, shape: Shape) -> Any:
+    import tensorflow as tf
+
+    kind = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+    with tf.device("/cpu:0"):
+        return tf.compat.v1.placeholder(kind, (None, *shape))
+
+
+def _to_float(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor
+
+
+class _Fetched:
+    """What a session gave, as `to_host` takes it: an array, or the parts of a ragged one."""
+
+    def __init__(self, given: Any) -> None:
+        self._array = given
+        if hasattr(given, "row_splits"):
+            self.row_splits, self.values = _Fetched(given.row_splits), _Fetched(given.values)
+
+    @property
+    def dtype(self) -> Any:
+        import tensorflow as tf
+
+        return tf.as_dtype(np.asarray(self._array).dtype)
+
+    def numpy(self) -> Any:
+        return self._array
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", flush=True)

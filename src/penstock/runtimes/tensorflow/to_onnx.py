@@ -1,0 +1,281 @@
+"""The whole step of a TensorFlow model as an ONNX file that other runtimes read.
+
+Not the model alone is converted but everything that its compiled step does: the cast of pixels, the scaling, the model,
+what is kept of its outputs. Batches are fed to the converted step as they are fed to TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.records import Binding, ModelFile, Signature
+from penstock.core.signature_json import from_json, to_json
+from penstock.core.state import NONE, SEEDS
+from penstock.errors import ModelError, OutputError, PenstockError, one_line
+from penstock.runtimes.onnx.graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
+from penstock.runtimes.tensorflow.graph_changes import changes_of
+
+OPSET = 18
+"""The newest that tf2onnx writes; onnxruntime and OpenVINO have known it for years."""
+_MOST_BYTES = 1_900_000_000
+"""Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
+_MODEL, _SIGNATURE = "model.onnx", "signature.json"
+FORMAT = 3
+"""Of what is written beside a step; another one makes another step."""
+
+NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class _NotConvertible(Exception):
+    """Why a step cannot be converted, in words."""
+
+
+@dataclass(frozen=True)
+class ConvertedStep:
+    """A step that was converted.
+
+    Args:
+        path: The ONNX file.
+        signature: What the original model takes and gives.
+        inputs: The inputs that are fed, to their names in the file. What the answers do not depend on is not in it.
+        outputs: Names in the file to the names that the step gave, in its order.
+        wide_arithmetic: An operation in it that needs whole numbers of 64 bits.
+    """
+
+    path: str
+    signature: Signature
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    wide_arithmetic: str | None = None
+
+
+def read_step(model: ModelFile) -> ConvertedStep:
+    """The converted step in a folder.
+
+    Raises:
+        ModelError: The folder does not hold one.
+    """
+    path = os.path.join(model.location, _SIGNATURE)
+    try:
+        with open(path, encoding="utf-8") as opened:
+            told = json.load(opened)
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}")
+        return ConvertedStep(
+            os.path.join(model.location, _MODEL),
+            from_json(told["signature"]),
+            told["inputs"],
+            told["outputs"],
+            told["wide_arithmetic"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError("this is not a converted model", received=f"{path}: {one_line(error)}") from None
+
+
+def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Binding], folder: str) -> str | None:
+    """Write a step to `folder`, which is there and empty.
+
+    Args:
+        step: From tensors by input name to tensors by output name; it can be traced.
+        signature: What the model takes and gives; it is kept beside the step.
+        bindings: What is fed, with the dtypes and shapes in which it comes.
+        folder: Where it goes. Nothing is there afterwards if the step cannot be converted.
+
+    Returns:
+        Why it cannot be converted, in one line; None where it was.
+
+    Raises:
+        OutputError: The disk is full, or the folder may not be written to.
+    """
+    try:
+        import tf2onnx  # noqa: F401
+    except ImportError as error:
+        return f"tf2onnx does not start ({one_line(error)}): pip install 'penstock[convert]'"
+    try:
+        with _captured_logs() as records:
+            proto, names = _convert(step, signature, bindings)
+            _check(proto, records)
+        inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
+        _write(proto, signature, inputs, names, folder)
+    except _NotConvertible as told:
+        return str(told)
+    except PenstockError as error:
+        return error.problem
+    except OSError as error:
+        raise cannot_write(error) from None
+    except Exception as error:  # whatever a converter makes of a model that it does not know: the plan goes on
+        return one_line(error)
+    return None
+
+
+def cannot_write(error: OSError) -> OutputError:
+    return OutputError(
+        "the converted model cannot be written",
+        received=str(error),
+        hint="$PENSTOCK_CACHE names another folder for it",
+    )
+
+
+def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
+    """The step as ONNX, and the names of its outputs."""
+    import tensorflow as tf
+
+    names: list[str] = []
+
+    def numbered(*tensors: Any) -> dict[str, Any]:
+        # Names of inputs and outputs may hold anything; in the file they are numbered.
+        outputs = step({binding.input: tensor for binding, tensor in zip(bindings, tensors, strict=True)})
+        names[:] = outputs
+        return {f"output_{place}": _plain(name, outputs[name]) for place, name in enumerate(names)}
+
+    specs = [
+        tf.TensorSpec((signature.fixed_batch, *binding.shape), tf.as_dtype(binding.dtype), name=f"input_{place}")
+        for place, binding in enumerate(bindings)
+    ]
+    function = tf.function(numbered, autograph=False)
+    with tf.device("/CPU:0"):
+        traced = function.get_concrete_function(*specs)
+        _refuse_state(traced)
+        _refuse_large(traced)
+        proto = _to_onnx(function, traced, specs)
+    captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
+    embed(
+        proto.graph,
+        {inner.name: outer.numpy() for inner, outer in captured if outer.dtype not in (tf.resource, tf.variant)},
+    )
+    release_constants(proto.graph)
+    return proto, names
+
+
+def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
+    import tf2onnx.convert
+
+    options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
+    called = traced.graph.as_graph_def().library.function
+    if any("_XlaMustCompile" in each.attr for each in called):
+        return tf2onnx.convert.from_graph_def(**_without_xla(traced, len(specs)), **options)[0]
+    return tf2onnx.convert.from_function(function, input_signature=specs, **options)[0]
+
+
+def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
+    """A graph in which nothing is left to XLA: such functions stay calls, which ONNX does not have.
+
+    Keras compiles convolutions in groups so, because TensorFlow has none of its own on a processor.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False, aggressive_inlining=True)
+    graph = frozen.graph.as_graph_def(add_shapes=True)
+    for holder in (*graph.node, *graph.library.function, *(n for f in graph.library.function for n in f.node_def)):
+        for mark in ("_XlaMustCompile", "_noinline"):
+            holder.attr.pop(mark, None)
+    inputs = [tensor.name for tensor in frozen.inputs]
+    outputs = [tensor.name for tensor in frozen.outputs]
+    order = sorted(f"output_{place}" for place in range(len(outputs)))  # as the function gives out its dict
+    named = dict(zip(inputs, (f"input_{place}" for place in range(num_inputs)), strict=False))
+    return {
+        "graph_def": graph,
+        "input_names": inputs,
+        "output_names": outputs,
+        "tensors_to_rename": named | dict(zip(outputs, order, strict=True)),
+    }
+
+
+def _plain(name: str, tensor: Any) -> Any:
+    """An output as ONNX has it. The identity makes two of what is given out twice."""
+    import tensorflow as tf
+
+    if not tf.is_tensor(tensor) or not isinstance(tensor, tf.Tensor):
+        raise _NotConvertible(f"ONNX has no {type(tensor).__name__}, which the output {name} is")
+    if tensor.dtype.is_complex or tensor.dtype == tf.string:
+        # Numbers as text have other last digits elsewhere.
+        raise _NotConvertible(f"{tensor.dtype.name} is not converted, which the output {name} holds")
+    return tf.identity(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
+
+
+def _refuse_state(function: Any) -> None:
+    """A converted step would answer every batch as if it were the first, and draw the same numbers for ever."""
+    state = changes_of(function).state
+    if state.kind == NONE:
+        return
+    is_drawn = state.kind == SEEDS or not state.is_repeatable
+    what = "draws random numbers" if is_drawn else "keeps state"
+    raise _NotConvertible(f"it {what} ({state}), which a converted model would freeze")
+
+
+def _refuse_large(function: Any) -> None:
+    sizes = [(tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in function.variables]
+    if sum(sizes) > _MOST_BYTES:
+        raise _NotConvertible(f"its weights take {sum(sizes) / 1e9:.1f} GB, and an ONNX file holds 2 GB at most")
+
+
+@contextmanager
+def _captured_logs() -> Iterator[list[logging.LogRecord]]:
+    """What tf2onnx logs, which goes nowhere else: among it are the operations that it left as they were."""
+    records: list[logging.LogRecord] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    root, of_tensorflow = logging.getLogger(), logging.getLogger("tensorflow")
+    before, root.handlers = root.handlers, [Collector()]
+    level = of_tensorflow.level
+    of_tensorflow.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield records
+    finally:
+        root.handlers = before
+        of_tensorflow.setLevel(level)
+
+
+def _check(proto: Any, records: Iterable[logging.LogRecord]) -> None:
+    """Refuse what still has operations of TensorFlow in it, or types that do not match: tf2onnx writes that, too."""
+    import onnx.checker
+
+    unknown = list(dict.fromkeys(unknown_operations(proto.graph)))
+    if unknown:
+        raise _NotConvertible(f"ONNX has no {', '.join(unknown[:5])}{', …' if len(unknown) > 5 else ''}")
+    for record in records:
+        # The arguments of "Failed to convert node": its name, the converter, and a summary that begins with OP=.
+        if record.levelno >= logging.ERROR and record.exc_info and isinstance(record.args, tuple):
+            reason = f" ({one_line(record.exc_info[1])})" if record.exc_info[1] is not None else ""
+            summary = str(record.args[-1]).partition("\n")[0].removeprefix("OP=")
+            raise _NotConvertible(f"tf2onnx cannot convert {summary or record.args[0]}{reason}")
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except Exception as error:  # of several classes, none of which is public
+        raise _NotConvertible(f"what tf2onnx makes of it is no valid ONNX: {one_line(error)}") from None
+
+
+def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: Sequence[str], folder: str) -> None:
+    taken = {node.name for node in proto.graph.input}
+    given = {node.name for node in proto.graph.output}
+    outputs = {f"output_{place}": name for place, name in enumerate(names)}
+    lost = [name for key, name in outputs.items() if key not in given]
+    if lost:
+        raise _NotConvertible(f"tf2onnx lost the output {lost[0]}")
+    if not taken.issubset(inputs.values()):
+        raise _NotConvertible("the model reads something beside its inputs and weights")
+    told = {
+        "format": FORMAT,
+        "signature": to_json(signature),
+        "inputs": {name: key for name, key in inputs.items() if key in taken},
+        "outputs": outputs,
+    }
+    content = proto.SerializeToString()  # which may fail, before there is a file
+    told |= {"num_bytes": len(content), "wide_arithmetic": wide_arithmetic(proto)}
+    for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(told, indent=1).encode())):
+        with open(os.path.join(folder, name), "wb") as opened:
+            opened.write(written)
+            opened.flush()
+            os.fsync(opened.fileno())

@@ -1,0 +1,1 @@
+"""LiteRT, for TensorFlow Lite files."""

@@ -1,0 +1,1 @@
+"""Sources made from another source."""

@@ -1,0 +1,229 @@
+"""Some rows of another source: `--limit`, `--skip`, `--sample`. Rows keep their numbers in the whole input."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import to_arrow
+from penstock.core.deferred import Deferred
+from penstock.core.protocols import Source
+from penstock.core.records import Array, Block, Extent, RowFailure, Span, TensorSpec
+from penstock.core.row_watch import Watch
+from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
+from penstock.errors import InputError, UsageError
+from penstock.sources.derived.wrapper import Around
+from penstock.sources.python.streaming import StreamedRows
+
+_COUNT_ROWS = 1 << 16
+_NO_END = 1 << 62
+
+
+class SelectedRows(Around):
+    """The rows of `source` that lie in `runs`. `shift` rows were left out before the source begins.
+
+    Inside the job they are numbered without gaps; `Span.numbers` says what they are called in the whole input.
+    """
+
+    def __init__(self, source: Source, runs: Runs, shift: int = 0) -> None:
+        super().__init__(source)
+        self._shift = shift
+        self._watch: Watch | None = None
+        self._runs = runs
+        self._stops = [first + rows for first, rows in runs]
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name == "tell":
+            return self._tell_inside
+        if name == "release":
+            return lambda span: [found(inner) for inner, _ in _opened(span)]
+        return found
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return self.source.schema()
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        index = start = filled = 0
+        pieces: list[tuple[Any, ...]] = []
+        group: str | None = None
+        end = self._stops[-1] if self._stops else 0
+        for inner in self._inner_spans(rows_per_span, most_rows, end):
+            runs = tuple(self._runs_in(inner))
+            rows = sum(count for _, count in runs)
+            if not rows:
+                continue
+            if pieces and (filled + rows > rows_per_span or inner.group is not None or group is not None):
+                yield self._span(index, start, filled, pieces, group)
+                index, start, filled, pieces = index + 1, start + filled, 0, []
+            pieces.append((inner.start, inner.rows, inner.locator, inner.group, runs))
+            filled, group = filled + rows, inner.group
+        if pieces:
+            yield self._span(index, start, filled, pieces, group)
+
+    def origin(self, span: Span, row: int) -> str:
+        place = row - span.start
+        for inner, runs in _opened(span):
+            for first, count in runs:
+                if place < count:
+                    return self.source.origin(inner, first + place)
+                place -= count
+        return ""
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        for inner, _ in _opened(span):
+            yield from super().extents(inner, columns)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        row = span.start
+        for inner, runs in _opened(span):
+            if self._watch is not None:
+                self.source.tell(_Renumbered(self._watch, runs, row))  # type: ignore[attr-defined]
+            last, rows = runs[-1]
+            for block in self.source.read(inner, columns):
+                for first, count in overlap(runs, block.start, block.start + block.rows):
+                    yield _cut(block, first, count, row)
+                    row += count
+                if block.start + block.rows >= last + rows:
+                    break
+
+    def _span(self, index: int, start: int, rows: int, pieces: list[tuple[Any, ...]], group: str | None) -> Span:
+        numbers = tuple((first + self._shift, count) for piece in pieces for first, count in piece[4])
+        return Span(index, start, rows, tuple(pieces), group, numbers)
+
+    def _tell_inside(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
+        """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
+        for inner in self.source.divide(rows_per_span, most_rows):
+            yield inner
+            if inner.stop >= end:
+                return
+
+    def _runs_in(self, inner: Span) -> Iterator[tuple[int, int]]:
+        nearest = bisect.bisect_right(self._stops, inner.start)
+        for position in range(nearest, len(self._runs)):
+            if self._runs[position][0] >= inner.stop:
+                return
+            yield from overlap([self._runs[position]], inner.start, inner.stop)
+
+
+class WholeBatches(SelectedRows):
+    """All rows of `source` in spans of exactly the size that is asked for, the last one shorter, whatever its files and
+    row groups are: for models whose answers depend on the rows before."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, [(0, _NO_END)])
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        index = start = filled = 0
+        pieces: list[tuple[Any, ...]] = []
+        numbers: list[Array] = []
+        for inner in self.source.divide(rows_per_span, most_rows):
+            row = inner.start
+            while row < inner.stop:
+                taken = min(inner.stop - row, rows_per_span - filled)
+                pieces.append((inner.start, inner.rows, inner.locator, inner.group, ((row, taken),)))
+                numbers.append(_numbers(inner)[row - inner.start : row - inner.start + taken])
+                row, filled = row + taken, filled + taken
+                if filled == rows_per_span:
+                    yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
+                    index, start, filled, pieces, numbers = index + 1, start + filled, 0, [], []
+        if pieces:
+            yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
+
+
+def _numbers(span: Span) -> Array:
+    """The number in the whole input of every row of a span."""
+    runs = span.numbers or ((span.start, span.rows),)
+    return np.concatenate([np.arange(first, first + rows) for first, rows in runs])
+
+
+class _Renumbered(Watch):
+    """Rows inside, as the job counts them. For those that the job does not take, no row can be blamed."""
+
+    def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:
+        self._outside = outside
+        self._numbers: dict[int, int] = {}
+        for first, count in runs:
+            self._numbers |= {first + place: row + place for place in range(count)}
+            row += count
+        self.is_careful = outside.is_careful
+        self.poisoned = {
+            inside: outside.poisoned[number] for inside, number in self._numbers.items() if number in outside.poisoned
+        }
+
+    def begin(self, first_row: int, rows: int) -> None:
+        number = self._numbers.get(first_row)
+        self._outside.begin(number if number is not None else first_row, rows if number is not None else max(2, rows))
+
+    def end(self) -> None:
+        self._outside.end()
+
+
+def _opened(span: Span) -> Iterator[tuple[Span, tuple[tuple[int, int], ...]]]:
+    for start, rows, locator, group, runs in span.locator:
+        yield Span(0, start, rows, locator, group), runs
+
+
+def _cut(block: Block, first: int, count: int, row: int) -> Block:
+    """Rows of a block, numbered from `row`."""
+    begin = first - block.start
+    columns = {name: column[begin : begin + count] for name, column in block.columns.items()}
+    failures = tuple(
+        RowFailure(row + failure.row - first, failure.origin, failure.stage, failure.error, failure.reason)
+        for failure in block.failures
+        if first <= failure.row < first + count
+    )
+    inside = block.stood
+    stood = None if inside is None else lambda column, place: inside(column, begin + place)
+    return Block(row, count, columns, failures, stood)
+
+
+def select(source: Source, *, skip: int, limit: int | None) -> SelectedRows:
+    """The rows after the first `skip`, at most `limit` of them."""
+    if isinstance(source, StreamedRows):
+        source.pass_over(skip)
+        return SelectedRows(source, [(0, _NO_END if limit is None else limit)], shift=skip)
+    return SelectedRows(source, [(skip, _NO_END - skip if limit is None else limit)])
+
+
+def sample(source: Source, wanted: int, by: str | None, seed: int) -> SelectedRows:
+    """`wanted` rows of a source, evenly, or so that every value of the column `by` keeps its share.
+
+    Raises:
+        InputError: There is no such column.
+        UsageError: The rows come as they come: what is left out of a sample is gone.
+    """
+    if not getattr(source, "is_resumable", True):
+        raise UsageError("a stream cannot be sampled", received=f"sample={wanted}", allowed="skip and limit")
+    if by is None:
+        total = sum(span.rows for span in source.divide(_COUNT_ROWS))
+        return SelectedRows(source, to_runs(sample_evenly(total, wanted, seed)))
+    if by not in source.schema():
+        raise InputError(
+            "the input has no such column", received=f"--sample-by {by}", allowed=", ".join(list(source.schema())[:12])
+        )
+    return SelectedRows(source, to_runs(sample_by_class(_classes(source, by), wanted, seed)))
+
+
+def _classes(source: Source, column: str) -> Array:
+    """A number for the value that every row has in a column; nulls and broken rows are a class of their own."""
+    codes: dict[Any, int] = {}
+    pieces: list[Array] = []
+    for span in source.divide(_COUNT_ROWS):
+        for block in source.read(span, [column]):
+            values = block.columns[column]
+            arrow = to_arrow(values.raw() if isinstance(values, Deferred) else values)
+            encoded = arrow.dictionary_encode() if not pa.types.is_dictionary(arrow.type) else arrow
+            names = [repr(value) for value in encoded.dictionary.to_pylist()]
+            lookup = np.array([codes.setdefault(name, len(codes)) for name in [*names, "null"]], np.int64)
+            found = lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+            found[[failure.row - block.start for failure in block.failures]] = codes["null"]
+            pieces.append(found)
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)

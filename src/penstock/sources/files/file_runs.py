@@ -1,0 +1,100 @@
+"""Sources of one row a file: a span is a run of files. Made for a million of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.records import Array, Extent, Fragment, Span
+from penstock.errors import InputError
+from penstock.sources.files import paths as files
+from penstock.sources.files.listing import Paths
+from penstock.sources.files.paths import fail_empty
+
+FILES_PER_FRAGMENT = 1000
+SPAN_BYTES = 256 << 20
+
+
+class FileRuns:
+    """Files in input order, one row each. A locator is (first file,): the rows of a span are files in a row.
+
+    Args:
+        paths: A list, or `listing.Paths`, which is compact and knows sizes and times already.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self._sizes: Array | None = paths.sizes if isinstance(paths, Paths) else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fragments(self) -> Sequence[Fragment]:
+        """One for every 1,000 files: a digest of their paths and sizes, and one of their times."""
+        groups: list[Fragment] = []
+        sizes = np.zeros(len(self.paths), np.int64)
+        for start in range(0, len(self.paths), FILES_PER_FRAGMENT):
+            found = list(_look_at(self.paths[start : start + FILES_PER_FRAGMENT]))
+            sizes[start : start + len(found)] = [file.size for file in found]
+            groups.append(found[0] if len(found) == 1 else _joined(found))
+        self._sizes = sizes
+        return groups
+
+    def spans(self, rows_per_span: int, most_bytes: int = SPAN_BYTES) -> Iterator[Span]:
+        """Runs of `rows_per_span` files, or fewer where they are large: no replica may end with the giant span."""
+        if not len(self.paths):
+            raise fail_empty(self.paths)
+        if self._sizes is None:
+            self.fragments()
+        assert self._sizes is not None
+        ends = np.cumsum(self._sizes)
+        index = start = passed = 0
+        while start < len(ends):
+            fitting = int(np.searchsorted(ends, passed + most_bytes, "right"))
+            stop = min(len(ends), start + rows_per_span, max(fitting, start + 1))
+            yield Span(index, start, stop - start, (start,))
+            index, start, passed = index + 1, stop, int(ends[stop - 1])
+
+    def paths_of(self, span: Span) -> list[str]:
+        first: int = span.locator[0]
+        return list(self.paths[first : first + span.rows])
+
+    def extents(self, span: Span) -> Iterator[Extent]:
+        first: int = span.locator[0]
+        return map(Extent, _look_at(self.paths[first : first + span.rows]))
+
+    def origin(self, span: Span, row: int) -> str:
+        first: int = span.locator[0]
+        return self.paths[first + row - span.start]
+
+
+def _look_at(paths: Sequence[str]) -> Iterable[Fragment]:
+    if isinstance(paths, Paths):
+        return paths.fragments()
+    return map(_fragment, paths)
+
+
+def _fragment(path: str) -> Fragment:
+    """A file that is gone by now will be a row failure; it must not stop the others."""
+    try:
+        return files.fragment(path)
+    except (OSError, InputError):
+        return Fragment(path, 0, 0)
+
+
+def _joined(found: Sequence[Fragment]) -> Fragment:
+    digest, times = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=7)
+    for file in found:
+        digest.update(os.fsencode(file.path) + f"\0{file.size}\0".encode())
+        times.update(f"{file.mtime_ns} ".encode())
+    path = f"{found[0].path} and {len(found) - 1} more: {digest.hexdigest()}"
+    return Fragment(path, sum(file.size for file in found), int.from_bytes(times.digest()))
+
+
+def path_column(paths: Sequence[str]) -> pa.Array:
+    """Paths as a column that every sink can write: bytes that are not UTF-8 are shown as �."""
+    return pa.array([os.fsencode(path).decode("utf-8", "replace") for path in paths], pa.large_string())

@@ -1,0 +1,173 @@
+"""From arguments to files, in the order that rows will have; and the one place where files are opened.
+
+A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Collection, Iterable, Sequence
+from typing import BinaryIO, cast
+
+from penstock.core.records import Fragment
+from penstock.errors import InputError
+from penstock.sources.files import listing, remote, remote_listing
+from penstock.sources.files.listing import Group, Paths, suffix_of
+from penstock.sources.files.remote import is_url
+
+__all__ = [
+    "Paths",
+    "expand",
+    "fail_empty",
+    "fail_unreadable",
+    "fragment",
+    "fragments",
+    "is_url",
+    "listed",
+    "open_as_listed",
+    "open_binary",
+    "read_bytes",
+    "read_many",
+    "size_of",
+    "suffix_of",
+]
+
+BUFFER_BYTES = 1 << 20
+
+
+def expand(arguments: Sequence[str], suffixes: Collection[str], last_resort: Collection[str] = ()) -> Paths:
+    """The files behind the arguments: arguments as given; folders and globs by relative path, bytewise.
+
+    A file that is named outright may have any suffix; a folder gives those with a known one, or else with one of
+    `last_resort`. Names that start with a dot or an underscore are skipped in folders, as everywhere in this field.
+    An http URL is a file.
+
+    Raises:
+        InputError: An argument matches nothing.
+    """
+    groups: list[Group] = []
+    named: list[str] = []
+    for argument in map(_settled, arguments):
+        kind = _kind(argument)
+        if kind == "file":
+            named.append(argument)
+            continue
+        groups += [_outright(named), _several(argument, kind, suffixes, last_resort)]
+        named = []
+    return Paths([*groups, _outright(named)])
+
+
+def _settled(argument: str) -> str:
+    if argument.startswith("file://"):
+        return argument.removeprefix("file://")
+    return remote_listing.bring_memory(argument) if argument.startswith("memory://") else argument
+
+
+def _kind(argument: str) -> str | None:
+    if is_url(argument):
+        return remote_listing.kind_of(argument)
+    return "directory" if os.path.isdir(argument) else "file" if os.path.exists(argument) else None
+
+
+def _several(argument: str, kind: str | None, suffixes: Collection[str], last_resort: Collection[str]) -> Group:
+    """The files of a folder or a glob."""
+    is_remote = is_url(argument)
+    if kind == "directory":
+        walk = remote_listing.walk if is_remote else listing.walk
+        found = walk(argument, suffixes, last_resort)
+        if not len(found):
+            allowed = ", ".join(sorted({*suffixes, *last_resort}))
+            raise InputError("the folder holds no file of a known format", received=argument, allowed=allowed)
+    elif listing.has_magic(argument):
+        found = remote_listing.match(argument) if is_remote else listing.match(argument)
+        if not len(found):
+            raise InputError("the glob matches no file", received=argument)
+    else:
+        raise InputError("no such file or folder", received=argument)
+    return found
+
+
+def _outright(paths: Iterable[str]) -> Group:
+    """Files that are named one by one, in their order."""
+    found = listing.Collector()
+    for path in paths:
+        known = fragment(path if is_url(path) else os.path.abspath(path))
+        found.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
+    return found.finish("", is_sorted=True)
+
+
+def open_binary(path: str, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:
+    """A file, to be read from any place in it. Of a URL, `buffer_bytes` at least are fetched, and no more kept."""
+    if not is_url(path):
+        return open(path, "rb")
+    ranged = remote.RangedFile(path)
+    return cast(BinaryIO, io.BufferedReader(ranged, buffer_bytes) if buffer_bytes else ranged)
+
+
+def open_as_listed(paths: Sequence[str], number: int) -> BinaryIO:
+    """The file behind a URL, without a buffer, as it was when it was listed.
+
+    Raises:
+        InputError: The object is another one now. (Told of S3 only: others differ in what they say when.)
+    """
+    file = remote.RangedFile(paths[number])
+    if isinstance(paths, Paths) and file.version is not None and file.version != int(paths.mtimes[number]):
+        raise remote.changed(file.url)
+    return cast(BinaryIO, file)
+
+
+def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
+    """A piece of a file, or all of it. Shorter than asked for where the file ends."""
+    if is_url(path):
+        return remote.read_bytes(path, start, nbytes)
+    with open(path, "rb") as file:
+        if start:
+            file.seek(start)
+        return file.read() if nbytes is None else file.read(nbytes)
+
+
+def read_many(paths: Sequence[str]) -> list[bytes | Exception]:
+    """Whole small files; an error stands in its file's place. From a store, many are asked for at the same time."""
+    if paths and all(map(is_url, paths)):
+        return remote.read_many(paths)
+    return [_read_or_error(path) for path in paths]
+
+
+def _read_or_error(path: str) -> bytes | Exception:
+    try:
+        return read_bytes(path)
+    except (OSError, InputError) as error:
+        return error
+
+
+def size_of(path: str) -> int:
+    return remote.fragment(path).size if is_url(path) else os.path.getsize(path)
+
+
+def fragment(path: str) -> Fragment:
+    """A file as the fingerprint sees it."""
+    if is_url(path):
+        return remote.fragment(path)
+    status = os.stat(path)
+    return Fragment(path, status.st_size, status.st_mtime_ns)
+
+
+def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
+    """Files as the fingerprint sees them, from their listing where there is one."""
+    return paths.fragments() if isinstance(paths, Paths) else [fragment(path) for path in paths]
+
+
+def listed(paths: Sequence[str], number: int) -> Fragment:
+    """One of the files as its listing has it; as it is now where there is no listing."""
+    return paths.fragments()[number] if isinstance(paths, Paths) else fragment(paths[number])
+
+
+def fail_unreadable(path: str, error: OSError) -> InputError:
+    """The error for a file that is not there any more, or may not be read."""
+    return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
+
+
+def fail_empty(paths: Sequence[str]) -> InputError:
+    """The error for an input that has files but no rows."""
+    return InputError("the input has no rows", received=", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""))

@@ -1,0 +1,217 @@
+"""The bytes of a file from front to back, inflated where the file is compressed: told by its content."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from penstock.core.records import Columns
+from penstock.errors import InputError
+from penstock.sources.files.paths import open_binary, read_bytes
+
+PIECE_BYTES = 1 << 20
+_INPUT_BYTES = 64 << 10
+_OUTPUT_BYTES = 1 << 20
+
+PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
+
+
+class Tape(Protocol):
+    """Bytes with a place. `problem` says why they end before their time."""
+
+    problem: str | None
+
+    def read(self, nbytes: int) -> bytes:
+        """The next bytes; fewer only where they end."""
+        ...
+
+    def skip(self, nbytes: int) -> int:
+        """Move on without reading; returns how far it went."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def compression_of(head: bytes) -> str:
+    """How a file is compressed, by its first bytes. Ask first whether they make sense as they are."""
+    if head[:3] == b"\x1f\x8b\x08":
+        return GZIP
+    is_zlib = len(head) >= 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0
+    return ZLIB if is_zlib else PLAIN
+
+
+def open_tape(path: str, compression: str) -> Tape:
+    """The content of a file, from its beginning.
+
+    Raises:
+        InputError: The file cannot be opened.
+    """
+    if compression != PLAIN:
+        return InflatedTape(path, compression)
+    try:
+        return PlainTape(path, open_binary(path))
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: OSError) -> InputError:
+    return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
+
+
+class PlainTape:
+    """A file as it is. Skipping is seeking."""
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._size = file.seek(0, 2)
+        self._place = file.seek(0)
+        self.problem: str | None = None
+
+    def read(self, nbytes: int) -> bytes:
+        try:
+            raw = self._file.read(max(0, min(nbytes, self._size - self._place)))
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        self._place += len(raw)
+        return raw
+
+    def skip(self, nbytes: int) -> int:
+        moved = min(nbytes, self._size - self._place)
+        self._place = self._file.seek(self._place + moved)
+        return moved
+
+    def fetch(self, place: int, nbytes: int) -> bytes:
+        """The bytes at any place."""
+        self._place = self._file.seek(place)
+        return self.read(nbytes)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class InflatedTape:
+    """A gzip file of any number of members, or a zlib stream. What comes before damage is read to the last byte.
+
+    No file is held open: such a tape waits in `streams.OpenStreams` for spans that may never come.
+    """
+
+    def __init__(self, path: str, compression: str) -> None:
+        self._path = path
+        self._wbits = 31 if compression == GZIP else 15
+        self._inflater = zlib.decompressobj(self._wbits)
+        self._offset = 0
+        self._fetched = b""
+        self._input = b""
+        self._ready = bytearray()
+        self._is_finished = False
+        self.problem: str | None = None
+
+    def read(self, nbytes: int) -> bytes:
+        while len(self._ready) < nbytes and not self._is_finished:
+            self._inflate()
+        raw = bytes(self._ready[:nbytes])
+        del self._ready[:nbytes]
+        return raw
+
+    def skip(self, nbytes: int) -> int:
+        moved = 0
+        while moved < nbytes and (raw := self.read(min(PIECE_BYTES, nbytes - moved))):
+            moved += len(raw)
+        return moved
+
+    def close(self) -> None:
+        self._ready.clear()
+
+    def _inflate(self) -> None:
+        if self._inflater.eof:
+            self._input = self._inflater.unused_data
+            self._next_member()
+            return
+        if not self._input:
+            self._input = self._fetch()
+        if not self._input:
+            self._end("the compressed data is cut")
+            return
+        before = self._inflater.copy()
+        try:
+            self._ready += self._inflater.decompress(self._input, _OUTPUT_BYTES)
+            self._input = self._inflater.unconsumed_tail
+        except zlib.error as error:
+            self._inflater = before
+            self._inflate_to_the_damage(error)
+
+    def _fetch(self) -> bytes:
+        """The next few compressed bytes; they are read from the file in larger pieces."""
+        if not self._fetched:
+            try:
+                self._fetched = read_bytes(self._path, self._offset, PIECE_BYTES)
+            except OSError as error:
+                raise unreadable(self._path, error) from error
+            self._offset += len(self._fetched)
+        raw, self._fetched = self._fetched[:_INPUT_BYTES], self._fetched[_INPUT_BYTES:]
+        return raw
+
+    def _next_member(self) -> None:
+        """After a member: another one, padding with zeros, or the end."""
+        while not (rest := self._input.lstrip(b"\0")):
+            self._input = self._fetch()
+            if not self._input:
+                self._is_finished = True
+                return
+        self._input = rest
+        if self._wbits != 31:
+            self._end("there are bytes after the end of the compressed data")
+            return
+        self._inflater = zlib.decompressobj(self._wbits)
+
+    def _inflate_to_the_damage(self, error: zlib.error) -> None:
+        """The output of a call that fails is lost: feed the same bytes in ever smaller steps instead."""
+        rest, step = self._input, len(self._input)
+        while step and rest:
+            before = self._inflater.copy()
+            try:
+                self._ready += self._inflater.decompress(rest[:step])
+                rest = rest[step:]
+            except zlib.error:
+                self._inflater = before
+                step //= 2
+        self._end(f"the compressed data is damaged: {error}")
+
+    def _end(self, problem: str) -> None:
+        self.problem = problem
+        self._is_finished = True
+
+
+class TapeStream:
+    """A tape as `streams.OpenStreams` wants it; what it counts is bytes."""
+
+    def __init__(self, path: str, compression: str) -> None:
+        self._path = path
+        self._tape = open_tape(path, compression)
+
+    def read(self, rows: int) -> Iterator[Columns]:
+        while rows:
+            raw = self._tape.read(min(rows, PIECE_BYTES))
+            if not raw:
+                raise changed(self._path)
+            rows -= len(raw)
+            yield {"bytes": np.frombuffer(raw, np.uint8)}
+
+    def skip(self, rows: int) -> None:
+        if self._tape.skip(rows) != rows:
+            raise changed(self._path)
+
+
+def changed(path: str) -> InputError:
+    return InputError("the file is shorter than when it was divided", received=path, hint="did it change meanwhile?")
+
+
+def head_of(path: str, nbytes: int) -> bytes:
+    try:
+        return read_bytes(path, 0, nbytes)
+    except OSError as error:
+        raise unreadable(path, error) from error

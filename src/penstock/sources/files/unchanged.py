@@ -1,0 +1,171 @@
+"""Whether input files still hold what a job has read of them: by size and time while it runs, by digests later.
+
+A digest is taken when the result of a span is written, a moment after its bytes were read: they are still in the page
+cache, and a file that has its size and its time since the listing has its bytes, too. Objects in a store have none:
+their ETag says whether they changed, and reading them twice would cost money.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import google_crc32c
+
+from penstock.core.protocols import OfFiles
+from penstock.core.records import Extent, Fragment, Result, Span
+from penstock.errors import InputError
+from penstock.sources.files.paths import is_url, open_binary
+
+_STEP_BYTES = 1 << 20
+_DIGITS = 8
+_KNOWN_EXTENTS = 256
+"""Of several spans that have an extent in common (a compressed file, a large row group), only one reads it."""
+_UNKNOWN = "-" * _DIGITS
+"""In the place of a digest: of a URL, or of a file that was replaced or removed while the job ran."""
+
+_WHAT_TO_DO = (
+    "put the file back as it was (its time does not matter) and resume; or begin again, with another output or "
+    "overwriting this one"
+)
+
+
+def changed(path: str, received: str) -> InputError:
+    """The error for input that is not what it was when the job began."""
+    return InputError(f"the input changed since the job began: {path}", received=received, hint=_WHAT_TO_DO)
+
+
+def check(source: object, span: Span, columns: Sequence[str]) -> None:
+    """See that the files of a span have the size and the time that they were listed with.
+
+    A file that is a row of its own may change: no row is made from two states of it.
+
+    Raises:
+        InputError: One of them changed: some rows may be old ones, others new ones.
+    """
+    if isinstance(source, OfFiles):
+        for file in {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}:
+            _check_file(file)
+
+
+def checked(results: Iterable[Result], source: object, columns: Sequence[str]) -> Iterator[Result]:
+    """Results, each after a look at the files that it was read from."""
+    for result in results:
+        check(source, result.span, columns)
+        yield result
+
+
+def find_changed(fragments: Iterable[Fragment]) -> InputError | None:
+    """What there is to say of the first of these files that is not as it was listed; None where all are."""
+    for file in fragments:
+        if not file.path.startswith("/") or not os.path.exists(file.path):
+            continue  # it stands for several files, or for none; one that is gone is told as such
+        try:
+            _check_file(file)
+        except InputError as error:
+            return error
+    return None
+
+
+class Digester:
+    """Digests what spans were read from, 8 hexadecimal digits for each extent; nothing where there are no files."""
+
+    def __init__(self, source: object, columns: Sequence[str]) -> None:
+        self._source = source
+        self._columns = columns
+        self._digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
+
+    def digest(self, span: Span) -> str:
+        """The digests of all extents of a span.
+
+        Raises:
+            InputError: A file changed since it was listed.
+        """
+        if not isinstance(self._source, OfFiles):
+            return ""
+        return "".join(map(self._as_listed, self._source.extents(span, self._columns)))
+
+    def _as_listed(self, extent: Extent) -> str:
+        """The digest of an extent whose file is as it was listed."""
+        if is_url(extent.file.path):
+            return _UNKNOWN
+        try:
+            found = self._digest(extent)
+            _check_file(extent.file)
+        except InputError:
+            if extent.nbytes is None:
+                return _UNKNOWN  # the row has failed, or was another one: it takes no other row down
+            raise
+        return found
+
+
+def compare(
+    source: object, spans: Iterable[Span], digests: Mapping[str, str], columns: Sequence[str], touched: set[str]
+) -> None:
+    """Digest again what was read of files whose time changed.
+
+    Args:
+        source: The input as it is now.
+        spans: The spans whose results are committed.
+        digests: Span number to digest, from the journal.
+        columns: What was read of every span.
+        touched: Paths of fragments that have another time now, as `Source.fragments` calls them.
+
+    Raises:
+        InputError: The content of a file is not what was read.
+    """
+    if not isinstance(source, OfFiles):
+        raise changed(next(iter(touched)), "it cannot be compared with what was read")
+    digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
+    has_groups = any(not os.path.exists(path) and not is_url(path) for path in touched)
+    for span in spans:
+        known = digests.get(str(span.index), "")
+        for position, extent in enumerate(_extents(source, span, columns, touched)):
+            if extent.file.path not in touched and not has_groups:
+                continue
+            before = known[position * _DIGITS : (position + 1) * _DIGITS]
+            if is_url(extent.file.path) or digest(extent) != before:
+                raise changed(extent.file.path, _differing(span, before))
+
+
+def _extents(source: OfFiles, span: Span, columns: Sequence[str], touched: set[str]) -> Iterator[Extent]:
+    try:
+        yield from source.extents(span, columns)
+    except InputError as error:  # it has not even the form that it had
+        raise changed(next(iter(touched)), str(error.received or error.problem)) from error
+
+
+def _differing(span: Span, before: str) -> str:
+    rows = f"rows {span.start:,} to {span.stop - 1:,}"
+    if before in ("", _UNKNOWN):
+        return f"{rows} were predicted, and there is nothing to compare it with"
+    return f"other bytes than those that {rows} were predicted from"
+
+
+def _check_file(file: Fragment) -> None:
+    if is_url(file.path):
+        return
+    try:
+        status = os.stat(file.path)
+    except OSError as error:
+        raise changed(file.path, error.strerror or str(error)) from error
+    if status.st_size != file.size:
+        raise changed(file.path, f"{status.st_size:,} bytes; it had {file.size:,}")
+    if status.st_mtime_ns != file.mtime_ns:
+        raise changed(file.path, "it was written to, or touched, while it was read")
+
+
+def _of_bytes(extent: Extent) -> str:
+    """The CRC32C of the bytes of an extent as they are now."""
+    try:
+        with open_binary(extent.file.path) as file:
+            file.seek(extent.start)
+            left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
+            value = 0
+            while left > 0 and (raw := file.read(min(_STEP_BYTES, left))):
+                value = google_crc32c.extend(value, raw)
+                left -= len(raw)
+    except OSError as error:
+        raise changed(extent.file.path, error.strerror or str(error)) from error
+    return f"{value:0{_DIGITS}x}"

@@ -1,0 +1,1 @@
+"""Images: files, columns of tables, decoding, resizing."""

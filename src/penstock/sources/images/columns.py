@@ -1,0 +1,172 @@
+"""Columns of a table that hold images: encoded bytes, paths or URLs, or both as Hugging Face datasets write them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import OPAQUE, is_text
+from penstock.core.deferred import Deferred
+from penstock.core.protocols import Source
+from penstock.core.records import STRING, Array, Block, SourceColumn, Span, TensorSpec
+from penstock.errors import InputError, UsageError
+from penstock.options.records import ReadOptions
+from penstock.sources.derived.wrapper import Around
+from penstock.sources.files.paths import is_url
+from penstock.sources.images.encoded import EncodedImages, ImagePaths, Images, MixedImages, image_spec
+from penstock.sources.images.resizing import Rendition
+
+_LOOKED_AT = 32
+
+
+class ImageColumns(Around):
+    """A source whose columns `names` are images; everything else is as in the source inside.
+
+    A value may be the encoded bytes, or text: a path or a URL. A path that is not absolute is taken from the folder
+    in which the table lies (where there are several tables, the deepest folder that holds them all).
+
+    Args:
+        source: Where the columns come from.
+        names: Columns that hold images.
+        reading: The size and colours to decode to, and how to get there.
+        base: The folder or URL from which paths are taken, where it is not the table's.
+
+    Raises:
+        UsageError: There is no such column, or it holds numbers.
+    """
+
+    def __init__(
+        self, source: Source, names: Sequence[str], reading: ReadOptions | None = None, base: str | None = None
+    ) -> None:
+        super().__init__(source)
+        self._names = tuple(names)
+        self._reading = reading or ReadOptions()
+        self._base = base if base is not None else folder_of(getattr(source, "paths", ()))
+        found = source.schema()
+        for name in self._names:
+            _check(name, found)
+
+    @cached_property
+    def keeps(self) -> tuple[str, ...]:
+        """What the source inside keeps, and the paths: without them nobody knows which prediction is whose."""
+        inside: tuple[str, ...] = getattr(self.source, "keeps", ())
+        first = next(iter(self.source.divide(_LOOKED_AT)), None)
+        block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
+        columns = block.columns if block is not None else {}
+        return (*inside, *(name for name in self._names if name in columns and _holds_paths(columns[name])))
+
+    def schema(self) -> dict[str, TensorSpec]:
+        found = self.source.schema()
+        return {name: image_spec(name, self._reading) if name in self._names else spec for name, spec in found.items()}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
+        return self.source.divide(rows_per_span, most_rows)
+
+    def origin(self, span: Span, row: int) -> str:
+        return self.source.origin(span, row)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        for block in self.source.read(span, columns):
+            made = {name: self._images(name, block.columns[name]) for name in self._names if name in block.columns}
+            yield replace(block, columns={**block.columns, **made}) if made else block
+
+    def _images(self, name: str, column: SourceColumn) -> Images:
+        if isinstance(column, Deferred):
+            raise InputError("the column is decoded already", received=name)
+        values = _plain(_from_numpy(column) if isinstance(column, np.ndarray) else column)
+        rendition = Rendition.of(self._reading)
+        if pa.types.is_struct(values.type):
+            encoded, named = _fields(name, values)
+            return MixedImages(EncodedImages(encoded, rendition), ImagePaths(self._located(named), rendition))
+        if _is_bytes(values.type):
+            return EncodedImages(values, rendition)
+        if is_text(values.type) or pa.types.is_null(values.type):
+            return ImagePaths(self._located(values), rendition, texts=values)
+        raise _not_images(name, str(values.type))
+
+    def _located(self, paths: pa.Array) -> list[str | None]:
+        return [path and _join(self._base, path) for path in paths.to_pylist()]
+
+
+def folder_of(paths: Sequence[str]) -> str:
+    """The deepest folder that holds all of `paths`; where there are none, the one that is current.
+
+    >>> folder_of(["/data/a/1.csv", "/data/b/2.csv"])
+    '/data'
+    """
+    folders = {path.rpartition("/")[0] if is_url(path) else os.path.dirname(os.path.abspath(path)) for path in paths}
+    if not folders:
+        return os.getcwd()
+    if any(map(is_url, folders)):
+        names = zip(*(folder.split("/") for folder in folders), strict=False)
+        return "/".join(alike[0] for alike in itertools.takewhile(lambda alike: len(set(alike)) == 1, names))
+    return os.path.commonpath(folders)
+
+
+def _join(base: str, path: str) -> str:
+    if is_url(path):
+        return path
+    return f"{base}/{path.lstrip('/')}" if is_url(base) else os.path.join(base, path)
+
+
+def _check(name: str, schema: dict[str, TensorSpec]) -> None:
+    if name not in schema:
+        raise UsageError(
+            "there is no such column to read images from",
+            received=f"images={name}",
+            allowed=", ".join(list(schema)[:20]),
+        )
+    if schema[name].encoding is None and (schema[name].dtype not in (STRING, OPAQUE) or schema[name].shape != ()):
+        raise _not_images(name, str(schema[name]))
+
+
+def _not_images(name: str, kind: str) -> UsageError:
+    return UsageError(
+        "the column does not hold encoded images",
+        received=f"images={name}, of {kind}",
+        allowed="bytes, text (paths or URLs), or a struct of `bytes` and `path`",
+        hint="arrays of pixels need no --images: they are fed as they are",
+    )
+
+
+def _from_numpy(column: Array) -> pa.Array:
+    values = column.tolist()
+    return pa.array(values, pa.large_binary() if any(isinstance(value, bytes) for value in values) else None)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Without extension types, dictionaries and views, which are read one value at a time less well."""
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_binary_view(values.type):
+        return values.cast(pa.large_binary())
+    return values.cast(pa.large_string()) if pa.types.is_string_view(values.type) else values
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _fields(name: str, values: pa.StructArray) -> tuple[pa.Array, pa.Array]:
+    """`bytes` and `path` of a struct; one of them may be missing, and is null then."""
+    # `flatten` is what knows that the fields of a null struct are null.
+    fields = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+    if not fields.keys() & {"bytes", "path"}:
+        raise _not_images(name, str(values.type))
+    encoded, named = (fields.get(field, pa.nulls(len(values))) for field in ("bytes", "path"))
+    return encoded.cast(pa.large_binary()), named.cast(pa.large_string())
+
+
+def _holds_paths(column: SourceColumn) -> bool:
+    if isinstance(column, Deferred):
+        return False
+    values = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    return any(isinstance(value, str) for value in values)

@@ -1,0 +1,1 @@
+"""Rows that Python objects hold: arrays, datasets, generators."""

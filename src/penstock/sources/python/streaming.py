@@ -1,0 +1,358 @@
+"""Rows that come as they come: generators, iterators, `tf.data` and streamed Hugging Face datasets.
+
+They are pulled in the process that has them. Each span is put into a file without a name, which loaders map, and
+which is freed when the span's result is there: what is in memory is what is under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.core.columns import describe
+from penstock.core.nesting import Nesting
+from penstock.core.records import Block, Column, Fragment, RowFailure, Span, TensorSpec
+from penstock.errors import InputError, one_line
+from penstock.sources.python.batches import BatchTemplate, Piece, piece_of
+from penstock.sources.python.rows import RowTemplate
+from penstock.sources.python.shared_columns import Layout, map_columns, write_columns
+
+_BLOCK_ROWS = 1024
+_BLOCK_BYTES = 16 << 20
+_PEEKED_SPANS = 2
+
+
+class Rows:
+    """An iterable whose elements are single rows, not batches: dicts of values, tuples, arrays or numbers.
+
+    >>> list(Rows([1, 2]).iterable)
+    [1, 2]
+    """
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.iterable)
+
+
+def pieces_of_batches(batches: Iterable[Any]) -> Iterator[Piece]:
+    """Every batch as columns, as they come."""
+    return map(piece_of, batches)
+
+
+def pieces_of_rows(rows: Iterable[Any]) -> Iterator[Piece]:
+    """Single rows, gathered. What the iterable raises comes after the rows before it."""
+    template: RowTemplate | None = None
+    held: list[Any] = []
+    step = 1
+    try:
+        for row in rows:
+            if template is None:
+                template = RowTemplate(row)
+                step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, template.row_bytes)))
+            held.append(row)
+            if len(held) == step:
+                yield _gathered(template, held)
+                held = []
+    except Exception:
+        if template is not None and held:
+            yield _gathered(template, held)
+        raise
+    if template is not None and held:
+        yield _gathered(template, held)
+
+
+def _gathered(template: RowTemplate, rows: list[Any]) -> Piece:
+    columns, bad = template.gather(rows)
+    return Piece(columns, len(rows), bad, template.is_positional)
+
+
+class StreamedRows:
+    """A stream of rows, divided while it is pulled. A locator is (path, inode, layout, bad rows), plain JSON.
+
+    `divide` may be begun several times, and gives the same rows, as long as no division went beyond its second span;
+    a division that does is the run, and what it has passed is let go. A copy in another process can only `read`.
+
+    Args:
+        pieces: The rows, in order.
+        name: What the user calls them, for messages.
+        may_have_targets: Whether columns without names may include what the model was trained to answer.
+        varies: Whether the rows of one batch may have another shape than those of the next.
+    """
+
+    is_resumable = False
+
+    def __init__(
+        self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False, varies: bool = False
+    ) -> None:
+        self.may_have_targets = may_have_targets
+        self._varies = varies
+        self._name = name
+        self._token = uuid.uuid4().hex
+        self._pieces: Iterator[Piece] | None = pieces
+        self._template: BatchTemplate | None = None
+        self._head: dict[int, Piece] = {}
+        self._fitted: dict[int, Piece] = {}
+        self._pulled = self._pulled_rows = 0
+        self._is_over = False
+        self._error: InputError | None = None
+        self._is_under_way = False
+        self._files = _SpanFiles()
+        self._begin = (0, 0)
+        self._skipped = 0
+
+    def take_batches(self, most: int) -> None:
+        """Take no more than so many batches of the stream, which may be endless."""
+        if self._pieces is not None:
+            self._pieces = itertools.islice(self._pieces, max(0, most - self._pulled))
+
+    def batches(self) -> Iterator[Piece]:
+        """Every batch as it came, one by one. It is the run: what it has passed is let go.
+
+        Raises:
+            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+        """
+        self._check_unread()
+        self._is_under_way = True
+        for number in itertools.count(self._begin[0]):
+            if not self._has(number):
+                break
+            yield self._head.pop(number)
+        if self._error is not None:
+            raise self._error
+
+    def is_mixed(self) -> bool:
+        """Whether batches have rows of different shapes: by what the stream says, or by its first two."""
+        if self._varies or not (self._has(0) and self._has(1)):
+            return self._varies
+        first, second = ({name: describe(name, c) for name, c in self._head[i].columns.items()} for i in (0, 1))
+        return first != second
+
+    def fit_to(self, inputs: Sequence[TensorSpec]) -> None:
+        """Take rows of any length for inputs that have an open one: the next batch may have longer ones."""
+        template = self._like_first()
+        schema = list(template.schema().values())
+        by_name = {spec.name: spec for spec in inputs}
+        in_order = dict(zip((column.name for column in schema), inputs, strict=False)) if self.is_positional else {}
+        fed = {column.name: by_name.get(column.name, in_order.get(column.name)) for column in schema}
+        if template.open([name for name, spec in fed.items() if spec is not None and _is_open(spec)]):
+            self._fitted.clear()
+
+    def pass_over(self, rows: int) -> None:
+        """Leave out the first rows, for good: they are dropped as they come."""
+        self._skipped = rows
+        number = 0
+        while (piece := self._piece(number)) is not None and piece.rows <= rows:
+            rows -= piece.rows
+            del self._head[number], self._fitted[number]
+            number += 1
+        self._begin = (number, rows)
+
+    @property
+    def is_positional(self) -> bool:
+        return self._like_first().is_positional
+
+    @property
+    def given(self) -> Nesting | None:
+        """How the arrays of the first batch were given."""
+        return self._like_first().given
+
+    def fragments(self) -> Sequence[Fragment]:
+        """Unlike any other's: nobody can tell whether another stream would give the same rows."""
+        return [Fragment(f"stream:{self._name}:{self._token}", 0, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return self._like_first().schema()
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"{self._name}, row {self._skipped + row}"
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        """Spans of exactly `rows_per_span` rows, the last one shorter, pulled one by one.
+
+        Raises:
+            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+        """
+        self._check_unread()
+        return self._spans(rows_per_span)
+
+    def _check_unread(self) -> None:
+        if self._is_under_way or self._pieces is None:
+            raise InputError(
+                "a stream can be read only once",
+                received=self._name,
+                hint="make a new generator; or give an object with __len__ and __getitem__, which can be read again",
+            )
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        path, inode, layout, bad = span.locator
+        mapped = _open_span(path, inode, layout)
+        failures = tuple(
+            RowFailure(span.start + place, self.origin(span, span.start + place), "read", error, reason)
+            for place, error, reason in bad
+        )
+        yield Block(span.start, span.rows, {name: mapped[name] for name in columns}, failures)
+
+    def release(self, span: Span) -> None:
+        """Free the memory of a span whose result is there. Whoever is still reading it can go on."""
+        self._files.remove(span.locator[0])
+
+    def close(self) -> None:
+        """Free the memory of all spans."""
+        self._files.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        light: dict[str, Any] = {"_pieces": None, "_head": {}, "_fitted": {}, "_files": None}
+        return self.__dict__ | light
+
+    def _like_first(self) -> BatchTemplate:
+        if self._template is None:
+            self._has(0)
+        if self._template is None:
+            raise self._error or InputError("the input has no rows", received=self._name)
+        return self._template
+
+    def _spans(self, rows_per_span: int) -> Iterator[Span]:
+        start = 0
+        place = self._begin
+        for index in itertools.count():
+            taken, place = self._take(rows_per_span, *place)
+            rows = sum(stop - first for _, first, stop in taken)
+            if rows and index >= _PEEKED_SPANS:
+                self._is_under_way = True
+                self._head = {number: piece for number, piece in self._head.items() if number >= place[0]}
+                self._fitted = {number: piece for number, piece in self._fitted.items() if number >= place[0]}
+            if rows:
+                yield Span(index, start, rows, self._files.add(taken))
+                start += rows
+            if rows < rows_per_span:
+                break
+        if self._error is not None:
+            raise self._error
+
+    def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[Piece, int, int]], tuple[int, int]]:
+        """The next rows, from row `offset` of piece `number`; and the place after them."""
+        taken: list[tuple[Piece, int, int]] = []
+        while rows and (piece := self._piece(number)) is not None:
+            stop = min(piece.rows, offset + rows)
+            taken.append((piece, offset, stop))
+            rows -= stop - offset
+            number, offset = (number + 1, 0) if stop == piece.rows else (number, stop)
+        return taken, (number, offset)
+
+    def _piece(self, number: int) -> Piece | None:
+        """A piece that was pulled before, or the next one; None where there is no more, be it for an error."""
+        if not self._has(number):
+            return None
+        if number not in self._fitted:
+            self._fitted[number] = self._like_first().fit(self._head[number])
+        return self._fitted[number]
+
+    def _has(self, number: int) -> bool:
+        """Whether there is such a piece; it is pulled if it must be."""
+        while number not in self._head:
+            if self._is_over or self._pieces is None:
+                return False
+            self._pull(self._pieces)
+        return True
+
+    def _pull(self, pieces: Iterator[Piece]) -> None:
+        try:
+            piece = next(pieces, None)
+            self._is_over = piece is None
+            if piece is not None and piece.rows:
+                self._template = self._template or BatchTemplate(piece)
+                self._head[self._pulled] = piece
+                self._pulled, self._pulled_rows = self._pulled + 1, self._pulled_rows + piece.rows
+        except Exception as error:
+            self._is_over, self._error = True, self._told(error)
+
+    def _told(self, error: Exception) -> InputError:
+        place = f"{self._name}, row {self._pulled_rows}"
+        if isinstance(error, InputError):
+            return InputError(
+                error.problem, received=f"{place}: {error.received}", allowed=error.allowed, hint=error.hint
+            )
+        told = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
+        told.__cause__ = error
+        return told
+
+
+def _is_open(spec: TensorSpec) -> bool:
+    """Whether rows of an input may have any length, and only that: more than one open dimension cannot be padded."""
+    return spec.shape is not None and spec.shape[:1] == (None,) and None not in spec.shape[1:]
+
+
+class _SpanFiles:
+    """The files of spans that are under way, by the path under which other processes open them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, int] = {}
+        weakref.finalize(self, _close_all, self._open)
+
+    def add(self, taken: Sequence[tuple[Piece, int, int]]) -> tuple[Any, ...]:
+        """Write the rows of a span; returns its locator."""
+        path, descriptor = new_file("penstock-stream")
+        with self._lock:
+            self._open[path] = descriptor
+        names = taken[0][0].columns
+        layout = write_columns(
+            descriptor, {name: [piece.columns[name][start:stop] for piece, start, stop in taken] for name in names}
+        )
+        bad: list[tuple[int, str, str]] = []
+        first = 0
+        for piece, start, stop in taken:
+            bad += [(first + row - start, *why) for row, why in piece.bad.items() if start <= row < stop]
+            first += stop - start
+        return path, os.fstat(descriptor).st_ino, layout, tuple(sorted(bad))
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            _close(path, descriptor)
+
+    def clear(self) -> None:
+        for path in list(self._open):
+            self.remove(path)
+
+
+def new_file(name: str) -> tuple[str, int]:
+    """A path that processes of this user can open, and a descriptor that keeps it."""
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", descriptor
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
+    return path, descriptor
+
+
+def _close(path: str, descriptor: int) -> None:
+    os.close(descriptor)
+    if not path.startswith("/proc/"):
+        os.unlink(path)
+
+
+def _close_all(files: dict[str, int]) -> None:
+    while files:
+        _close(*files.popitem())
+
+
+def _open_span(path: str, inode: int, layout: Layout) -> dict[str, Column]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError("a span of a stream is gone", received=f"{path}: {error.strerror}") from error
+    try:
+        if os.fstat(descriptor).st_ino != inode:
+            raise InputError("a span of a stream is gone", received=f"{path} holds another one")
+        return map_columns(descriptor, layout)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Tables and text: Parquet, CSV, JSON lines, npy, lines of text."""

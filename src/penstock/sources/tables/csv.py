@@ -1,0 +1,268 @@
+"""CSV files. Types are taken from the beginning of the first file and hold for all of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from penstock.core.columns import describe, whole
+from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.errors import InputError
+from penstock.options.records import ReadOptions
+from penstock.sources.files.paths import open_binary
+from penstock.sources.tables.lines import Excerpt, LineFiles, parse_surviving
+
+_SAMPLE_BYTES = 1 << 20
+_HEADER_BYTES = 64 << 10
+_LONGEST_FIELD = 1 << 30
+_MOSTLY = 0.9
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+_MISSING = [
+    "",
+    "#N/A",
+    "#N/A N/A",
+    "#NA",
+    "<NA>",
+    "N/A",
+    "NA",
+    "NULL",
+    "None",
+    "n/a",
+    "null",
+    "-1.#IND",
+    "1.#IND",
+    "1.#QNAN",
+]
+"""What stands for a missing value where numbers are read. `nan` is not among them: it is a number."""
+_CONVERSION = re.compile(
+    r"In CSV column #(\d+): CSV conversion error to (.+?): (?:invalid value '(.*)'|invalid UTF8 data)", re.DOTALL
+)
+_CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
+
+
+class CsvFiles:
+    """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
+
+    suffixes = (".csv", ".tsv")
+
+    def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
+        self._delimiter = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
+        self._header = (reading or ReadOptions()).header
+        self._lines = LineFiles(paths, self._delimiter, has_header=self._header != "no")
+        self._types: dict[str, pa.DataType] | None = None
+        self._schema: dict[str, TensorSpec] = {}
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return self._lines.paths
+
+    def fragments(self) -> Sequence[Fragment]:
+        return self._lines.fragments()
+
+    def schema(self) -> dict[str, TensorSpec]:
+        if self._types is None:
+            sample = self._sample()
+            # A column that is empty at the beginning may hold anything later: text holds everything.
+            kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
+            types = dict(zip(sample.schema.names, kinds, strict=True))
+            columns = {name: whole(sample.column(name)).cast(kind) for name, kind in types.items()}
+            self._schema = {name: _describe(name, column) for name, column in columns.items()}
+            self._check_headers(list(types))
+            self._types = types
+        return self._schema
+
+    def remarks(self) -> list[str]:
+        """What people should know about the files."""
+        self.schema()
+        odd = [name for name, kind in (self._types or {}).items() if pa.types.is_binary(kind)]
+        shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
+        return [shown] if odd else []
+
+    def read_as_floats(self, columns: Sequence[str]) -> None:
+        """Read these columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
+        self.schema()
+        assert self._types is not None
+        self._types |= {name: pa.float64() for name in columns}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        self.schema()
+        return self._lines.spans(rows_per_span)
+
+    def origin(self, span: Span, row: int) -> str:
+        return self._lines.origin(span)
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._lines.extents(span)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        self.schema()
+        excerpt = self._lines.excerpt(span)
+        failures: tuple[RowFailure, ...] = ()
+        try:
+            table = self._parse(excerpt.raw, columns)
+        except pa.ArrowInvalid:
+            table = None
+        if table is None or table.num_rows != span.rows:
+            table, failures = self._parse_by_record(excerpt, span, columns)
+        read = {name: whole(table.column(name)) for name in columns}
+        yield Block(span.start, span.rows, read, failures, self._stood(excerpt))
+
+    def _stood(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+        """What a field holds that is read as a missing value."""
+        places = {name: place for place, name in enumerate(self._types or ())}
+        records: list[bytes] = []
+
+        def stood(column: str, position: int) -> str:
+            if not records:
+                records.extend(self._lines.records(excerpt))
+            csv.field_size_limit(_LONGEST_FIELD)
+            text = io.StringIO(records[position].decode("utf-8", errors="replace"), newline="")
+            field = next(csv.reader(text, delimiter=self._delimiter))[places[column]]
+            return f"is missing: {field!r}" if field else "is missing: the field is empty"
+
+        return stood
+
+    def _sample(self) -> pa.Table:
+        path = self._lines.sample_path()
+        names = self._names(path)
+        if len(set(names)) != len(names):
+            raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
+        try:
+            options = pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+            options.invalid_row_handler = lambda row: "skip"
+            head = io.BytesIO(self._lines.head(path, _SAMPLE_BYTES))
+            reading = None if self._lines.has_header else pacsv.ReadOptions(column_names=names)
+            convert = pacsv.ConvertOptions(null_values=_MISSING)
+            return pacsv.read_csv(head, read_options=reading, parse_options=options, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
+
+    def _check_headers(self, expected: list[str]) -> None:
+        for path in self._lines.paths:
+            names = self._names(path)
+            if names and names != expected:
+                raise InputError(
+                    "the files differ in their header"
+                    if self._lines.has_header
+                    else "the files differ in their columns",
+                    received=f"{path}: {', '.join(names)}",
+                    allowed=f"as in {self._lines.paths[0]}: {', '.join(expected)}",
+                )
+
+    def _names(self, path: str) -> list[str]:
+        """The names of the columns: those of the header, or f0, f1, … where there is none.
+
+        Raises:
+            InputError: The first line is not UTF-8, or it may be a row.
+        """
+        first = self._first_line(path)
+        if self._header == "no":
+            return [f"f{place}" for place in range(len(first))]
+        if self._header == "auto" and _looks_like_a_row(first):
+            raise InputError(
+                "the file seems to have no header: its first line is numbers",
+                received=f"{path}: {self._delimiter.join(first)[:100]}",
+                hint="--header no: it is a row, of columns f0, f1, …; --header yes: it is the names of the columns",
+            )
+        return first
+
+    def _first_line(self, path: str) -> list[str]:
+        raw = open_binary(path, _HEADER_BYTES)
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            first = next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
+        try:
+            self._delimiter.join(first).encode()
+        except UnicodeEncodeError:
+            shown = self._delimiter.join(first).encode(errors="surrogateescape")
+            raise InputError(
+                "the file is not UTF-8", received=f"{path}: {shown[:60]!r}", allowed="UTF-8 text", hint=_CONVERT
+            ) from None
+        return first
+
+    def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
+        assert self._types is not None
+        return pacsv.read_csv(
+            io.BytesIO(raw),
+            read_options=pacsv.ReadOptions(
+                column_names=list(self._types), use_threads=False, block_size=max(1 << 20, min(len(raw) + 1, 1 << 30))
+            ),
+            parse_options=pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict(self._types),
+                include_columns=list(columns),
+                strings_can_be_null=False,
+                null_values=_MISSING,
+            ),
+        )
+
+    def _parse_by_record(
+        self, excerpt: Excerpt, span: Span, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
+        """The slow road: records told apart one by one, so that a broken one takes no other down."""
+        assert self._types is not None
+        csv.field_size_limit(_LONGEST_FIELD)
+        records = self._lines.records(excerpt)
+        nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
+        table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
+        told = {place: self._told(reason) for place, reason in reasons.items()}
+        return table, excerpt.failures(records, told, span.start)
+
+    def _told(self, reason: str) -> str:
+        """A reason with the name of its column, where Arrow counts columns."""
+        found = _CONVERSION.match(reason)
+        if found is None:
+            return reason
+        name, kind, text = list(self._types or ())[int(found[1])], found[2], found[3]
+        if text is None:
+            return f"column {name!r} is not UTF-8"
+        if kind.startswith(("int", "uint", "float", "double")):
+            kind = "a whole number, as the first ones are" if _is_number(text) else "a number"
+        return f"column {name!r} is {text!r}, not {kind}"
+
+    def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
+        """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
+        width = len(self._types or ())
+        for record in records:
+            text = io.StringIO(record.decode("utf-8", errors="surrogateescape"), newline="")
+            rows = list(csv.reader(text, delimiter=self._delimiter))
+            if len(rows) != 1:
+                raise ValueError("a carriage return in the middle of a record")
+            if len(rows[0]) != width:
+                raise ValueError(f"{len(rows[0])} fields, not {width}")
+        return self._parse(b"".join(record.rstrip(b"\r\n") + b"\n" for record in records), columns)
+
+
+def _describe(name: str, column: pa.Array) -> TensorSpec:
+    """As numbers where nearly all of the first values are: one word among them fails its row, not the whole file."""
+    spec = describe(name, column)
+    if not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):
+        return spec
+    values = [value for value in column.to_pylist() if value]
+    numbers = sum(_is_number(value) for value in values)
+    return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
+
+
+def _looks_like_a_row(first: Sequence[str]) -> bool:
+    """Whether a first line holds numbers, as a header hardly does: fractions, or nothing but numbers.
+
+    0, 1, 2, … are the names that pandas gives.
+    """
+    if len(first) > 1 and list(first) == [str(place) for place in range(len(first))]:
+        return False
+    numbers = [field.strip() for field in first if _NUMBER.fullmatch(field)]
+    has_fractions = any(not field.lstrip("+-").isdigit() for field in numbers)
+    return has_fractions or (bool(first) and len(numbers) == len(first))
+
+
+def _is_number(text: str | bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Text files: one row a line, blank lines too, so that row N of the answers belongs to line N of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.errors import InputError
+from penstock.sources.files.paths import fail_unreadable, open_binary
+from penstock.sources.tables.lines import BOM, LineFiles
+
+TEXT_COLUMN = "text"
+_STEP_BYTES = 4 << 20
+_LONGEST_LINE = 64 << 20
+_NEWLINE = ord("\n")
+
+
+class TextLines:
+    """Text files with a single column, `text`. A line ends with a line feed, with or without a carriage return."""
+
+    suffixes = (".txt",)
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._lines = _EveryLine(paths)
+
+    def fragments(self) -> Sequence[Fragment]:
+        return self._lines.fragments()
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {TEXT_COLUMN: TensorSpec(TEXT_COLUMN, STRING, ())}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        """A locator is (file, first byte, end, lines before it in the file)."""
+        file = lines = 0
+        for span in self._lines.spans(rows_per_span):
+            if span.locator[0] != file:
+                file, lines = span.locator[0], 0
+            yield replace(span, locator=(*span.locator, lines))
+            lines += span.rows
+
+    def origin(self, span: Span, row: int) -> str:
+        file, _, _, lines = span.locator
+        return f"{self._lines.paths[file]}, line {lines + row - span.start + 1}"
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
+        return self._lines.extents(span)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        file, first, end, _ = span.locator
+        row = span.start
+        for piece in _pieces(self._lines.paths[file], first, end):
+            text, reasons = piece.parse()
+            failures = tuple(
+                RowFailure(row + place, f"{self.origin(span, row + place)}, byte {offset}", "read", "BadRecord", why)
+                for place, (offset, why) in sorted(reasons.items())
+            )
+            yield Block(row, len(text), dict.fromkeys(columns, text), failures)
+            row += len(text)
+        if row != span.stop:
+            raise InputError(
+                "the file changed while it was read",
+                received=f"{self._lines.paths[file]}, bytes {first} to {end}: {row - span.start} lines",
+                allowed=f"{span.rows} lines, as were counted",
+            )
+
+
+class _EveryLine(LineFiles):
+    """Lines of which none is passed over."""
+
+    def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
+        for ends, _ in super()._scan(path):
+            yield ends, np.zeros(len(ends), bool)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A run of whole lines and the place where it begins; or a single line that is too long to be held, of no `raw`."""
+
+    offset: int
+    raw: bytes | None
+    length: int = 0
+
+    def parse(self) -> tuple[pa.Array, dict[int, tuple[int, str]]]:
+        """The lines, null where they are bad; and position to byte offset and reason for those."""
+        if self.raw is None:
+            return pa.nulls(1, pa.large_string()), {0: (self.offset, _too_long(self.length))}
+        lines = _to_arrow(self.raw.removeprefix(BOM) if self.offset == 0 else self.raw)
+        if len(self.raw) <= _LONGEST_LINE:
+            try:
+                return lines.cast(pa.large_string()), {}
+            except pa.ArrowInvalid:
+                pass  # a line is not UTF-8: the slow road finds it
+        return self._parse_by_line(lines)
+
+    def _parse_by_line(self, lines: pa.Array) -> tuple[pa.Array, dict[int, tuple[int, str]]]:
+        assert self.raw is not None
+        starts = np.concatenate(([0], np.flatnonzero(np.frombuffer(self.raw, np.uint8) == _NEWLINE) + 1))
+        texts: list[str | None] = []
+        reasons: dict[int, tuple[int, str]] = {}
+        for position, line in enumerate(lines):
+            text, why = _decode(line.as_py())
+            texts.append(text)
+            if why:
+                reasons[position] = self.offset + int(starts[position]), why
+        return pa.array(texts, pa.large_string()), reasons
+
+
+def _decode(line: bytes) -> tuple[str | None, str]:
+    if len(line) > _LONGEST_LINE:
+        return None, _too_long(len(line))
+    try:
+        return line.decode(), ""
+    except UnicodeDecodeError as error:
+        return None, f"the line is not UTF-8: {error.reason} at its byte {error.start}"
+
+
+def _too_long(length: int) -> str:
+    return f"the line is too long: {length} bytes, and at most {_LONGEST_LINE} are read"
+
+
+def _pieces(path: str, first: int, end: int) -> Iterator[_Piece]:
+    """Whole lines of a range of bytes, a few megabytes at a time, however long a line is."""
+    offset = place = first  # where the open line begins, and the next byte to read
+    held, dropped = b"", 0  # the open line so far; or how much of it was let go, because it is too long
+    try:
+        with open_binary(path) as file:
+            file.seek(first)
+            while place < end and (raw := file.read(min(_STEP_BYTES, end - place))):
+                place += len(raw)
+                if dropped:
+                    cut = raw.find(b"\n") + 1
+                    dropped += cut or len(raw)
+                    if not cut:
+                        continue
+                    yield _Piece(offset, None, dropped - 1)
+                    offset, dropped, held = offset + dropped, 0, raw[cut:]
+                else:
+                    held += raw
+                if cut := held.rfind(b"\n") + 1:
+                    yield _Piece(offset, held[:cut])
+                    offset, held = offset + cut, held[cut:]
+                if len(held) > _LONGEST_LINE:
+                    dropped, held = len(held), b""
+    except OSError as error:
+        raise fail_unreadable(path, error) from error
+    if dropped:
+        yield _Piece(offset, None, dropped)
+    elif held:
+        yield _Piece(offset, held)
+
+
+def _to_arrow(raw: bytes) -> pa.Array:
+    """Lines as one array of bytes: their content without line breaks, and where each of them ends in it."""
+    if b"\r" in raw:
+        raw = raw.removesuffix(b"\r").replace(b"\r\n", b"\n")
+    ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == _NEWLINE)
+    if not raw.endswith(b"\n"):
+        ends = np.append(ends, len(raw))
+    offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
+    content = raw.translate(None, b"\n")
+    return pa.Array.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(content)])

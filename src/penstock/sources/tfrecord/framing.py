@@ -1,0 +1,284 @@
+"""The frame of TFRecord files: length, checksum of the length, data, checksum of the data.
+
+A file is scanned once, from record to record; the data is checked when it is read. Where a length is broken the chain
+is lost: the scan looks for the next place that can be a length, and all that lies between is one failed row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.records import Array
+from penstock.sources.files.tapes import PIECE_BYTES, PLAIN, Tape, changed, compression_of, head_of
+from penstock.sources.tfrecord.crc32c import masked_crc, masked_crcs, masked_crcs_of_words
+
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
+PAD = bytes(64)
+"""After the bytes of every frame, so that words can be read at any place in it."""
+
+_KNOWN_LENGTHS = 1 << 14
+_STRIDE_TRIAL = 8
+"""After so many records of one length it is worth comparing the headers of many at once."""
+_LARGEST = 1 << 40
+_MOST_RECORDS = 4096
+"""Records that are read at once: what is known of each must not outgrow small records themselves."""
+_SMALL_PIECE = 64 << 10
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bytes that are no record: one failed row. `end` is where reading goes on."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A run of rows, each from the end of the one before it: records, of which some are gaps."""
+
+    ends: Array
+    gaps: tuple[Gap, ...] = ()
+    is_lost: bool = False
+    """Whether the chain of records was lost here, and not just cut off."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Records in memory: `raw` (padded), where their data begins and stops in it, where they lie in the file.
+
+    `reasons` says which rows are broken, and why; their data is empty.
+    """
+
+    raw: bytes
+    starts: Array
+    stops: Array
+    offsets: Array
+    reasons: dict[int, str]
+
+    def whole(self, most: int) -> list[bytes]:
+        """The data of the first records that are not broken."""
+        rows = [row for row in range(len(self.starts)) if row not in self.reasons][:most]
+        return [self.raw[int(self.starts[row]) : int(self.stops[row])] for row in rows]
+
+
+def how_compressed(path: str) -> str:
+    """By content: a plain TFRecord begins with a length that has a right checksum, whatever else it looks like."""
+    head = head_of(path, HEADER_BYTES)
+    return PLAIN if length_of(head) is not None else compression_of(head)
+
+
+def length_of(header: bytes) -> int | None:
+    """The length of the data behind these 12 bytes; None where the checksum is wrong."""
+    if len(header) < HEADER_BYTES or masked_crc(header[:8]) != int.from_bytes(header[8:12], "little"):
+        return None
+    return int.from_bytes(header[:8], "little")
+
+
+class Hopper:
+    """Goes from record to record inside a piece of bytes.
+
+    It remembers headers that were right: records often have one of a few lengths, and looking a header up costs
+    a third of its checksum.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: dict[bytes, int] = {}
+
+    def length(self, header: bytes) -> int | None:
+        length = self._lengths.get(header)
+        if length is None:
+            length = length_of(header)
+            if length is not None and len(self._lengths) < _KNOWN_LENGTHS:
+                self._lengths[header] = length
+        return length
+
+    def hop(self, raw: bytes, size: int, most: int) -> list[int]:
+        """The ends of whole records from the beginning of `raw[:size]` on, at most `most` of them."""
+        ends: list[int] = []
+        place, same, last, lengths = 0, 0, b"", self._lengths
+        while place + FRAME_BYTES <= size and len(ends) < most:
+            header = raw[place : place + HEADER_BYTES]
+            length = lengths.get(header)
+            if length is None and (length := self.length(header)) is None:
+                break
+            end = place + length + FRAME_BYTES
+            if end > size:
+                break
+            ends.append(end)
+            same = same + 1 if header == last else 0
+            place, last = end, header
+            if same >= _STRIDE_TRIAL:
+                count = _repeated(raw, place, size, header, length + FRAME_BYTES, min(16 * same, most - len(ends)))
+                stride = length + FRAME_BYTES
+                ends += range(place + stride, place + (count + 1) * stride, stride)
+                place, same = ends[-1], (same + count if count else 0)
+        return ends
+
+
+def _repeated(raw: bytes, place: int, size: int, header: bytes, stride: int, most: int) -> int:
+    """How many whole records with this very header follow each other from `place` on."""
+    count = min(most, (size - place) // stride)
+    if count <= 0:
+        return 0
+    headers = np.ndarray((count,), f"V{HEADER_BYTES}", raw, place, (stride,))
+    words = np.ascontiguousarray(headers).view("<u4").reshape(-1, 3)
+    differs = (words != np.frombuffer(header, "<u4")).any(axis=1)
+    return int(np.argmax(differs)) if differs.any() else count
+
+
+class Scan:
+    """The rows of a tape from front to back, found without reading the data where the tape can skip it."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._hopper = Hopper()
+        self._raw = b""
+        self._offset = 0
+        self._wanted = PIECE_BYTES
+
+    def stretches(self) -> Iterator[Stretch]:
+        while self._fill(HEADER_BYTES):
+            ends = self._hopper.hop(self._raw, len(self._raw), len(self._raw))
+            if ends:
+                yield Stretch(np.array(ends, np.int64) + self._offset)
+                self._drop(ends[-1])
+            else:
+                yield self._one()
+        if self._raw or self._tape.problem is not None:
+            yield self._tail(self._offset, None)
+
+    def _one(self) -> Stretch:
+        """What stands here is not a whole record in memory: one that goes on, a cut one, or a broken one."""
+        length = self._hopper.length(self._raw[:HEADER_BYTES])
+        if length is None:
+            return self._gap()
+        start, size = self._offset, length + FRAME_BYTES
+        # Records this large are not worth reading ahead into the next.
+        self._wanted = _SMALL_PIECE if size > PIECE_BYTES else PIECE_BYTES
+        return Stretch(np.array([start + size], np.int64)) if self._skip(size) else self._tail(start, length)
+
+    def _gap(self) -> Stretch:
+        start = self._offset
+        self._drop(1)
+        while True:
+            is_more = self._fill(PIECE_BYTES)
+            found = _find_header(self._raw, _LARGEST)
+            if found is not None:
+                self._drop(found)
+                break
+            if not is_more:
+                self._drop(len(self._raw))
+                break
+            self._drop(len(self._raw) - HEADER_BYTES + 1)
+        reason = f"the length of a record is broken: bytes {start} to {self._offset} are skipped"
+        return Stretch(np.array([self._offset], np.int64), (Gap(start, self._offset, reason),), True)
+
+    def _tail(self, start: int, length: int | None) -> Stretch:
+        """A record that is not whole, or the place where compressed data breaks off."""
+        found = self._offset + len(self._raw)
+        record = "a record" if length is None else f"a record of {length} bytes"
+        problem = self._tape.problem or "the file is cut"
+        reason = f"{problem}: {record} at byte {start} is not whole, {found - start} bytes of it are there"
+        # What lies before damage need not come out the same twice: it is never asked for again.
+        end = start if self._tape.problem is not None else found
+        self._raw, self._tape.problem = b"", None
+        return Stretch(np.array([end], np.int64), (Gap(start, end, reason),))
+
+    def _fill(self, nbytes: int) -> bool:
+        """Have at least `nbytes` in memory; False where there are no more."""
+        if len(self._raw) < nbytes:
+            self._raw += self._tape.read(max(nbytes, self._wanted) - len(self._raw))
+        return len(self._raw) >= nbytes
+
+    def _drop(self, nbytes: int) -> None:
+        self._raw = self._raw[nbytes:]
+        self._offset += nbytes
+
+    def _skip(self, nbytes: int) -> bool:
+        """Move on past what is in memory; False where the tape ends before."""
+        beyond = nbytes - len(self._raw)
+        if beyond <= 0:
+            self._drop(nbytes)
+            return True
+        self._drop(len(self._raw))
+        moved = self._tape.skip(beyond)
+        self._offset += moved
+        return moved == beyond
+
+
+def _find_header(raw: bytes, largest: int) -> int | None:
+    """The first place in `raw` that can be the beginning of a record: a length with a right checksum."""
+    count = len(raw) - HEADER_BYTES + 1
+    if count <= 0:
+        return None
+    lengths = np.ndarray((count,), "<u8", raw, 0, (1,))
+    places = np.flatnonzero(lengths < largest)
+    for some in np.array_split(places, len(places) // (1 << 16) + 1):
+        if len(some):
+            checks = np.ndarray((count,), "<u4", raw, 8, (1,))[some]
+            right = some[masked_crcs_of_words(np.frombuffer(raw, np.uint8), some) == checks]
+            if len(right):
+                return int(right[0])
+    return None
+
+
+Fetch = Callable[[int, int], bytes]
+"""From a place and a number of bytes to the bytes there; fewer where they end. Places only grow."""
+
+
+def frames_of(fetch: Fetch, first: int, end: int, gaps: Sequence[Gap], path: str) -> Iterator[Frames]:
+    """The rows between two places of a file; checksums are checked.
+
+    Raises:
+        InputError: The records are not where they were when the file was scanned.
+    """
+    hopper, place, waiting, wanted = Hopper(), first, list(gaps), PIECE_BYTES
+    while place < end or waiting:
+        if waiting and place == waiting[0].start:
+            gap = waiting.pop(0)
+            place = gap.end
+            yield _broken(gap)
+            continue
+        left = (waiting[0].start if waiting else end) - place
+        # A little more than is looked at: it saves adding the pad, which would copy everything once more.
+        raw = fetch(place, min(wanted, left) + len(PAD))
+        ends = hopper.hop(raw, min(len(raw), left), _MOST_RECORDS)
+        if ends:
+            yield _checked(raw if ends[-1] + len(PAD) <= len(raw) else raw + PAD, np.array(ends, np.int64), place)
+            place, wanted = place + ends[-1], PIECE_BYTES
+            continue
+        length = hopper.length(raw[:HEADER_BYTES])
+        if length is None or length + FRAME_BYTES > left or wanted >= length + FRAME_BYTES:
+            raise changed(path)
+        wanted = length + FRAME_BYTES
+
+
+def _broken(gap: Gap) -> Frames:
+    nothing = np.zeros(1, np.int64)
+    return Frames(PAD, nothing, nothing, np.array([gap.start], np.int64), {0: gap.reason})
+
+
+def _checked(raw: bytes, ends: Array, place: int) -> Frames:
+    offsets = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    starts, stops = offsets + HEADER_BYTES, ends - FOOTER_BYTES
+    slices = map(slice, starts.tolist(), stops.tolist())
+    found = masked_crcs(map(raw.__getitem__, slices))
+    told = np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))[stops]
+    reasons: dict[int, str] = {}
+    for row in np.flatnonzero(found != told).tolist():
+        reasons[row] = f"the checksum of the data is wrong: {int(stops[row] - starts[row])} bytes of data"
+        stops[row] = starts[row]
+    return Frames(raw, starts, stops, offsets + place, reasons)
+
+
+def pack_record(data: bytes) -> bytes:
+    """A record as it stands in a file."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, struct.pack("<I", masked_crc(length)), data, struct.pack("<I", masked_crc(data))))

@@ -1,0 +1,69 @@
+"""Options as they are written: constants, params, labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.options.parsing import parse_constants, parse_params, read_labels
+
+
+def test_constants_are_names_and_texts() -> None:
+    assert parse_constants(("keep_prob=1.0", "mode=a=b", "empty=")) == {"keep_prob": "1.0", "mode": "a=b", "empty": ""}
+
+
+@pytest.mark.parametrize("entries", [("keep_prob",), ("=1",), ("a=1", "a=2")])
+def test_constants_that_say_nothing_are_refused(entries: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        parse_constants(entries)
+
+
+def test_params_are_an_object_or_a_file_of_one(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text('{"hidden": [4, 2]}', encoding="utf-8")
+    assert parse_params('{"hidden": [4, 2]}') == parse_params(str(tmp_path / "params.json")) == {"hidden": [4, 2]}
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "nowhere.json"])
+def test_params_that_are_no_object_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--params"):
+        parse_params(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "labels"),
+    [
+        ("a.txt", "cat\ndog\n", ("cat", "dog")),
+        ("a.txt", "\ufeffcat\r\ndog", ("cat", "dog")),
+        ("a.txt", "cat\n\ndog\n", ("cat", "", "dog")),
+        ("a.json", '["cat", "dog"]', ("cat", "dog")),
+        ("a.json", '{"1": "dog", "0": "cat"}', ("cat", "dog")),
+        ("a.json", '{"0": ["n02", "cat"], "1": ["n03", "dog"]}', ("cat", "dog")),
+    ],
+)
+def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content: str, labels: tuple[str, ...]) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert read_labels(str(tmp_path / name)) == labels
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", ""),
+        ("a.txt", "\n"),
+        ("a.json", "{"),
+        ("a.json", '{"0": "a", "2": "b"}'),
+        ("a.json", "3"),
+        ("a.json", "[]"),
+    ],
+)
+def test_labels_that_cannot_be_numbered_are_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match="labels"):
+        read_labels(str(tmp_path / name))
+
+
+def test_labels_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_labels(str(tmp_path / "none.txt"))

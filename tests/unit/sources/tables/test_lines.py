@@ -1,0 +1,198 @@
+"""Text files scanned once for the places where records begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.records import Span
+from penstock.errors import InputError
+from penstock.sources.tables import lines
+from penstock.sources.tables.lines import LineFiles, parse_surviving
+
+
+def scan(path: Path, raw: bytes, rows: int, *, delimiter: str | None, piece: int) -> list[Span]:
+    path.write_bytes(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_SCAN_BYTES", piece)
+        return list(LineFiles([str(path)], delimiter).spans(rows))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lines") / "file"
+
+
+BLANKS = ["\n", "\r\n"]
+PLAIN = st.lists(st.sampled_from(["a\n", "bb\r\n", "c c\n", "\n", "\r\n", "longer line\n", '{"q": 1}\n']), max_size=12)
+QUOTED = st.lists(
+    st.sampled_from(
+        [
+            "a,b\n",
+            '"x\ny",1\n',
+            '"x ""y""\r\n",2\r\n',
+            "\n",
+            "\r\n",
+            '"",\n',
+            'z,"\n\n"\n',
+            '"a""",3\n',
+            '5" pipe,6"\n',
+            'a"",b\n',
+        ]
+    ),
+    max_size=12,
+)
+
+
+@given(records=PLAIN, rows=st.integers(1, 5), piece=st.integers(1, 40), end=st.sampled_from(["", "last", "last\r"]))
+def test_lines_are_found_whatever_the_size_of_a_piece(
+    path: Path, records: list[str], rows: int, piece: int, end: str
+) -> None:
+    check(path, [*records, *([end] if end else [])], rows, piece, delimiter=None)
+
+
+@given(records=QUOTED, rows=st.integers(1, 5), piece=st.integers(1, 40), end=st.sampled_from(["", "l,m", '"l\nm",n']))
+def test_quoted_records_are_found_whatever_the_size_of_a_piece(
+    path: Path, records: list[str], rows: int, piece: int, end: str
+) -> None:
+    check(path, ["h,i\n", *records, *([end] if end else [])], rows, piece, delimiter=",")
+
+
+def check(path: Path, records: list[str], rows: int, piece: int, *, delimiter: str | None) -> None:
+    raw = "".join(records).encode()
+    expected = [record for record in records[1 if delimiter else 0 :] if record not in BLANKS]
+    if not expected:
+        with pytest.raises(InputError, match="the input has no rows"):
+            scan(path, raw, rows, delimiter=delimiter, piece=piece)
+        return
+    spans = scan(path, raw, rows, delimiter=delimiter, piece=piece)
+    assert [span.rows for span in spans[:-1]] == [rows] * (len(spans) - 1)
+    assert [span.start for span in spans] == list(range(0, len(expected), rows))
+    excerpts = [raw[span.locator[1] : span.locator[2]].decode() for span in spans]
+    for position, excerpt in enumerate(excerpts):
+        wanted = "".join(expected[position * rows : (position + 1) * rows])
+        assert without_blanks(excerpt, expected) == wanted
+
+
+def without_blanks(excerpt: str, expected: list[str]) -> str:
+    """The excerpt less the blank lines between its records."""
+    kept = ""
+    while excerpt:
+        blank = next((blank for blank in BLANKS if excerpt.startswith(blank)), None)
+        if blank is not None:
+            excerpt = excerpt[len(blank) :]
+            continue
+        record = max((record for record in expected if excerpt.startswith(record)), key=len)
+        kept, excerpt = kept + record, excerpt[len(record) :]
+    return kept
+
+
+def test_spans_stay_inside_one_file(tmp_path: Path) -> None:
+    for name, raw in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"\n\n"), ("d", b"4\n5")):
+        (tmp_path / name).write_bytes(raw)
+    files = LineFiles([str(tmp_path / name) for name in "abcd"])
+    assert list(files.spans(2)) == [
+        Span(0, 0, 2, (0, 0, 4)),
+        Span(1, 2, 1, (0, 4, 6)),
+        Span(2, 3, 2, (3, 0, 3)),
+    ]
+
+
+def test_every_file_has_its_own_header(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"h\n1\n2\n")
+    files = LineFiles([str(tmp_path / name) for name in "ab"], ",")
+    assert [(span.start, span.rows) for span in files.spans(10)] == [(0, 2), (2, 2)]
+
+
+def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"h\n1\n2\n3\n")
+    files = LineFiles([str(tmp_path / "a")], ",")
+    excerpts = [files.excerpt(span) for span in files.spans(2)]
+    assert [excerpt.raw for excerpt in excerpts] == [b"1\n2\n", b"3\n"]
+    (failure,) = excerpts[0].failures([b"1\n", b"2\n"], {1: "broken"}, 10)
+    assert (failure.row, failure.origin, failure.reason) == (11, f"{tmp_path / 'a'}, byte 4", "broken")
+
+
+@pytest.mark.parametrize("delimiter", [None, ","])
+@pytest.mark.parametrize("raw", [b"", b"\n", b"\r\n\r\n", b"\n\n\n"])
+def test_file_of_blank_lines_has_no_rows(tmp_path: Path, raw: bytes, delimiter: str | None) -> None:
+    (tmp_path / "a").write_bytes(raw)
+    with pytest.raises(InputError, match="the input has no rows"):
+        list(LineFiles([str(tmp_path / "a")], delimiter).spans(5))
+
+
+def test_head_ends_with_a_whole_record(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b'h\n"1\n1"\n2\n')
+    files = LineFiles([str(path)], ",")
+    assert files.head(str(path), 100) == b'h\n"1\n1"\n2\n'
+    assert files.head(str(path), 9) == b'h\n"1\n1"\n'
+    assert files.head(str(path), 6) == b"h\n"
+    assert LineFiles([str(path)]).head(str(path), 1) == b"h\n"
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize(
+    ("raw", "rows"),
+    [
+        (b'h,i\n1,5" pipe\n2,b\n3,c\n', 3),
+        (b'h,i\n1,5" pipe\n2,b\n3,6" pipe\n4,d\n', 4),
+        (b'h,i\n1,a"b"c\n2,"x\ny"\n3,c\n', 3),
+        (b'h,i\n"1",""\n"2","a""b"\n', 2),
+        (b'h,i\n1,a ""\n2,b\n', 2),
+        (b'\xef\xbb\xbf"h\nh",i\n1,a\n2,b\n', 2),
+    ],
+    ids=[
+        "stray quote",
+        "two stray quotes",
+        "quotes inside",
+        "quoted",
+        "two quotes inside",
+        "quoted header after a BOM",
+    ],
+)
+def test_only_quotes_at_the_beginning_of_a_field_open_it(path: Path, raw: bytes, rows: int, piece: int) -> None:
+    spans = scan(path, raw, 1, delimiter=",", piece=piece)
+    assert len(spans) == rows
+
+
+def test_first_file_with_records_is_the_sample(tmp_path: Path) -> None:
+    for name, raw in (("a", b""), ("b", b"h\n"), ("c", b"h\n1\n")):
+        (tmp_path / name).write_bytes(raw)
+    files = LineFiles([str(tmp_path / name) for name in "abc"], ",")
+    assert files.sample_path() == str(tmp_path / "c")
+    with pytest.raises(InputError, match="the input has no rows"):
+        LineFiles([str(tmp_path / "a")], ",").sample_path()
+
+
+@pytest.mark.timeout(5)
+def test_no_records_at_all_survive_as_none() -> None:
+    """As when a file was emptied since it was divided: halving nothing for ever would hang the job."""
+
+    def parse(records: Sequence[object]) -> pa.Table:
+        raise pa.ArrowInvalid("nothing to parse")
+
+    table, reasons = parse_surviving([], parse, pa.table({"a": pa.nulls(1, pa.int64())}))
+    assert table.num_rows == 0
+    assert reasons == {}
+
+
+def test_broken_records_are_found_by_halves() -> None:
+    calls: list[int] = []
+
+    def parse(records: Sequence[int]) -> pa.Table:
+        calls.append(len(records))
+        if 700 in records:
+            raise ValueError("broken\nin detail")
+        return pa.table({"a": pa.array(records, pa.int64())})
+
+    table, reasons = parse_surviving(range(1024), parse, pa.table({"a": pa.nulls(1, pa.int64())}))
+    assert reasons == {700: "broken"}
+    assert table["a"].to_pylist() == [None if i == 700 else i for i in range(1024)]
+    assert len(calls) <= 21
