@@ -191,8 +191,11 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
-        """The result of every span, in order, each once. Ends early when its stop flag is raised."""
+    def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
+        """The result of every span, each once: in the order of `spans`, or as they are finished.
+
+        Ends early when its stop flag is raised.
+        """
         ...
 
     def loaders(self) -> str | None:

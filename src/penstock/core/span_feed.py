@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from penstock.core.records import Span
@@ -14,6 +15,8 @@ class SpanFeed:
     def __init__(self, spans: Iterable[Span]) -> None:
         self._spans = iter(spans)
         self._error: Exception | None = None
+        self.order: deque[int] = deque()
+        """The indices of the spans that were pulled, in their order."""
         self.first = next(self, None)
 
     def __iter__(self) -> Iterator[Span]:
@@ -25,12 +28,14 @@ class SpanFeed:
 
     def __next__(self) -> Span:
         try:
-            return next(self._spans)
+            span = next(self._spans)
         except StopIteration:
             raise
         except Exception as error:
             self._error = error
             raise StopIteration from None
+        self.order.append(span.index)
+        return span
 
     def check(self) -> None:
         if self._error is not None:

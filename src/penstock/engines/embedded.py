@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
-from penstock.core.ordering import InOrder
+from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Replica, TakesAnySize
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
@@ -99,7 +99,7 @@ class EmbeddedEngine:
             replica.state = job.state
             keeper.hold(job)
 
-    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
+    def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
         assert self._job is not None
         coming = SpanFeed(spans)
         if coming.first is None:
@@ -114,7 +114,7 @@ class EmbeddedEngine:
             window=2 * depth * self._placement.replicas,
             ahead=None if release is None else 1,
         )
-        order = InOrder(coming.first.index)
+        order = InOrder(coming.order) if is_ordered else AsFinished(coming.order)
         for number, replica in enumerate(self._replicas[: self._placement.replicas]):
             self._pipelines.append(self._pipeline(number, replica, done))
             self._assign(scheduler.join(number))

@@ -30,7 +30,7 @@ from penstock.core.events import (
     Work,
 )
 from penstock.core.oom_messages import speaks_of_memory
-from penstock.core.ordering import InOrder
+from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
@@ -167,7 +167,7 @@ class LocalEngine:
         """Whether it has a replica that could run."""
         return bool(self._replicas)
 
-    def run(self, spans: Iterable[Span]) -> Iterator[Result]:
+    def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
         assert self._settings is not None
         coming = SpanFeed(spans)
         if coming.first is None:
@@ -183,7 +183,7 @@ class LocalEngine:
             window=2 * depth * self._placement.replicas,
             ahead=None if release is None else 1,
         )
-        self._order = InOrder(coming.first.index)
+        self._order = InOrder(coming.order) if is_ordered else AsFinished(coming.order)
         for number in self._replicas:
             self._assign(self._scheduler.join(number))
         most = len(spans) if isinstance(spans, Sequence) else self._placement.replicas

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.ordering import InOrder
+from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.records import Result, Span
 
 
@@ -17,7 +19,7 @@ def result(index: int) -> Result:
 
 @given(st.permutations(range(3, 11)))
 def test_results_leave_in_order_however_they_come(arrival: list[int]) -> None:
-    order = InOrder(3)
+    order = InOrder(deque(range(3, 11)))
     left: list[int] = []
     arrived: set[int] = set()
     for index in arrival:
@@ -29,14 +31,14 @@ def test_results_leave_in_order_however_they_come(arrival: list[int]) -> None:
 
 
 def test_each_result_leaves_once() -> None:
-    order = InOrder()
+    order = InOrder(deque(range(2)))
     order.add(result(0))
     assert len(list(order.ready())) == 1
     assert list(order.ready()) == []
 
 
 def test_result_waits_for_the_one_before_it() -> None:
-    order = InOrder(first=2)
+    order = InOrder(deque([2, 3]))
     order.add(result(3))
     assert list(order.ready()) == []
     order.add(result(2))
@@ -44,7 +46,7 @@ def test_result_waits_for_the_one_before_it() -> None:
 
 
 def test_results_that_arrive_while_others_leave_are_not_forgotten() -> None:
-    order = InOrder()
+    order = InOrder(deque(range(2)))
     order.add(result(0))
     leaving = order.ready()
     assert next(leaving).span.index == 0
@@ -53,5 +55,21 @@ def test_results_that_arrive_while_others_leave_are_not_forgotten() -> None:
 
 
 def test_nothing_leaves_before_anything_came() -> None:
-    assert list(InOrder().ready()) == []
-    assert list(InOrder(7).ready()) == []
+    assert list(InOrder(deque([0])).ready()) == []
+    assert list(AsFinished(deque([0])).ready()) == []
+
+
+def test_spans_whose_numbers_have_gaps_keep_their_order() -> None:
+    order = InOrder(deque([1, 5, 9]))
+    for index in (9, 5, 1):
+        order.add(result(index))
+    assert [ready.span.index for ready in order.ready()] == [1, 5, 9]
+
+
+def test_results_leave_as_they_are_finished_where_nobody_needs_their_order() -> None:
+    order = AsFinished(deque(range(3)))
+    order.add(result(2))
+    order.add(result(0))
+    assert [ready.span.index for ready in order.ready()] == [2, 0]
+    order.add(result(1))
+    assert [ready.span.index for ready in order.ready()] == [1]

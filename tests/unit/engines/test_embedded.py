@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,14 @@ def test_spans_that_are_left_of_a_job_leave_in_order_too() -> None:
     engine, _ = engine_of(Doubler(), Doubler())
     results = run(engine, Job(Blocks([2]), (X,), (), batch_size=2), spans_of(9, 2)[4:])
     assert [result.span.index for result in results] == [4, 5, 6, 7, 8]
+
+
+def test_results_leave_as_they_are_finished_where_that_is_asked() -> None:
+    engine, _ = engine_of(Doubler(), Doubler())
+    engine.take(Job(Blocks([2]), (X,), (), batch_size=2))
+    with contextlib.closing(engine):
+        results = list(engine.run(spans_of(9, 2), is_ordered=False))
+    assert sorted(result.span.index for result in results) == list(range(9))
 
 
 def test_nothing_to_predict_is_nothing() -> None:
