@@ -24,7 +24,7 @@ from penstock.core.columns import describe, to_array, to_arrow
 from penstock.core.protocols import Sink
 from penstock.core.records import STRING, Column, OutputSchema, Result, RowFailure, Span, TensorSpec
 from penstock.errors import OutputError, UsageError
-from penstock.sinks import parquet as parquet_module
+from penstock.sinks import staging
 from penstock.sinks.csv import CsvSink
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
@@ -311,7 +311,7 @@ def test_text_may_turn_into_bytes_in_the_middle_of_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_flushed: bool
 ) -> None:
     if is_flushed:
-        monkeypatch.setattr(parquet_module, "_ROW_GROUP_BYTES", 1)
+        monkeypatch.setattr(staging, "GROUP_BYTES", 1)
     results = [
         result(0, {"t": np.array(["text", "é"], dtype=object)}),
         result(2, {"t": np.array([b"\xff", b"x"], dtype=object)}),

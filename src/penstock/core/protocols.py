@@ -166,6 +166,15 @@ class PartWriter(Protocol):
 class Sink(Protocol):
     """Where predictions go. Picklable."""
 
+    @property
+    def suffix(self) -> str:
+        """How the name of each file of a part ends: `.parquet`."""
+        ...
+
+    def folders(self, schema: OutputSchema) -> tuple[str, ...]:
+        """The folders of the output that hold files of parts, relative to it; "" is the output itself."""
+        ...
+
     def check(self, schema: OutputSchema) -> None:
         """Raise OutputError or UsageError if this format cannot hold these columns."""
         ...

@@ -19,13 +19,13 @@ from penstock.core.columns import to_arrow
 from penstock.core.records import STRING, Column, OutputSchema, Result, TensorSpec
 from penstock.errors import UsageError
 from penstock.sinks.jsonl import plain, to_list
-from penstock.sinks.staging import ROW, check_names, fsync_file
+from penstock.sinks.staging import ROW, OneFileSink, check_names, fsync_file
 
 MOST_VALUES = 1000
 """A vector of more values is one field, as JSON: tables of more columns are read by nobody."""
 
 
-class CsvSink:
+class CsvSink(OneFileSink):
     """One CSV file for each part, each with its header: `row`, the outputs, the kept columns.
 
     A vector `p` of three values is written as `p_0`, `p_1`, `p_2`. What has no place in a table (matrices, lists whose
@@ -76,6 +76,9 @@ class CsvPart:
         if self._writer is not None:
             with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
                 self._writer.close()
+
+
+SINK = CsvSink()
 
 
 def _names(spec: TensorSpec) -> list[str]:

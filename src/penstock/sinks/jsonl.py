@@ -14,16 +14,13 @@ import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.records import Column, OutputSchema, Result
-from penstock.sinks.staging import ROW, check_names, fsync_file
+from penstock.sinks.staging import ROW, OneFileSink, fsync_file
 
 
-class JsonLinesSink:
+class JsonLinesSink(OneFileSink):
     """One JSON lines file for each part. NaN and infinity are written as null, as JSON has no words for them."""
 
     suffix = ".jsonl"
-
-    def check(self, schema: OutputSchema) -> None:
-        check_names(schema)
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> JsonLinesPart:
         return JsonLinesPart(os.path.join(folder, name + self.suffix))
@@ -52,6 +49,9 @@ class JsonLinesPart:
     def abandon(self) -> None:
         with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
             self._file.close()
+
+
+SINK = JsonLinesSink()
 
 
 def to_list(column: Column) -> list[Any]:

@@ -18,6 +18,10 @@ class NpySink:
 
     suffix = ".npy"
 
+    def folders(self, schema: OutputSchema) -> tuple[str, ...]:
+        """A folder for each column. Names that lead out of the output (of a manifest that was edited) are left out."""
+        return tuple(name for name in (ROW, *schema.names) if os.path.basename(name) == name not in ("", ".", ".."))
+
     def check(self, schema: OutputSchema) -> None:
         check_names(schema)
         for column in schema.columns:
@@ -89,6 +93,9 @@ class NpyPart:
         self._gathered.clear()
         for growing in self._growing.values():
             growing.abandon()
+
+
+SINK = NpySink()
 
 
 class _GrowingFile:

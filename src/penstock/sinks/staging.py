@@ -1,15 +1,80 @@
-"""What every sink needs: files that are on the disk before anybody hears of them, and names that do not clash."""
+"""What every sink needs: names that do not clash, parts of one file, tables gathered to large pieces, fsync."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from penstock.core.records import OutputSchema
+import pyarrow as pa
+
+from penstock.core.columns import to_arrow
+from penstock.core.records import OutputSchema, Result
 from penstock.errors import UsageError
 
 ROW = "row"
+GROUP_BYTES = 16 << 20
+"""Small results are gathered until they make a piece of a table of this size, which is worth reading at once."""
+
+
+class OneFileSink:
+    """A sink whose parts are one file each, in the output folder itself. It opens parts and names a suffix."""
+
+    suffix: ClassVar[str]
+
+    def folders(self, schema: OutputSchema) -> tuple[str, ...]:
+        return ("",)
+
+    def check(self, schema: OutputSchema) -> None:
+        check_names(schema)
+
+
+class TablePart:
+    """A part that is written as Arrow tables. Subclasses open the writer of their format."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._writer: Any = None
+        self._gathered: list[pa.Table] = []
+        self._bytes = 0
+
+    def open_writer(self, path: str, first: pa.Table) -> Any:
+        """A writer with `write_table(table, rows_per_piece)` and `close()`, for tables like the first."""
+        raise NotImplementedError
+
+    def write(self, result: Result) -> None:
+        columns = {ROW: to_arrow(result.row_numbers())}
+        columns |= {name: to_arrow(column) for name, column in result.columns.items()}
+        table = pa.table(columns)
+        self._gathered.append(table)
+        self._bytes += table.nbytes
+        # Whether text is all UTF-8, or raw bytes, is known at the end of the part.
+        has_text = any(pa.types.is_large_string(field.type) for field in table.schema)
+        if self._bytes >= GROUP_BYTES and not has_text:
+            self._flush()
+
+    def finish(self) -> dict[str, str]:
+        self._flush()
+        self._writer.close()
+        fsync_file(self._path)
+        return {self._path: os.path.basename(self._path)}
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
+                self._writer.close()
+
+    def _flush(self) -> None:
+        if not self._gathered:
+            return
+        # A text column may be UTF-8 in one result and raw bytes in another: bytes win.
+        table = pa.concat_tables(self._gathered, promote_options="permissive")
+        if self._writer is None:
+            self._writer = self.open_writer(self._path, table)
+        self._writer.write_table(table, max(1, table.num_rows))
+        self._gathered, self._bytes = [], 0
 
 
 def fsync_file(path: str) -> None:

@@ -238,6 +238,13 @@ class TracedSink:
         self._trace = trace
         self._finished_at: float | None = None
 
+    @property
+    def suffix(self) -> str:
+        return self._sink.suffix
+
+    def folders(self, schema: OutputSchema) -> tuple[str, ...]:
+        return self._sink.folders(schema)
+
     def check(self, schema: OutputSchema) -> None:
         self._sink.check(schema)
 

@@ -1,0 +1,91 @@
+"""Plugins of other packages, written as an installer writes them into a folder of the import path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import plugins
+from penstock.errors import DeviceError, UsageError
+from penstock.plugins import BUILT_IN, SINKS, is_known, load, load_all, names
+
+
+@pytest.fixture(autouse=True)
+def _looked_for_anew() -> Iterator[None]:
+    yield
+    plugins._others.cache_clear()
+    plugins.load_all.cache_clear()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins._others.cache_clear()
+    plugins.load_all.cache_clear()
+    return tmp_path
+
+
+def install(site: Path, package: str, points: str, code: str = "SINK = 'the sink'\n") -> None:
+    module = package.replace("-", "_")
+    (site / f"{module}.py").write_text(code)
+    info = site / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[penstock.sinks]\n{points}\n")
+
+
+def test_names_are_penstocks_own_in_their_order_then_others(site: Path) -> None:
+    install(site, "toys-a", "zebra = toys_a:SINK\nadder = toys_a:SINK")
+    assert names(SINKS) == (*BUILT_IN[SINKS], "adder", "zebra")
+    assert is_known(SINKS, "zebra")
+    assert not is_known(SINKS, "yak")
+
+
+def test_names_import_no_plugin(site: Path) -> None:
+    install(site, "toys-b", "toy = toys_b:SINK", "raise RuntimeError('imported')")
+    assert "toy" in names(SINKS)
+
+
+def test_plugin_of_another_package_is_loaded(site: Path) -> None:
+    install(site, "toys-c", "toy = toys_c:SINK")
+    assert load(SINKS, "toy") == "the sink"
+
+
+def test_unknown_name_is_refused_with_the_names_there_are(site: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(SINKS, "yak")
+    assert caught.value.allowed is not None
+    assert "parquet" in caught.value.allowed
+
+
+@pytest.mark.parametrize("code", ["import no_such_module_anywhere", "OTHER = 1", "raise SystemError('no')"])
+def test_broken_plugin_is_reported_with_its_package_and_takes_nothing_else_down(
+    site: Path, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    install(site, "toys-d", "toy = toys_d:SINK", code)
+    install(site, "toys-e", "good = toys_e:SINK")
+    with pytest.raises(DeviceError) as caught:
+        load(SINKS, "toy")
+    assert "toys-d 1.0" in caught.value.problem
+    loaded = load_all(SINKS)
+    assert loaded["good"] == "the sink"
+    assert "toy" not in loaded
+    assert "toys-d 1.0" in caplog.text
+
+
+def test_name_of_penstocks_own_stays_its_own_and_that_is_reported(site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(site, "toys-f", "csv = toys_f:SINK")
+    assert names(SINKS) == tuple(BUILT_IN[SINKS])
+    assert "csv of the package toys-f 1.0 is not used" in caplog.text
+
+
+def test_name_that_two_packages_use_is_refused_with_both(site: Path) -> None:
+    install(site, "toys-g", "toy = toys_g:SINK")
+    install(site, "toys-h", "toy = toys_h:SINK")
+    with pytest.raises(DeviceError) as caught:
+        load(SINKS, "toy")
+    assert caught.value.received is not None
+    assert "toys-g 1.0" in caught.value.received
+    assert "toys-h 1.0" in caught.value.received
