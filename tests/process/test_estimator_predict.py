@@ -29,9 +29,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("estimator") / "found.json"
     script = ROOT / "tests" / "support" / "estimator_scenarios.py"
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "TF_USE_LEGACY_KERAS"}
+    search = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     ran = subprocess.run(
         [sys.executable, str(script), str(path)],
-        env={**environment, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**environment, "PYTHONPATH": search, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,7 +1,8 @@
-"""Elements of an `input_fn` on their way to a replica process, and predictions on their way back.
+"""Whole elements of an `input_fn` as the rows of a job: their source, their model, and its replica.
 
-An element is whatever `input_fn` gives in one step: any number of tensors of any shapes. So a row of such a job is a
-bundle of whole elements, laid into a file without a name; what travels through the pipe is only where it lies.
+An element is what `input_fn` gives in one step: any number of tensors of any shapes. A row of such a job is a bundle of
+elements in a file without a name. Only the place of the file travels through pipes. The answer to a row holds the
+predictions of its elements.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import os
 import pickle
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import STRING, Block, Fragment, Span, TensorSpec
+from penstock.core.records import STRING, Block, Columns, Device, Fragment, Result, Signature, Span, TensorSpec
+from penstock.errors import ModelError, one_line
+from penstock.estimator.likeness import Reference
+from penstock.estimator.model_function import ModelFunction
+from penstock.runtimes.tensorflow.session import Opened, open_graph, session_options
 from penstock.sources.python.streaming import new_file
 
 COLUMN = "elements"
@@ -25,6 +31,198 @@ ANSWERS = "answers"
 
 _ALIGNMENT = 64
 _COUNT = struct.Struct("<Q")
+
+
+class ElementSource:
+    """The source of a job whose rows are bundles of elements. They are added while the job runs.
+
+    A copy in another process can only `read`, which gives places for `open_bundle`.
+    """
+
+    is_resumable = False
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._numbers = itertools.count()
+
+    def add(self, elements: Sequence[Any]) -> Span:
+        """Write a bundle into memory that other processes can map."""
+        path, descriptor = new_file("penstock-elements")
+        self._open[path] = descriptor
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            for piece in pack(list(elements)):
+                file.write(piece)
+        number = next(self._numbers)
+        return Span(number, number, 1, (path, os.fstat(descriptor).st_ino))
+
+    def fragments(self) -> Sequence[Fragment]:
+        return [Fragment("input_fn", 0, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {COLUMN: TensorSpec(COLUMN, STRING, ())}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        raise NotImplementedError("bundles are added one by one")
+
+    def origin(self, span: Span, row: int) -> str:
+        return f"input_fn, bundle {row}"
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        places = np.empty(1, object)
+        places[0] = place_of(span)
+        yield Block(span.start, 1, {COLUMN: places})
+
+    def release(self, span: Span) -> None:
+        """Free the memory of a bundle whose answers are there."""
+        self._close(span.locator[0])
+
+    def close(self) -> None:
+        for path in list(self._open):
+            self._close(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_open": {}, "_numbers": itertools.count()}
+
+    def _close(self, path: str) -> None:
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+            if not path.startswith("/proc/"):
+                os.unlink(path)
+
+
+def place_of(span: Span) -> bytes:
+    """Where the elements of a span lie, for `open_bundle`."""
+    path, inode = span.locator
+    return f"{inode} {path}".encode()
+
+
+def open_bundle(place: bytes) -> list[Any]:
+    """The elements of a bundle, mapped from where another process put them."""
+    inode, _, path = place.decode().partition(" ")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_ino != int(inode):
+            raise FileNotFoundError(f"{path} holds another bundle")
+        elements: list[Any] = unpack(mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ))
+        return elements
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class ElementModel:
+    """A `model_fn` for whole elements, as it travels to replicas.
+
+    Args:
+        function: The `model_fn`.
+        features: The structure of the features, as specs of tensors.
+        sample: Where an element lies.
+        reference: Where the two predictions of it by the user's own process lie.
+    """
+
+    function: ModelFunction
+    features: Any
+    sample: bytes
+    reference: bytes
+
+    def resolved(self) -> ElementModel:
+        """The same with the function itself."""
+        return replace(self, function=self.function.resolved())
+
+    def load(self, device: Device, threads: int) -> ElementReplica:
+        """The model on a device.
+
+        Raises:
+            ModelError: It predicts other values there than the user's own process.
+        """
+        options = session_options(self.function, device, threads)
+        replica = ElementReplica(_open_for_elements(self.function, self.features, options))
+        try:
+            self._check(replica, device)
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    def _check(self, replica: ElementReplica, device: Device) -> None:
+        answers, problem = replica.predict_bundle(self.sample)
+        if problem:
+            raise ModelError("the model_fn cannot predict in another process", received=problem)
+        unlike = Reference(*open_bundle(self.reference)).unlike(answers[0], device.kind)
+        if unlike is not None:
+            raise ModelError(
+                "it predicts other values than this process",
+                received=unlike,
+                hint="what was set in a module at run time is not set there: hand it to the model_fn as params",
+            )
+
+
+class ElementReplica:
+    """A model on one device: bundles of elements go in, bundles of predictions come out.
+
+    An element that the model rejects ends a bundle: its answer has the predictions of the elements before it, and the
+    reason.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self.signature = Signature((TensorSpec(COLUMN, STRING, ()),), (), structure="dict")
+        self._opened = opened
+
+    def predict(self, batch: Columns) -> Columns:
+        (places,) = batch.values()
+        return {ANSWERS: pack_to_row(self.predict_bundle(places[0]))}
+
+    def predict_bundle(self, place: bytes) -> tuple[list[Any], str]:
+        """The predictions of the elements, and why there are none for the others; empty where there are all."""
+        import tensorflow as tf
+
+        answers: list[Any] = []
+        try:
+            for element in open_bundle(place):
+                answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
+        except (tf.errors.OpError, ValueError) as error:
+            return answers, one_line(error)
+        return answers, ""
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> Opened:
+    import tensorflow as tf
+
+    checkpoint = function.find_checkpoint()
+    with tf.Graph().as_default() as graph:
+        function.begin()
+        feed: list[Any] = []
+        placeholders = tf.nest.map_structure(lambda leaf: _placeholder_for(leaf, feed), features)
+        with graph.device(function.called.config.device_fn):
+            spec = function.build(placeholders)
+        fetches = function.choose(spec.predictions)
+        if checkpoint is None:
+            function.start_warm()
+        return open_graph(graph, feed, fetches, spec.scaffold, checkpoint, options)
+
+
+def _placeholder_for(leaf: Any, feed: list[Any]) -> Any:
+    """A tensor of the kind that a spec names, made of placeholders that join `feed`; what is no spec stays as it is."""
+    import tensorflow as tf
+
+    if not isinstance(leaf, tf.TypeSpec):
+        return leaf
+    specs = tf.nest.flatten(leaf, expand_composites=True)
+    with tf.device("/cpu:0"):
+        parts = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+    feed.extend(parts)
+    return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
+
+
+def answers_of(result: Result) -> tuple[list[Any], str]:
+    """What `predict_bundle` gave in a replica."""
+    answers: tuple[list[Any], str] = unpack_row(result.columns[ANSWERS])
+    return answers
 
 
 def pack(value: Any) -> list[memoryview]:
@@ -53,7 +251,7 @@ def unpack(memory: Any) -> Any:
 
 
 def pack_to_row(value: Any) -> pa.Array:
-    """A structure of arrays as one row, as a replica answers: a list of one piece of bytes, of any length each time."""
+    """A structure of arrays as one row: a list of one piece of bytes, whose length may differ from row to row."""
     content = b"".join(pack(value))
     offsets = np.array([0, len(content)], np.int64)
     piece = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)])
@@ -70,81 +268,3 @@ def unpack_row(row: pa.Array) -> Any:
 
 def _rounded(length: int) -> int:
     return -(-length // _ALIGNMENT) * _ALIGNMENT
-
-
-class ElementFiles:
-    """The source of a job whose rows are bundles of elements. They are put into it while it is read.
-
-    A copy in another process can only `read`, which gives places; `open_bundle` opens them.
-    """
-
-    is_resumable = False
-
-    def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-        self._numbers = itertools.count()
-
-    def add(self, elements: Sequence[Any]) -> Span:
-        """Lay a bundle into memory that other processes can map."""
-        path, descriptor = new_file("penstock-elements")
-        self._open[path] = descriptor
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            for piece in pack(list(elements)):
-                file.write(piece)
-        number = next(self._numbers)
-        return Span(number, number, 1, (path, os.fstat(descriptor).st_ino))
-
-    def fragments(self) -> Sequence[Fragment]:
-        return [Fragment("input_fn", 0, 0)]
-
-    def schema(self) -> dict[str, TensorSpec]:
-        return {COLUMN: TensorSpec(COLUMN, STRING, ())}
-
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        raise NotImplementedError("bundles are added one by one")
-
-    def origin(self, span: Span, row: int) -> str:
-        return f"input_fn, bundle {row}"
-
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        place = np.empty(1, object)
-        place[0] = place_of(span)
-        yield Block(span.start, 1, {COLUMN: place})
-
-    def release(self, span: Span) -> None:
-        """Free the memory of a bundle whose answers are there."""
-        self._close(span.locator[0])
-
-    def close(self) -> None:
-        for path in list(self._open):
-            self._close(path)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_open": {}, "_numbers": itertools.count()}
-
-    def _close(self, path: str) -> None:
-        descriptor = self._open.pop(path, None)
-        if descriptor is not None:
-            os.close(descriptor)
-            if not path.startswith("/proc/"):
-                os.unlink(path)
-
-
-def place_of(span: Span) -> bytes:
-    """Where the elements of a span lie, for `open_bundle`."""
-    path, inode = span.locator
-    return f"{inode} {path}".encode()
-
-
-def open_bundle(place: bytes) -> list[Any]:
-    """The elements of a bundle, mapped from where the other process put them."""
-    inode, _, path = place.decode().partition(" ")
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if found.st_ino != int(inode):
-            raise FileNotFoundError(f"{path} holds another bundle")
-        elements: list[Any] = unpack(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
-        return elements
-    finally:
-        os.close(descriptor)

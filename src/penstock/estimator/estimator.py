@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.estimator import checkpoints
 from penstock.estimator.calling import LOG, Called, call_model_fn, check_model_fn
+from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.placing import check_alone
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig, path_to_str
@@ -193,7 +194,7 @@ class Estimator:
         from penstock.estimator import predicting
 
         return predicting.predict(
-            self,
+            self._as_model_function(),
             input_fn,
             predict_keys=predict_keys,
             hooks=list(check_hooks(hooks)),
@@ -275,6 +276,13 @@ class Estimator:
 
     def _called(self) -> Called:
         return Called(self._model_fn, self.params, self.config)
+
+    def _as_model_function(self) -> ModelFunction:
+        called = self._called()
+        name = getattr(called.model_fn, "__qualname__", type(called.model_fn).__name__)
+        return ModelFunction(
+            name, called.model_fn, called.params, called.config, self.model_dir, warm_start=self._warm_start
+        )
 
 
 def _no_receiver() -> WrongValue:

@@ -1,4 +1,4 @@
-"""A `model_fn` with all it needs to be built in any process: what travels to replicas in place of a model file."""
+"""A `model_fn` with all it needs to be built in any process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from penstock.core.records import STRING, TensorSpec
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
 from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
 from penstock.estimator.checkpoints import NoCheckpoint, check_initial_values
-from penstock.estimator.elements import ANSWERS, COLUMN, open_bundle, pack_to_row
+from penstock.estimator.installing import install
 from penstock.estimator.legacy_keras import quiet, user_code
 from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
@@ -44,7 +43,6 @@ class ModelFunction:
         checkpoint: A checkpoint, or a folder, that is restored instead.
         warm_start: The arguments of `tf.compat.v1.train.warm_start`, where there is no checkpoint.
         predict_keys: Of a dict of predictions, those that are wanted; all where it is empty.
-        features: The structure of the features, as specs of tensors, where whole elements come; None where columns do.
     """
 
     name: str
@@ -55,7 +53,6 @@ class ModelFunction:
     checkpoint: str | None = None
     warm_start: Any = None
     predict_keys: tuple[str, ...] = ()
-    features: Any = None
 
     @property
     def called(self) -> Called:
@@ -71,7 +68,7 @@ class ModelFunction:
             ModelError: The module does not import, has no such function, or it is neither a `model_fn` nor returns an
                 Estimator.
         """
-        _install()
+        install()
         if self.model_fn is not None:
             return self
         function = self._imported()
@@ -82,9 +79,9 @@ class ModelFunction:
             raise self._neither(f"a function of {', '.join(required)}")
         with self.explained("the function failed"), user_code():
             made = function()
-        if not is_estimator(made):
+        if not isinstance(made, HasModelFunction):
             raise self._neither(f"a function that returns {type(made).__name__}")
-        return self._completed(function_of(made))
+        return self._completed(made._as_model_function())
 
     def find_checkpoint(self) -> str | None:
         """The checkpoint to restore; None where there is none, and `build` says whether the model needs one.
@@ -156,19 +153,6 @@ class ModelFunction:
             return {str(name): tensor for name, tensor in chosen.items()}
         return {OUTPUT: chosen}
 
-    @property
-    def takes(self) -> tuple[TensorSpec, ...]:
-        """What a replica of whole elements declares as its input."""
-        return (TensorSpec(COLUMN, STRING, ()),)
-
-    def open_bundle(self, place: bytes) -> list[Any]:
-        """The elements that another process put there, each as a flat list of arrays."""
-        return open_bundle(place)
-
-    def pack_answers(self, answers: list[Any]) -> dict[str, Any]:
-        """The predictions of a bundle as a replica hands them back."""
-        return {ANSWERS: pack_to_row(answers)}
-
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:
         """Around the user's own code: what it raises becomes an error that says where. It is still what it was: code
@@ -229,26 +213,13 @@ class ModelFunction:
         )
 
 
-def function_of(estimator: Any, checkpoint: str | None = None) -> ModelFunction:
-    """What an Estimator is made of."""
-    called = estimator._called()
-    name = getattr(called.model_fn, "__qualname__", type(called.model_fn).__name__)
-    return ModelFunction(
-        name, called.model_fn, called.params, called.config, estimator.model_dir, checkpoint, estimator._warm_start
-    )
+@runtime_checkable
+class HasModelFunction(Protocol):
+    """An Estimator, as far as predicting needs it."""
 
-
-def is_estimator(value: Any) -> bool:
-    from penstock.estimator.estimator import Estimator
-
-    return isinstance(value, Estimator)
-
-
-def _install() -> None:
-    """Code that says `tf.estimator.…` finds this package there."""
-    import penstock.estimator as doorway
-
-    doorway.install()
+    def _as_model_function(self) -> ModelFunction:
+        """What it is made of."""
+        ...
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

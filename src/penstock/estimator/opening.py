@@ -1,23 +1,34 @@
-"""A `model_fn` named in the shell: `penstock predict --estimator module:function --checkpoint DIR`."""
+"""A `model_fn` as a model file, and how it travels to replicas.
+
+It is named in the shell (`penstock predict --estimator module:function --checkpoint DIR`), or is that of an Estimator.
+The flags that the user's script was started with travel with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import io
 import json
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import cloudpickle
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
-from penstock.estimator import travelling
-from penstock.estimator.model_function import ModelFunction, function_of
+from penstock.estimator.installing import install
+from penstock.estimator.model_function import HasModelFunction, ModelFunction
 from penstock.models import digest
 from penstock.models.formats import builder
 from penstock.runtimes.tensorflow.restoring import checkpoint_files, find_checkpoint
 
 RUNTIMES = ("tf_keras",)
+_OF_THE_PROCESS = ("absl.", "tensorflow.")
+"""Modules whose flags say how a process itself runs: each has its own."""
 
 
 def open_estimator(location: str, checkpoint: str | None = None, params: Mapping[str, Any] | None = None) -> ModelFile:
@@ -46,18 +57,107 @@ def open_estimator(location: str, checkpoint: str | None = None, params: Mapping
             digests.append(digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix)))
     whole = hashlib.sha256("\0".join(digests).encode()).hexdigest()
     function = ModelFunction(location, params=dict(params or {}), checkpoint=prefix)
-    return ModelFile("estimator", location, whole, RUNTIMES, payload=travelling.pack(function))
+    return ModelFile("estimator", location, whole, RUNTIMES, payload=pack(function, prefix))
 
 
-def file_of(estimator: Any) -> ModelFile:
+def file_of(estimator: HasModelFunction) -> ModelFile:
     """An Estimator as a model, with its newest checkpoint.
 
     Raises:
         ModelError: It has none.
     """
-    function = function_of(estimator)
-    prefix = find_checkpoint(estimator.model_dir)
+    function = estimator._as_model_function()
+    prefix = find_checkpoint(str(function.model_dir))
     weights = digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix))
     portable = replace(function, checkpoint=prefix, config=function.called.config.portable())
     # The function itself travels by value, and pickles differ from process to process: only its name counts.
-    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=travelling.pack(portable))
+    return ModelFile("estimator", function.name, weights, RUNTIMES, payload=pack(portable, prefix))
+
+
+def pack(model: Any, checkpoint: str | None) -> bytes:
+    """A model with a method `resolved` as it travels: `resolved` of what is unpacked gives it."""
+    return _dumps(Travelling(checkpoint, _dumps(_copy_flags()), _dumps(model)))
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A model that is unpacked when all is in place that a module may need when it is imported: `tf.estimator`, and
+    the flags."""
+
+    checkpoint: str | None
+    flags: bytes
+    model: bytes
+
+    def resolved(self) -> Any:
+        """Unpack it, in a process of our own."""
+        install()
+        copies = cloudpickle.loads(self.flags)
+        if copies is not None:
+            _set_flags(copies)
+        return cloudpickle.loads(self.model).resolved()
+
+
+class FlagCopy(NamedTuple):
+    """A flag of absl: the module that defines it, or, where that is the script itself, what it is made of."""
+
+    name: str
+    module: str | None
+    kind: type
+    state: dict[str, Any]
+    value: Any
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Knows the flags of absl and of `tf.compat.v1.flags`, which refuse to be pickled: each process has its own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind.__name__ in ("FlagValues", "_FlagValuesWrapper") and value is _flags_of(kind.__module__):
+            return _flags_of, (kind.__module__,)
+        return super().reducer_override(value)
+
+
+def _dumps(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _flags_of(module: str) -> Any:
+    """The flags of this process: `absl.flags.FLAGS`, or what TensorFlow puts around them."""
+    return importlib.import_module("absl.flags" if module.startswith("absl.") else module).FLAGS
+
+
+def _copy_flags() -> list[FlagCopy] | None:
+    """Every flag of the script, and those of other modules that were set; None where flags are not used."""
+    absl = sys.modules.get("absl.flags")
+    if absl is None or not absl.FLAGS.is_parsed():
+        return None
+    copies: list[FlagCopy] = []
+    for module, flags in absl.FLAGS.flags_by_module_dict().items():
+        is_module = module in sys.modules and module != "__main__"
+        if module.startswith(_OF_THE_PROCESS):
+            continue
+        for flag in flags:
+            if is_module and flag.value == flag.default:
+                continue
+            state = {} if is_module else {**vars(flag), "validators": []}
+            copies.append(FlagCopy(flag.name, module if is_module else None, type(flag), state, flag.value))
+    return copies
+
+
+def _set_flags(copies: list[FlagCopy]) -> None:
+    from absl import flags
+
+    # Before any module is imported: what reads a flag of the script, or asks whether they are parsed, finds it so.
+    flags.FLAGS.mark_as_parsed()
+    for copy in copies:
+        if copy.module is None and copy.name not in flags.FLAGS:
+            flag: Any = object.__new__(copy.kind)
+            vars(flag).update(copy.state)
+            flags.FLAGS[copy.name] = flag
+    for copy in copies:
+        if copy.module is not None and copy.name not in flags.FLAGS:
+            importlib.import_module(copy.module)
+        if copy.name in flags.FLAGS:
+            flags.FLAGS[copy.name].value = copy.value

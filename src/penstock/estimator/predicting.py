@@ -10,20 +10,19 @@ from typing import Any
 from penstock.core.records import Device
 from penstock.estimator.calling import LOG
 from penstock.estimator.handing_over import predict_on_all
-from penstock.estimator.model_function import ModelFunction, function_of
+from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.own_graph import OwnGraph
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.spec import check_hooks
 from penstock.pool.devices.inventory import choose, cpu_device, share_of_cores
 
 
 def predict(
-    estimator: Any,
+    function: ModelFunction,
     input_fn: Callable[..., Any],
     *,
     predict_keys: str | Sequence[str] | None = None,
-    hooks: Sequence[Any] | None = None,
+    hooks: Sequence[Any] = (),
     checkpoint_path: str | None = None,
     yield_single_examples: bool = True,
 ) -> Generator[Any, None, None]:
@@ -37,7 +36,7 @@ def predict(
     `threads` CPU threads each, this one all: the last bits of the predictions may differ between them.
 
     Args:
-        estimator: An `Estimator`, or a `ModelFunction`.
+        function: The `model_fn`.
         input_fn: Returns a dataset of features, or tensors; labels are left out.
         predict_keys: Of a dict of predictions, those that are wanted.
         hooks: Session hooks. They, and `prediction_hooks`, need the session: one device predicts, in this process.
@@ -51,10 +50,9 @@ def predict(
         ModelError: There is no checkpoint, it does not fit, or the `model_fn` failed.
         WrongValue: `predict_keys` names nothing, or predictions are not one for each row.
     """
-    function = estimator if isinstance(estimator, ModelFunction) else function_of(estimator)
     keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
     function = replace(function, checkpoint=checkpoint_path or function.checkpoint, predict_keys=keys)
-    batches = _batches(function, input_fn, list(check_hooks(hooks)))
+    batches = _batches(function, input_fn, list(hooks))
     with closing(batches):
         if yield_single_examples:
             for batch in batches:

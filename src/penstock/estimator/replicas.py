@@ -1,274 +1,274 @@
-"""The processes that take over: one for each device, all started at once, fed from one belt by one thread.
-
-Each predicts an element first that this process has predicted too. One that cannot be started, or that built another
-model, is left out; those that are ready later join.
-"""
+"""Elements on replica processes: the local engine, brought up while this process still predicts, and what feeds it."""
 
 from __future__ import annotations
 
-import multiprocessing.connection
-import os
+import signal
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from penstock import registry
-from penstock.core.events import Asked, Chunk, Failed, Loaded, Prepare, Prepared, Release, SpanDone, Work
-from penstock.core.records import STRING, Binding, Device, Job, ModelFile
+from penstock.core.events import Measure
+from penstock.core.records import STRING, Binding, Device, Job, ModelFile, Placement, Result, Span
+from penstock.core.stopping import StopFlag
+from penstock.engines.local import LocalEngine
 from penstock.errors import PenstockError, WorkersDied, one_line
-from penstock.estimator import travelling
-from penstock.estimator.bundles import Bundle, Bundles
 from penstock.estimator.calling import LOG
-from penstock.estimator.elements import ANSWERS, COLUMN, ElementFiles, unpack_row
-from penstock.estimator.likeness import Reference
+from penstock.estimator.elements import COLUMN, ElementModel, ElementSource, answers_of, open_bundle, place_of
+from penstock.estimator.likeness import Reference, flatten
 from penstock.estimator.model_function import ModelFunction
+from penstock.estimator.opening import RUNTIMES, pack
 from penstock.jobs.open import log_without_folder
-from penstock.pool.processes.supervisor import Launch, ReplicaHandle
+from penstock.pool.processes.supervisor import Launch
 
-_GPU_LANES = 2
-_LEAST_READY = 2
-"""One other process is no faster than this one."""
-_DEATHS = 3
-_POLL_S = 0.5
+MOST_BYTES = 16 << 20
+"""Of a bundle; an element that is larger travels alone."""
+_MOST_IN_BUNDLE = 64
+_BUNDLE_S = 0.05
+_AHEAD = {"cpu": 4, "gpu": 6}
+"""How many bundles may be read ahead for each replica."""
+_LOADERS = {"cpu": 1, "gpu": 2}
+_LANES = {"cpu": 1, "gpu": 2}
 
 
-@dataclass
-class _Replica:
-    """A process, and the bundles that it has."""
+class Bundle(NamedTuple):
+    """Elements that travel together, and their weight."""
 
-    device: Device
-    handle: ReplicaHandle
-    deaths: int = 0
-    is_ready: bool = False
-    held: dict[int, Bundle] = field(default_factory=dict)
+    elements: list[list[Any]]
+    weight: int
+
+
+class ElementReader:
+    """Reads elements in a thread: an input that waits does not hold up what was read before.
+
+    Elements weigh as many bytes as they have, at least 1/`most_elements` of a bundle and at most all of it. A bundle is
+    full when its elements weigh `MOST_BYTES`.
+
+    Args:
+        read: Reads the next element; None at the end of the input.
+        most_elements: How many elements a bundle has at most.
+        most_ahead: How many bundles may be read beyond the last one that is finished.
+    """
+
+    def __init__(self, read: Callable[[], list[Any] | None], most_elements: int, most_ahead: int) -> None:
+        self._read = read
+        self._least_weight = -(-MOST_BYTES // most_elements)
+        self._most_ahead = most_ahead * MOST_BYTES
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[list[Any], int]] = deque()
+        self._ahead = 0
+        self._has_ended = self._is_closed = False
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._read_all, name="estimator-input", daemon=True).start()
+
+    def wait(self) -> bool:
+        """Wait for an element; False at the end of the input.
+
+        Raises:
+            BaseException: What the input raised, when all before it is taken.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._has_ended)
+            if not self._waiting and self._error is not None:
+                raise self._error
+            return bool(self._waiting)
+
+    def take(self, replicas: int) -> Bundle | None:
+        """A bundle of what is there, which `replicas` share; None where nothing is there now."""
+        with self._changed:
+            most = -(-len(self._waiting) // replicas)
+            elements: list[list[Any]] = []
+            weight = 0
+            while len(elements) < most and weight < MOST_BYTES:
+                element, added = self._waiting.popleft()
+                elements.append(element)
+                weight += added
+            return Bundle(elements, weight) if elements else None
+
+    def finish(self, weight: int) -> None:
+        """The predictions of a bundle are taken: more may be read."""
+        with self._changed:
+            self._ahead -= weight
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Read no more. An element that is being read is dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _read_all(self) -> None:
+        try:
+            while self._has_room() and (element := self._read()) is not None:
+                self._add(element)
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._ahead < self._most_ahead)
+            return not self._is_closed
+
+    def _add(self, element: list[Any]) -> None:
+        weight = min(MOST_BYTES, max(num_bytes(element), self._least_weight))
+        with self._changed:
+            self._waiting.append((element, weight))
+            self._ahead += weight
+            self._changed.notify_all()
+
+
+def num_bytes(element: list[Any]) -> int:
+    """The memory of an element; of strings, what they hold, too."""
+    return sum(_size(np.asarray(value)) for value in element)
+
+
+def _size(array: Any) -> int:
+    if array.dtype != object:
+        return int(array.nbytes)
+    return int(array.nbytes + sum(map(len, array.ravel().tolist())))
+
+
+class Sample(NamedTuple):
+    """An element, what this process predicts for it, and how long that takes."""
+
+    element: list[Any]
+    reference: Reference
+    seconds: float
+
+    def elements_in_bundle(self) -> int:
+        """Small elements travel together: a message for each would take longer than predicting it."""
+        answers = list(flatten(self.reference.once).values())
+        largest = max(num_bytes(self.element), num_bytes(answers), 1)
+        return int(min(max(1, MOST_BYTES // largest), _MOST_IN_BUNDLE, 1 + _BUNDLE_S // max(self.seconds, 1e-6)))
 
 
 class Replicas:
-    """Processes that load in the background, and then take bundles from a belt.
+    """One replica for each device, which load in the background. Where they cannot predict, this process goes on alone.
 
     Args:
-        function: The `model_fn`, with the structure of the features.
-        devices: One for each process.
+        function: The `model_fn`.
+        features: The structure of the features, as specs of tensors.
+        devices: One for each replica.
         threads: CPU threads of each.
-        sample: An element.
-        reference: What this process predicts for it.
-        most_elements: How many elements travel together.
+        sample: What each must predict as this process does before it takes part.
     """
 
     def __init__(
-        self,
-        function: ModelFunction,
-        devices: list[Device],
-        threads: int,
-        sample: list[Any],
-        reference: Reference,
-        most_elements: int,
+        self, function: ModelFunction, features: Any, devices: list[Device], threads: int, sample: Sample
     ) -> None:
-        self._function = function
-        self._devices = devices
+        kind = devices[0].kind
+        self.most_elements = sample.elements_in_bundle()
+        self.most_ahead = _AHEAD[kind] * len(devices)
+        self.is_ready = self.is_closed = False
         self._threads = threads
-        self._reference = reference
-        self._lanes = _GPU_LANES if devices[0].kind == "gpu" else 1
-        self._depth = self._lanes + 1
-        self.files = ElementFiles()
-        self._sample = self.files.add([sample])
-        self._replicas: list[_Replica] = []
-        self._launch: Launch | None = None
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._waker, False)
-        self._is_hungry = False
-        self.is_closed = False
-        self.bundles = Bundles(most_elements, 2 * self._depth * len(devices), self._wake)
-        self._is_begun = False
-        self._thread = threading.Thread(target=self._serve, name="estimator-replicas", daemon=True)
+        self._placement = Placement(tuple(devices), _LOADERS[kind], _LANES[kind])
+        self._source = ElementSource()
+        self._sample = self._source.add([sample.element])
+        reference = self._source.add(sample.reference)
+        self._model = ElementModel(function, features, place_of(self._sample), place_of(reference))
+        self._under_way: deque[tuple[Span, int]] = deque()
+        self._stop = StopFlag()
+        self._engine: LocalEngine | None = None
+        self._held = ExitStack()
+        self._thread = threading.Thread(target=self._bring_up, name="estimator-replicas", daemon=True)
         self._thread.start()
 
-    @property
-    def are_ready(self) -> bool:
-        """Whether it is faster with them than without."""
-        return self._is_begun or sum(replica.is_ready for replica in self._replicas) >= _LEAST_READY
+    def predict(self, reader: ElementReader, predict_here: Callable[[list[Any]], Any]) -> Iterator[Any]:
+        """The predictions of what is read, in order, until nothing more is there: an input may wait for what it gets.
 
-    def begin(self) -> None:
-        """From here on elements are put on the belt."""
-        self._is_begun = True
-        self._wake(is_urgent=True)
+        Args:
+            reader: Gives the elements.
+            predict_here: Predicts an element in this process: one that a replica rejects, so that the error is the same
+                as on one device; all that are left where the replicas cannot go on.
+
+        Raises:
+            WorkersDied: Replicas died again and again.
+        """
+        assert self._engine is not None
+        results = self._engine.run(self._spans(reader))
+        while (result := self._next(results)) is not None:
+            span, weight = self._under_way.popleft()
+            if result.failures:
+                raise _died(result)
+            answers, problem = answers_of(result)
+            yield from answers
+            if problem:
+                yield from map(predict_here, open_bundle(place_of(span))[len(answers) :])
+            reader.finish(weight)
+        while self._under_way:  # the engine gave up
+            span, weight = self._under_way.popleft()
+            yield from map(predict_here, open_bundle(place_of(span)))
+            reader.finish(weight)
 
     def close(self) -> None:
         """End the processes, also while they load."""
         if self.is_closed:
             return
-        self.is_closed = True
-        self.bundles.close()
-        self._wake(is_urgent=True)
+        self.is_closed, self.is_ready = True, False
+        self._stop.signal_number = signal.SIGTERM
         self._thread.join()
-        os.close(self._woken)
-        os.close(self._waker)
-        self.files.close()
+        self._held.close()
+        self._source.close()
 
-    def _wake(self, is_urgent: bool = False) -> None:
-        if self._is_hungry or is_urgent:
-            try:
-                os.write(self._waker, b"x")
-            except OSError:
-                pass  # full, so it wakes anyway; or closed
+    def _spans(self, reader: ElementReader) -> Iterator[Span]:
+        while bundle := reader.take(self._placement.replicas):
+            span = self._source.add(bundle.elements)
+            self._under_way.append((span, bundle.weight))
+            yield span
 
-    def _serve(self) -> None:
-        """The thread: as long as there are processes."""
-        with ExitStack() as stack:
-            stack.callback(self._end_all)
-            try:
-                log = stack.enter_context(log_without_folder(is_verbose=False))
-                payload = travelling.pack(self._function)
-                file = ModelFile("estimator", self._function.name, "", ("tf_keras",), payload=payload)
-                self._launch = Launch(registry.RUNTIMES["tf_keras"], file, self._threads, log)
-                stack.callback(self._launch.close)
-                for device in self._devices:
-                    self._replicas.append(_Replica(device, ReplicaHandle.start(self._number(), self._launch, device)))
-                while not self.is_closed and self._is_worth_going_on():
-                    self._pump()
-            except Exception as error:
-                LOG.warning("only this process predicts, because no other could be started: %s", _told(error))
-        if not self.is_closed:
-            self.bundles.leave()
-
-    def _is_worth_going_on(self) -> bool:
-        """One process alone goes on only where this one has handed over already."""
-        return len(self._replicas) >= (1 if self._is_begun else _LEAST_READY)
-
-    def _number(self) -> int:
-        return len(self._replicas)
-
-    def _end_all(self) -> None:
-        for replica in self._replicas:
-            for bundle in replica.held.values():
-                self.bundles.give_back(bundle)
-            replica.handle.close()
-        self._replicas = []
-
-    def _pump(self) -> None:
-        """Wait for something to happen, deal with it, and hand out what there is."""
-        by_connection: dict[Any, _Replica] = {each.handle.channel.connection: each for each in self._replicas}
-        waiting = multiprocessing.connection.wait([*by_connection, self._woken], self._hand_out())
-        self._is_hungry = False
-        for ready in waiting:
-            if ready == self._woken:
-                os.read(self._woken, 4096)
-                continue
-            replica = by_connection[ready]
-            try:
-                message = replica.handle.channel.receive()
-            except (EOFError, OSError):
-                self._lose(replica)
-                continue
-            self._handle(replica, message)
-
-    def _hand_out(self) -> float:
-        """Give bundles to processes with room; returns how long nothing new can be given."""
-        if not self._is_begun:
-            return _POLL_S
-        while True:
-            hungry = [each for each in self._replicas if each.is_ready and len(each.held) < self._depth]
-            if not hungry:
-                return _POLL_S
-            self._is_hungry = True  # before looking: what comes between is told
-            replica = min(hungry, key=lambda each: len(each.held))
-            is_idle = not replica.held
-            bundle = self.bundles.take(is_idle)
-            if bundle is None:
-                lingers_s = self.bundles.lingers_s() if is_idle else None
-                return _POLL_S if lingers_s is None else lingers_s
-            span = bundle.load(self.files)
-            replica.held[span.index] = bundle
-            self._send(replica, Work(span))
-
-    def _handle(self, replica: _Replica, message: object) -> None:
-        match message:
-            case Loaded():
-                job = Job(self.files, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
-                self._send(replica, Prepare(job, self._sample, 1, self._lanes, asked=Asked(answers_rows=1)))
-            case Prepared(answers=answers):
-                assert answers is not None
-                self._admit(replica, *unpack_row(answers[ANSWERS]))
-            case Chunk():
-                replica.handle.assembly.add(message)
-                self._send(replica, Release(message.slot))
-            case SpanDone():
-                self._finish(replica, message)
-            case Failed():
-                self._drop(replica, _told(message.error) if message.error else message.details.splitlines()[-1])
-
-    def _admit(self, replica: _Replica, found: list[Any], why: str) -> None:
-        """Let a process take part whose predictions are those of this one."""
-        if not found:
-            self._drop(replica, why)
-            return
-        unlike = self._reference.unlike(found[0], replica.device.kind)
-        if unlike is None:
-            replica.is_ready = True
-            return
-        self._drop(
-            replica,
-            f"it predicts other values than this process: {unlike}. What was set in a module at run time is not set "
-            "there: hand it to the model_fn as params",
-        )
-
-    def _finish(self, replica: _Replica, done: SpanDone) -> None:
-        bundle = replica.held.pop(done.span)
-        replica.deaths = 0
-        columns = replica.handle.assembly.columns((done.span,), done.layout)
-        answers: list[Any] = []
-        if not done.failures:
-            answers, _ = unpack_row(columns[ANSWERS])
-        self.bundles.answer(bundle, answers)
-
-    def _drop(self, replica: _Replica, reason: str) -> None:
-        """Go on without a process that does not do; what it had goes to others."""
-        self._replicas.remove(replica)
-        self._take_back(replica)
-        if not self.is_closed:
-            rest = "the others go on" if self._is_worth_going_on() else "this process predicts alone"
-            LOG.warning("the process on %s is left out (%s): %s", replica.device, rest, reason)
-
-    def _take_back(self, replica: _Replica) -> None:
-        replica.handle.close()
-        for bundle in reversed(replica.held.values()):
-            self.bundles.give_back(bundle)
-        replica.held = {}
-
-    def _lose(self, replica: _Replica) -> None:
-        """A process died: what it had goes to others, and a new one takes its place."""
-        assert self._launch is not None
-        how = f"the process {replica.handle.pid} {replica.handle.describe_end()}"
-        replica.deaths += 1
-        for index, bundle in list(replica.held.items()):
-            bundle.deaths += 1
-            if bundle.deaths == _DEATHS:
-                del replica.held[index]
-                self.bundles.refuse(bundle, _died(replica.device, how, self._launch.last_words()))
-        if not replica.is_ready or replica.deaths == _DEATHS:
-            self._drop(replica, how)
-            return
-        self._take_back(replica)
-        replica.is_ready = False
-        replica.handle = ReplicaHandle.start(replica.handle.number, self._launch, replica.device)
-
-    def _send(self, replica: _Replica, message: object) -> None:
+    def _next(self, results: Iterator[Result]) -> Result | None:
         try:
-            replica.handle.channel.send(message)
-        except OSError:
-            pass  # it is gone: the end of its line is read next, and that is where the loss is dealt with
+            return next(results, None)
+        except WorkersDied:
+            raise
+        except PenstockError as error:
+            LOG.warning("from here on only this process predicts: %s", _in_words(error))
+            self.is_ready = False
+            self._held.close()
+            return None
+
+    def _bring_up(self) -> None:
+        try:
+            log = self._held.enter_context(log_without_folder(is_verbose=False))
+            payload = pack(self._model, self._model.function.checkpoint)
+            file = ModelFile("estimator", self._model.function.name, "", RUNTIMES, payload=payload)
+            launch = Launch(registry.RUNTIMES[RUNTIMES[0]], file, self._threads, log)
+            self._engine = LocalEngine(launch, self._placement, _unobserved, self._stop)
+            self._held.callback(self._engine.close)
+            self._engine.load()
+            job = Job(self._source, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
+            self._engine.prepare(job, self._placement, self._sample)
+            # The others are started and are ready when it returns; how fast they are does not matter.
+            self._engine.measure(Measure(1, 0.0, 1), self._placement.replicas, self._stop)
+            self.is_ready = not self.is_closed
+        except Exception as error:
+            if not self.is_closed:
+                LOG.warning("only this process predicts: %s", _in_words(error))
+                self._held.close()
 
 
-def _died(device: Device, how: str, last_words: str) -> WorkersDied:
+def _unobserved(*event: object) -> None:
+    pass
+
+
+def _died(result: Result) -> WorkersDied:
     return WorkersDied(
-        f"the process on {device} died {_DEATHS} times at the same elements",
-        received=f"{how}; its last words: {last_words or 'none'}",
+        "replicas died again and again at the same elements",
+        received=result.failures[0].reason,
         hint="let input_fn give smaller batches, which need less memory",
     )
 
 
-def _told(error: BaseException) -> str:
+def _in_words(error: Exception) -> str:
     if isinstance(error, PenstockError):
-        return f"{error.problem}: {error.received}" if error.received else error.problem
+        return ": ".join(filter(None, (error.problem, error.received, error.hint)))
     return one_line(error)

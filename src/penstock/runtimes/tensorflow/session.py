@@ -8,12 +8,13 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle
 import numpy as np
 
 from penstock.core.columns import describe
+from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
@@ -22,7 +23,14 @@ from penstock.runtimes.tensorflow.outputs import kept, to_host
 from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restoring
 
 
-def load(model: ModelFile, device: Device, threads: int) -> GraphReplica | ElementReplica:
+@runtime_checkable
+class MakesReplica(Protocol):
+    """A model that is no `model_fn` for columns, and knows itself what its replica does."""
+
+    def load(self, device: Device, threads: int) -> Replica: ...
+
+
+def load(model: ModelFile, device: Device, threads: int) -> Replica:
     """Find the function and its checkpoint. The graph is built when the first batch shows what is fed.
 
     Raises:
@@ -39,10 +47,10 @@ def load(model: ModelFile, device: Device, threads: int) -> GraphReplica | Eleme
         )
     described = cloudpickle.loads(model.payload)
     function = described.resolved()
+    if isinstance(function, MakesReplica):
+        return function.load(device, threads)
     checkpoint = function.find_checkpoint()
     options = session_options(function, device, threads)
-    if function.features is not None:
-        return ElementReplica(function, checkpoint, options)
     # Which checkpoint it is, is known to who opened the model, unless only the function says so.
     is_known = described.checkpoint is not None or checkpoint is None or "://" in checkpoint
     return GraphReplica(function, checkpoint, options, model, None if is_known else _digest(checkpoint))
@@ -107,62 +115,6 @@ def open_graph(
         session.close()
         raise
     return Opened(session, tuple(tensor.name for tensor in feed), fetches)
-
-
-class ElementReplica:
-    """A model on one device, for whole elements of an `input_fn`: bundles go in, bundles of predictions come out.
-
-    An element that the model rejects ends a bundle: its predictions are those of the elements before, and the reason.
-    """
-
-    def __init__(self, function: Any, checkpoint: str | None, options: Any) -> None:
-        self.signature = Signature(function.takes, (), structure="dict")
-        self._function = function
-        self._opened = _open_for_elements(function, checkpoint, options)
-
-    def predict(self, batch: Columns) -> Columns:
-        import tensorflow as tf
-
-        (places,) = batch.values()
-        answers: list[Any] = []
-        why = ""
-        try:
-            for element in self._function.open_bundle(places[0]):
-                answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
-        except (tf.errors.OpError, ValueError) as error:
-            why = one_line(error)
-        return dict(self._function.pack_answers((answers, why)))
-
-    def close(self) -> None:
-        self._opened.close()
-
-
-def _open_for_elements(function: Any, checkpoint: str | None, options: Any) -> Opened:
-    import tensorflow as tf
-
-    with tf.Graph().as_default() as graph:
-        function.begin()
-        feed: list[Any] = []
-        features = tf.nest.map_structure(lambda leaf: _room_for(leaf, feed), function.features)
-        with graph.device(function.called.config.device_fn):
-            spec = function.build(features)
-        fetches = function.choose(spec.predictions)
-        if checkpoint is None:
-            function.start_warm()
-        return open_graph(graph, feed, fetches, spec.scaffold, checkpoint, options)
-
-
-def _room_for(leaf: Any, feed: list[Any]) -> Any:
-    """A tensor of the kind that a spec says, made of placeholders that join `feed`; what is no spec stays as it is."""
-    import tensorflow as tf
-
-    if not isinstance(leaf, tf.TypeSpec):
-        return leaf
-    specs = tf.nest.flatten(leaf, expand_composites=True)
-    with tf.device("/cpu:0"):
-        parts = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-    feed.extend(parts)
-    return tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
 
 
 class GraphReplica:
