@@ -140,7 +140,7 @@ def test_memory_of_a_stream_is_what_is_under_way() -> None:
     for span in source.divide(150):
         total += span.rows
         assert open_files() <= before + 1
-        assert len(source._head) <= 4
+        assert len(source._stream.head) <= 4
         source.release(span)
     assert total == 20_000
     assert open_files() == before

@@ -17,7 +17,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import STRING, Job, RowFailure, Signature, TensorSpec
 from penstock.core.row_watch import UNWATCHED
 from penstock.jobs import steps
-from penstock.jobs.bind import bind, described_as_floats, prefer_floats
+from penstock.jobs.bind import bind, described_as_floats
 from penstock.options.records import PredictOptions
 from penstock.pool.loading import read_pieces
 
@@ -116,7 +116,7 @@ def fed(kind: Kind, source: Source) -> tuple[list[Any], list[RowFailure]]:
     given: dict[str, Any] = {"preprocess_row" if kind.is_by_row else "preprocess": kind.function}
     preprocess = steps.make_preprocess(source, kind.model, PredictOptions(**given))
     assert preprocess is not None
-    prefer_floats(source, described_as_floats(preprocess.takes), keep=())
+    source = source.with_floats(sorted(described_as_floats(preprocess.takes)))
     first = next(iter(source.divide(LEARN_ROWS)))
     preprocess = preprocess.learn(list(source.read(first, tuple(preprocess.takes))), UNWATCHED)
     bindings = bind(kind.model, source, preprocess.gives, PredictOptions(**given))

@@ -20,7 +20,7 @@ from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Feature, Job, RowFailure, Signature, TensorSpec
 from penstock.errors import UsageError
-from penstock.jobs.bind import bind, fed_as_floats, prefer_floats
+from penstock.jobs.bind import bind, fed_as_floats
 from penstock.options.records import Nulls, PredictOptions
 from penstock.pool.loading import read_pieces
 from penstock.sources.derived.selection import select
@@ -33,6 +33,8 @@ from penstock.sources.tables.npy import ArrayFiles
 from penstock.sources.tables.parquet import ParquetFiles
 from penstock.sources.tfrecord.files import TFRecordFiles
 from tests.support import tfrecord_writer
+
+from .promises import close
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -124,7 +126,7 @@ def fed(source: Source, name: str, dtype: str, nulls: Nulls, shape: Any = ()) ->
     signature = Signature((TensorSpec("in", dtype, shape),), ())
     options = PredictOptions(inputs={"in": (name,)}, nulls=nulls)
     bindings = bind_nulls(bind(signature, source, source.schema(), options), signature, nulls, has_function=False)
-    prefer_floats(source, fed_as_floats(bindings), ())
+    source = source.with_floats(sorted(fed_as_floats(bindings)))
     rows: list[Any] = []
     failures: list[RowFailure] = []
     for span in source.divide(100):
@@ -138,7 +140,7 @@ def fed(source: Source, name: str, dtype: str, nulls: Nulls, shape: Any = ()) ->
                 assert feed.array.dtype == (object if dtype == STRING else feed.array.dtype)
                 rows += feed.array.tolist()
             failures += piece.failures.values()
-    getattr(source, "close", lambda: None)()
+    close(source)
     return rows, failures
 
 

@@ -118,8 +118,7 @@ class TestCsv:
         monkeypatch.setattr(csv_module, "_SAMPLE_BYTES", 10)
         path = tmp_path / "a.csv"
         path.write_text("id,x\n1,5\n2,6\n3,6.5\n4,7\n", encoding="utf-8")
-        source = CsvFiles([str(path)])
-        source.read_as_floats(["x"])
+        source = CsvFiles([str(path)]).with_floats(["x"])
         rows, failures = rows_of(source, rows_per_span)
         assert not failures
         assert [row["x"] for row in rows] == [5, 6, 6.5, 7]
@@ -301,8 +300,7 @@ class TestCsv:
         path.write_text("id,x\n" + "".join(f"{i},{i}.5\n" for i in range(20)) + "20,oops\n21,21.5\n", encoding="utf-8")
         source = CsvFiles([str(path)])
         assert source.schema()["x"].dtype == "float64"
-        source.read_as_floats(["x"])
-        rows, failures = rows_of(source, 1000)
+        rows, failures = rows_of(source.with_floats(["x"]), 1000)
         assert list(failures) == [20]
         assert [row["x"] for row in rows] == [*(i + 0.5 for i in range(20)), None, 21.5]
 

@@ -87,7 +87,8 @@ class TestFeatures:
             ("y", TensorSpec("y", "int64", ())),
             ("example", TensorSpec("example", STRING, ())),
         ]
-        assert "x: float32[2] (float_list)" in source.describe_features()
+        (remark,) = source.remarks()
+        assert "x: float32[2] (float_list)" in remark
 
     def test_that_are_told_come_first_and_win(self, tmp_path: Path) -> None:
         source = self.source(tmp_path, told(raw="uint8[2,4]", y="float32"))
@@ -103,12 +104,13 @@ class TestFeatures:
 
     def test_of_bytes_become_numbers_where_the_models_input_says_so(self, tmp_path: Path) -> None:
         source = self.source(tmp_path)
-        fitted = source.fit_to([TensorSpec("raw", "float32", (2, 4)), TensorSpec("png", "uint8", (3,))])
-        assert fitted == ["raw: uint8[2, 4] (bytes_list, raw bytes)"]
-        assert source.schema()["raw"].dtype == "uint8"
-        source = self.source(tmp_path)
-        source.fit_to([TensorSpec("raw", "float32", (2,))])
-        assert source.schema()["raw"] == TensorSpec("raw", "float32", (2,))
+        fitted = source.fitted_to([TensorSpec("raw", "float32", (2, 4)), TensorSpec("png", "uint8", (3,))])
+        assert "raw: uint8[2, 4] (bytes_list, raw bytes)" in fitted.remarks()[0]
+        assert fitted.schema() == source.schema() | {"raw": TensorSpec("raw", "uint8", (2, 4))}
+        assert source.schema()["raw"].dtype == STRING
+        assert source.fitted_to([TensorSpec("raw", "float32", (2,))]).schema()["raw"] == TensorSpec(
+            "raw", "float32", (2,)
+        )
 
     def test_called_example_hides_the_whole_record(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a", [example({"example": [n], "z": [1]}) for n in range(3)])

@@ -106,8 +106,7 @@ def batches_of(source: Source, batch_size: int) -> Iterator[InMemory]:
                     received=f"a column of encoded rows: {odd[0]}",
                     hint="leave callbacks out, or decode the rows beforehand",
                 )
-            is_positional = bool(getattr(source, "is_positional", False))
-            yield InMemory(dict(block.columns), is_positional=is_positional)  # type: ignore[arg-type]
+            yield InMemory(dict(block.columns), is_positional=source.is_positional)  # type: ignore[arg-type]
 
 
 def in_steps(

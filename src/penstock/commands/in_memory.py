@@ -88,8 +88,7 @@ def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[S
     if steps is None:
         return source, options
     if isinstance(source, StreamedRows):
-        source.take_batches(steps)
-        return source, options
+        return source.with_batches(steps), options
     if isinstance(source, InMemory):
         # Keras divides all rows into so many batches, unless it is told how many rows one has.
         return (source if options.batch_size is None else source.cut(0, steps * options.batch_size)), options

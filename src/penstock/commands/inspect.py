@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock import registry
 from penstock.core.packages import PACKAGES
-from penstock.core.protocols import Source
+from penstock.core.protocols import HasPaths, Source
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
@@ -113,12 +113,13 @@ def describe_input(target: str) -> dict[str, Any]:
 
 def num_files(source: Source) -> int:
     """How many files there are: a fragment may stand for many small ones."""
-    return len(getattr(source, "paths", None) or source.fragments())
+    paths = source.paths if isinstance(source, HasPaths) else ()
+    return len(paths or source.fragments())
 
 
 def describe_data(source: Source) -> dict[str, Any]:
     """The rows and columns of a source. A stream is not counted: it can be read only once."""
     columns = {name: f"{spec} {spec.encoding or ''}".strip() for name, spec in source.schema().items()}
-    if not getattr(source, "is_resumable", True):
+    if not source.traits.is_resumable:
         return {"rows": None, "columns": columns}
     return {"rows": sum(span.rows for span in source.divide(1 << 16)), "columns": columns}

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Replica, TakesAnySize
+from penstock.core.protocols import Releases, Replica, TakesAnySize
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.row_watch import UNWATCHED
 from penstock.core.scheduler import Assignment, Scheduler
@@ -105,14 +105,14 @@ class EmbeddedEngine:
         if coming.first is None:
             coming.check()
             return
-        release = getattr(self._job.source, "release", None)
+        source = self._job.source
         done: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         depth = self._placement.loaders + self._placement.lanes
         scheduler = Scheduler(
             coming,
             depth,
             window=2 * depth * self._placement.replicas,
-            ahead=None if release is None else 1,
+            ahead=None if source.traits.is_resumable else 1,
         )
         order = InOrder(coming.order) if is_ordered else AsFinished(coming.order)
         for number, replica in enumerate(self._replicas[: self._placement.replicas]):
@@ -131,8 +131,8 @@ class EmbeddedEngine:
                 self._assign(scheduler.finish(number, result.span.index))
                 for result in order.ready():
                     yield result
-                    if release is not None:
-                        release(result.span)
+                    if isinstance(source, Releases):
+                        source.release(result.span)
             coming.check()
         finally:
             self._end_pipelines()

@@ -32,6 +32,7 @@ from penstock.core.events import (
 from penstock.core.oom_messages import speaks_of_memory
 from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
+from penstock.core.protocols import Releases
 from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.span_feed import SpanFeed
@@ -176,12 +177,12 @@ class LocalEngine:
         if self._feed is not None:
             self._feed.run_begins(self._placement)
         depth = self._depth()
-        release = getattr(self._settings.job.source, "release", None)
+        source = self._settings.job.source
         self._scheduler = Scheduler(
             coming,
             depth,
             window=2 * depth * self._placement.replicas,
-            ahead=None if release is None else 1,
+            ahead=None if source.traits.is_resumable else 1,
         )
         self._order = InOrder(coming.order) if is_ordered else AsFinished(coming.order)
         for number in self._replicas:
@@ -195,8 +196,8 @@ class LocalEngine:
             self._pump()
             for result in self._order.ready():
                 yield result
-                if release is not None:
-                    release(result.span)
+                if isinstance(source, Releases):
+                    source.release(result.span)
         coming.check()
 
     def close(self) -> None:

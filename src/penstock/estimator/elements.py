@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import STRING, Block, Columns, Device, Fragment, Result, Signature, Span, TensorSpec
 from penstock.errors import ModelError, one_line
 from penstock.estimator.likeness import Reference
@@ -33,13 +34,13 @@ _ALIGNMENT = 64
 _COUNT = struct.Struct("<Q")
 
 
-class ElementSource:
+class ElementSource(Source):
     """The source of a job whose rows are bundles of elements. They are added while the job runs.
 
     A copy in another process can only `read`, which gives places for `open_bundle`.
     """
 
-    is_resumable = False
+    traits = SourceTraits(is_resumable=False)
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}

@@ -7,20 +7,10 @@ from dataclasses import replace
 
 from penstock.core import mapping
 from penstock.core.name_patterns import is_no_feature
-from penstock.core.protocols import Source
+from penstock.core.protocols import HasPaths, Source
 from penstock.core.records import Binding, Signature, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import PredictOptions
-from penstock.sources.tables.csv import CsvFiles
-from penstock.sources.tables.jsonl import JsonLines
-
-
-def prefer_floats(source: Source, columns: Iterable[str], keep: Iterable[str]) -> None:
-    """Text has no types: what is wanted as floats is read as floats, also where it begins with whole numbers."""
-    while hasattr(source, "source"):  # rows of, or images in, another source
-        source = source.source
-    if isinstance(source, (CsvFiles, JsonLines)):
-        source.read_as_floats(sorted(set(columns) - set(keep)))
 
 
 def fed_as_floats(bindings: Iterable[Binding]) -> set[str]:
@@ -48,11 +38,11 @@ def bind(
             mapping.find(source.schema(), name, "--keep")
     options = replace(options, keep=tuple(name for name in options.keep if name in schema))
     # Of (x, y), as a dataset for training gives it, the model takes x.
-    is_enough = len(schema) == len(signature.inputs) or getattr(source, "may_have_targets", False)
-    if getattr(source, "is_positional", False) and is_enough and signature.inputs and not options.inputs:
+    is_enough = len(schema) == len(signature.inputs) or source.traits.may_have_targets
+    if source.is_positional and is_enough and signature.inputs and not options.inputs:
         in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
         return mapping.bind(signature, schema, in_order, options.keep)
-    if getattr(source, "is_frame", False) and len(signature.inputs) == 1 and not options.inputs:
+    if source.traits.is_frame and len(signature.inputs) == 1 and not options.inputs:
         # `model.predict` takes all columns of a DataFrame as one array.
         columns = tuple(name for name in schema if name not in options.keep)
         if mapping.may_be_all_of(signature.inputs[0], columns, schema):
@@ -64,7 +54,8 @@ def bind(
         free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
     else:
         free = tuple(spec for name, spec in schema.items() if name not in options.keep)
-        if getattr(source, "paths", ()):  # what is in memory was given for the model; a file may hold more
+        # What is in memory was given for the model; a file may hold more.
+        if isinstance(source, HasPaths) and source.paths:
             free = tuple(spec for spec in free if spec.shape != () or not is_no_feature(spec.name)) or free
     if not free:
         raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")

@@ -77,7 +77,7 @@ def _sizes(source: Source, bindings: Sequence[Binding], names: Sequence[str]) ->
 
 
 def _spans_to_look_at(source: Source) -> list[Span]:
-    if not getattr(source, "is_resumable", True):
+    if not source.traits.is_resumable:
         return list(itertools.islice(source.divide(_SAMPLE_ROWS), 1))
     spans = list(itertools.islice(source.divide(_SAMPLE_ROWS), _SPANS_SEEN))
     places = np.unique(np.linspace(0, len(spans) - 1, _SAMPLE_SPANS, dtype=int)).tolist()

@@ -32,6 +32,7 @@ from penstock.sources.images.columns import ImageColumns
 from penstock.sources.python.array_like import from_rows, given_as
 from penstock.sources.python.datasets import open_object
 from penstock.sources.python.memory import InMemory, are_rows, open_memory
+from penstock.sources.python.streaming import StreamedRows
 
 _SURELY_FITS = 1 << 30
 _LOOKED_AT = 100
@@ -80,7 +81,8 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
         if streamed is None and not _is_table(data):
             given = given_as(data)
         source = streamed or open_memory(data)
-        given = getattr(source, "given", given)
+        if isinstance(source, StreamedRows):
+            given = source.given
     live = wrap_live(
         model,
         given=given,

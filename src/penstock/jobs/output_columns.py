@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
-from penstock.core.protocols import Source
+from penstock.core.protocols import Remarks, Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
@@ -28,9 +28,8 @@ _FILES = (*FORMATS, "pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow
 
 def describe_source(source: Source) -> list[str]:
     """What people should know about an input before it is read."""
-    lines = [f"features: {', '.join(source.describe_features())}"] if hasattr(source, "describe_features") else []
-    lines += source.remarks() if hasattr(source, "remarks") else []
-    if not getattr(source, "is_resumable", True):
+    lines = source.remarks() if isinstance(source, Remarks) else []
+    if not source.traits.is_resumable:
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines
 

@@ -103,7 +103,7 @@ def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placemen
 
 def needs_processes(job: Job) -> bool:
     """Whether loading runs Python code for every row."""
-    if job.preprocess is not None or getattr(job.source, "runs_python", False):
+    if job.preprocess is not None or job.source.traits.runs_python:
         return True
     schema = job.source.schema()
     fed = [schema[name] for binding in job.bindings if binding.dtype != STRING for name in binding.columns]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import itertools
 import json
@@ -22,7 +21,7 @@ from penstock.core.events import Asked, PaddingTrial, Prepared
 from penstock.core.missing import bind_nulls
 from penstock.core.packages import PACKAGES
 from penstock.core.plans import Choice, Plan
-from penstock.core.protocols import Engine, Source
+from penstock.core.protocols import Engine, Releases, Source
 from penstock.core.records import (
     STRING,
     Binding,
@@ -42,7 +41,7 @@ from penstock.errors import InputError, ModelError, UsageError
 from penstock.jobs import buckets as shapes
 from penstock.jobs import placement as placing
 from penstock.jobs import states, steps
-from penstock.jobs.bind import bind, described_as_floats, fed_as_floats, prefer_floats
+from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.pool.devices import inventory as devices
@@ -53,7 +52,8 @@ from penstock.runtimes.keras.live import LiveModel
 from penstock.sources.derived.selection import SelectedRows
 from penstock.sources.files import unchanged
 from penstock.sources.images.search import find_images
-from penstock.sources.python.memory import InMemory, SharedMemory
+from penstock.sources.python import memory
+from penstock.sources.python.memory import SharedMemory
 from penstock.telemetry.meter import Meter
 
 _LEARN_ROWS = 16
@@ -119,8 +119,8 @@ class Started:
             if self.finisher is not None:
                 self.finisher.close()
             self.engine.close()
-            if self.is_streamed:
-                self.source.close()  # type: ignore[attr-defined]
+            if isinstance(self.source, Releases):
+                self.source.close()
             if self.shared is not None:
                 self.shared.close()
                 self.shared = None
@@ -130,7 +130,7 @@ class Started:
     @property
     def is_streamed(self) -> bool:
         """Whether the spans come as they come: their number is not known, and they cannot be read again."""
-        return not getattr(self.source, "is_resumable", True)
+        return not self.source.traits.is_resumable
 
     @property
     def split(self) -> tuple[int, int]:
@@ -184,7 +184,7 @@ def start(
         return _decide(engine, source, options, placement, (model.backend, devices.usable_cores()), fixed)
     recipe, choice = (fixed.recipe, fixed.choice) if fixed else (None, choice)
     wanted = recipe.runtime if recipe else choice.runtime if choice else options.runtime
-    source, shared = _share(source)
+    source, shared = memory.shared(source)
     descriptors = (shared.descriptor,) if shared is not None else ()
 
     def on(runtime: str) -> Started:
@@ -224,22 +224,6 @@ def start(
     return started
 
 
-def _share(source: Source) -> tuple[Source, SharedMemory | None]:
-    """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
-    if isinstance(source, InMemory) and source.is_sparse:
-        return source, None
-    if isinstance(source, InMemory):
-        shared = source.shared()
-        return shared, shared
-    inside = getattr(source, "source", None)
-    if inside is None:
-        return source, None
-    reached, found = _share(inside)
-    outside: Any = copy.copy(source)
-    outside.source = reached
-    return outside, found
-
-
 def _decide(
     engine: Engine,
     source: Source,
@@ -261,12 +245,10 @@ def _decide(
                 allowed=f"weights {fixed.weights}",
                 hint="load the weights from a file, or set a seed; or start again with --overwrite",
             )
-        fit_to = getattr(source, "fit_to", None)
-        if fit_to is not None:
-            fit_to(signature.inputs)  # raw bytes in a record are numbers where the model says so
+        source = source.fitted_to(signature.inputs)
         preprocess = steps.make_preprocess(source, signature, options)
         if preprocess is not None:
-            prefer_floats(source, described_as_floats(preprocess.takes), options.keep)
+            source = source.with_floats(sorted(described_as_floats(preprocess.takes) - set(options.keep)))
             preprocess = engine.learn(source, preprocess, _first_rows(source, _LEARN_ROWS))
         else:
             source = find_images(source, signature, options.inputs, options.reading, options.keep)
@@ -276,7 +258,7 @@ def _decide(
         if fixed is None:
             bindings = bind_nulls(bindings, signature, options.nulls, has_function=preprocess is not None)
         if preprocess is None:  # else bindings name what the function gives, which is not in the file
-            prefer_floats(source, fed_as_floats(bindings), options.keep)
+            source = source.with_floats(sorted(fed_as_floats(bindings) - set(options.keep)))
         given = options.buckets
         buckets = fixed.recipe.buckets if fixed else shapes.choose_buckets(source, bindings, preprocess, given)
         largest = shapes.sized(bindings, buckets)
@@ -328,7 +310,7 @@ def _decide(
             is_padded=job.fewest_rows is None,
             state=job.state,
         )
-        is_positional = getattr(source, "is_positional", False) or getattr(source, "is_frame", False)
+        is_positional = source.is_positional or source.traits.is_frame
         fed = mapping.told(bindings, options.inputs, is_positional=is_positional)
         notes = signature.notes + _tell_padding(told_padding, job, runtime)
         if job.state != NONE:
@@ -404,7 +386,7 @@ def _refuse_late_state(state: State, fixed: Fixed | None) -> None:
 def _bearable(engine: Engine, job: Job, placement: Placement) -> Job:
     """The job, with smaller batches where one by the rule of thumb would keep a CPU busy for long."""
     few = replace(job, batch_size=tuning.TRIED_ROWS)
-    if job.batch_size <= 2 * few.batch_size or not getattr(job.source, "is_resumable", True):
+    if job.batch_size <= 2 * few.batch_size or not job.source.traits.is_resumable:
         return job
     try:
         few_s = engine.prepare(few, placement, _first_rows(job.source, few.batch_size)).batch_seconds
@@ -464,7 +446,7 @@ def _no_larger_than(source: Source, size: int) -> int:
     No batch has rows of two spans, and what it lacks is padded: so it is made for the largest of the first spans, not
     for all their rows. Two neighbours count as one: where a source joins small files, they have more than `size` rows.
     """
-    if not getattr(source, "is_resumable", True):
+    if not source.traits.is_resumable:
         return size
     rows = before = seen = 0
     for span in source.divide(size):

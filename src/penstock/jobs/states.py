@@ -37,7 +37,7 @@ def settled(job: Job, placement: Placement, signature: Signature, kind: str) -> 
 
 def in_whole_batches(source: Source) -> Source:
     """The source in spans of one size. A stream has no others."""
-    return WholeBatches(source) if getattr(source, "is_resumable", True) else source
+    return WholeBatches(source) if source.traits.is_resumable else source
 
 
 def batch_size(signature: Signature, present: int, *, is_chosen: bool) -> int:

@@ -32,7 +32,7 @@ def select_rows(source: Source, options: PredictOptions) -> Source:
 
 def keep_by_default(options: PredictOptions, source: Source) -> PredictOptions:
     """A source of files keeps `path`: without it nobody knows which prediction is whose."""
-    wanted = [name for name in getattr(source, "keeps", ()) if name not in options.keep]
+    wanted = [name for name in source.keeps if name not in options.keep]
     return replace(options, keep=(*options.keep, *wanted))
 
 

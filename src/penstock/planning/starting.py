@@ -64,7 +64,7 @@ def make_plan(
     for name in ("plan", "trace"):
         if getattr(options, name) is not None:
             raise UsageError(f"a search takes no --{name}", received=f"{name}={getattr(options, name)}")
-    if not getattr(source, "is_resumable", True):
+    if not source.traits.is_resumable:
         raise UsageError("this input can be read only once: nothing would be left to predict after a search")
     return _begun(model, source, options, Meter(), around).explain(is_fresh)
 
@@ -150,7 +150,7 @@ class _Start:
     @property
     def _may_keep(self) -> bool:
         """Of a function of this process nothing tells whether it changed, and a stream is not read twice."""
-        return self.model.payload is None and getattr(self.source, "is_resumable", True)
+        return self.model.payload is None and self.source.traits.is_resumable
 
     def _key(self) -> str:
         runtime = self.options.runtime or registry.choose_runtime(self.model, None)

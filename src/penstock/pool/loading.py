@@ -13,15 +13,27 @@ from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.example_encoding import encode
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
 from penstock.core.missing import filled
+from penstock.core.protocols import Watchable
 from penstock.core.ragged import to_ragged
 from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
 from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.tracing import Level, Mark
 from penstock.errors import InputError
+from penstock.pool.trace_marks import marked
 
 
-def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = UNWATCHED) -> Iterator[Batch]:
-    """The batches of a span. A batch never crosses a span, and is filled up with its last row."""
-    pieces = read_pieces(job, span, watch)
+def load_batches(
+    job: Job,
+    span: Span,
+    room: Room = on_the_heap,
+    watch: Watch = UNWATCHED,
+    marks: list[Mark | Level] | None = None,
+) -> Iterator[Batch]:
+    """The batches of a span. A batch never crosses a span, and is filled up with its last row.
+
+    Of a traced job, when it read is noted in `marks`.
+    """
+    pieces = read_pieces(job, span, watch, marks)
     if job.buckets and job.fewest_rows is not None:
         yield from cut_by_one_size(list(pieces), job.batch_size, job.fewest_rows, job.buckets, room, watch)
     elif job.buckets:
@@ -31,14 +43,15 @@ def load_batches(job: Job, span: Span, room: Room = on_the_heap, watch: Watch = 
     watch.end()
 
 
-def read_pieces(job: Job, span: Span, watch: Watch = UNWATCHED) -> Iterator[Piece]:
+def read_pieces(
+    job: Job, span: Span, watch: Watch = UNWATCHED, marks: list[Mark | Level] | None = None
+) -> Iterator[Piece]:
     """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
     rows = 0
-    tell = getattr(job.source, "tell", None)
-    if tell is not None:
-        tell(watch)
+    source = job.source.watched_by(watch) if isinstance(job.source, Watchable) else job.source
     watch.begin(span.start, span.rows)
-    for block in job.source.read(span, job.columns):
+    blocks = source.read(span, job.columns)
+    for block in marked(blocks, span, marks) if job.is_traced and marks is not None else blocks:
         yield from _pieces_of(job, block, watch)
         rows += block.rows
         watch.begin(span.start + rows, span.rows - rows)

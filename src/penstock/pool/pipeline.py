@@ -39,7 +39,6 @@ from penstock.errors import InputError
 from penstock.pool.guard.keeping import trim
 from penstock.pool.guard.surviving import check_rows, predictor_of
 from penstock.pool.loading import load_batches
-from penstock.pool.trace_marks import marked_source
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]
@@ -210,7 +209,7 @@ class Pipeline:
     def _load_span(self, work: _OpenSpan) -> None:
         began = started = time.perf_counter()
         count = 0
-        for batch in load_batches(marked_source(self._job, work.timings.marks), work.span):
+        for batch in load_batches(self._job, work.span, marks=work.timings.marks):
             loaded = time.perf_counter()
             work.timings.read += loaded - started
             self._mark(work, LOAD, started, loaded, batch)

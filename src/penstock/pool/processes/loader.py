@@ -20,7 +20,7 @@ from penstock.pool.loading import load_batches
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
 from penstock.pool.processes.serving import Serving
-from penstock.pool.trace_marks import MarkedSlots, marked_source
+from penstock.pool.trace_marks import MarkedSlots
 from penstock.pool.transfer.batches import SlotRoom
 from penstock.pool.transfer.results import Writable
 from penstock.pool.transfer.slots import Slots
@@ -86,7 +86,7 @@ class LoaderProcess:
         marks: list[Mark | Level] = []
         self._granted.span, self._granted.marks = order.span.index, marks if self._job.is_traced else None
         count, started = 0, began
-        for batch in load_batches(marked_source(self._job, marks), order.span, self._room, self._watch):
+        for batch in load_batches(self._job, order.span, self._room, self._watch, marks):
             self._watch.end()
             filled = self._room.seal(order.span.index, batch)
             self._channel.send(filled)

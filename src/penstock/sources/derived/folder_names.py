@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ class FolderNames(Around):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        if _PATH not in getattr(source, "keeps", ()):
+        if _PATH not in source.keeps:
             raise UsageError(
                 "the rows of this input are no files, so that they have no folder",
                 received=f"keep={FOLDER}",
@@ -35,12 +35,6 @@ class FolderNames(Around):
 
     def schema(self) -> dict[str, TensorSpec]:
         return {**self.source.schema(), FOLDER: TensorSpec(FOLDER, STRING, ())}
-
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
-        return self.source.divide(rows_per_span, most_rows)
-
-    def origin(self, span: Span, row: int) -> str:
-        return self.source.origin(span, row)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         if FOLDER not in columns:

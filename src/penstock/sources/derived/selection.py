@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
-from penstock.core.protocols import Source
-from penstock.core.records import Array, Block, Extent, RowFailure, Span, TensorSpec
+from penstock.core.protocols import Source, Watchable, with_changes
+from penstock.core.records import Array, Block, Extent, RowFailure, Span
 from penstock.core.row_watch import Watch
 from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
 from penstock.errors import InputError, UsageError
@@ -35,17 +35,6 @@ class SelectedRows(Around):
         self._watch: Watch | None = None
         self._runs = runs
         self._stops = [first + rows for first, rows in runs]
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if name == "tell":
-            return self._tell_inside
-        if name == "release":
-            return lambda span: [found(inner) for inner, _ in _opened(span)]
-        return found
-
-    def schema(self) -> dict[str, TensorSpec]:
-        return self.source.schema()
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         index = start = filled = 0
@@ -81,10 +70,8 @@ class SelectedRows(Around):
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
         for inner, runs in _opened(span):
-            if self._watch is not None:
-                self.source.tell(_Renumbered(self._watch, runs, row))  # type: ignore[attr-defined]
             last, rows = runs[-1]
-            for block in self.source.read(inner, columns):
+            for block in self._watched(runs, row).read(inner, columns):
                 for first, count in overlap(runs, block.start, block.start + block.rows):
                     yield _cut(block, first, count, row)
                     row += count
@@ -95,8 +82,18 @@ class SelectedRows(Around):
         numbers = tuple((first + self._shift, count) for piece in pieces for first, count in piece[4])
         return Span(index, start, rows, tuple(pieces), group, numbers)
 
-    def _tell_inside(self, watch: Watch) -> None:
-        self._watch = watch
+    def release(self, span: Span) -> None:
+        for inner, _ in _opened(span):
+            super().release(inner)
+
+    def watched_by(self, watch: Watch) -> Self:
+        return with_changes(self, _watch=watch)
+
+    def _watched(self, runs: Sequence[tuple[int, int]], row: int) -> Source:
+        """The source inside, reporting its rows under the numbers that they have outside."""
+        if self._watch is None or not isinstance(self.source, Watchable):
+            return self.source
+        return self.source.watched_by(_Renumbered(self._watch, runs, row))
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
         """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
@@ -188,8 +185,7 @@ def _cut(block: Block, first: int, count: int, row: int) -> Block:
 def select(source: Source, *, skip: int, limit: int | None) -> SelectedRows:
     """The rows after the first `skip`, at most `limit` of them."""
     if isinstance(source, StreamedRows):
-        source.pass_over(skip)
-        return SelectedRows(source, [(0, _NO_END if limit is None else limit)], shift=skip)
+        return SelectedRows(source.without_first(skip), [(0, _NO_END if limit is None else limit)], shift=skip)
     return SelectedRows(source, [(skip, _NO_END - skip if limit is None else limit)])
 
 
@@ -200,7 +196,7 @@ def sample(source: Source, wanted: int, by: str | None, seed: int) -> SelectedRo
         InputError: There is no such column.
         UsageError: The rows come as they come: what is left out of a sample is gone.
     """
-    if not getattr(source, "is_resumable", True):
+    if not source.traits.is_resumable:
         raise UsageError("a stream cannot be sampled", received=f"sample={wanted}", allowed="skip and limit")
     if by is None:
         total = sum(span.rows for span in source.divide(_COUNT_ROWS))

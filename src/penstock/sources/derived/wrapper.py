@@ -2,26 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
-from penstock.core.protocols import OfFiles, Source
-from penstock.core.records import Extent, Fragment, Span
+from penstock.core.protocols import (
+    HasPaths,
+    OfFiles,
+    Releases,
+    Remarks,
+    Source,
+    SourceTraits,
+    Watchable,
+    with_changes,
+)
+from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec
+from penstock.core.row_watch import Watch
 
 
-class Around:
-    """What the source inside says of itself (what it keeps, whether it can be read again) holds outside, too."""
+class Around(Source):
+    """A source around another one. Everything is as inside, until a subclass says otherwise."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "source":
-            raise AttributeError(name)
-        return getattr(self.source, name)
+    def around(self, source: Source) -> Self:
+        """The same view of another source."""
+        return self if source is self.source else with_changes(self, source=source)
+
+    @property
+    def traits(self) -> SourceTraits:
+        return self.source.traits
+
+    @property
+    def is_positional(self) -> bool:
+        return self.source.is_positional
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return self.source.keeps
+
+    @property
+    def paths(self) -> Sequence[str]:
+        return self.source.paths if isinstance(self.source, HasPaths) else ()
+
+    def remarks(self) -> list[str]:
+        return self.source.remarks() if isinstance(self.source, Remarks) else []
 
     def fragments(self) -> Sequence[Fragment]:
         return self.source.fragments()
 
+    def schema(self) -> dict[str, TensorSpec]:
+        return self.source.schema()
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
+        return self.source.divide(rows_per_span, most_rows)
+
+    def origin(self, span: Span, row: int) -> str:
+        return self.source.origin(span, row)
+
     def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
         return self.source.extents(span, columns) if isinstance(self.source, OfFiles) else ()
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        return self.source.read(span, columns)
+
+    def release(self, span: Span) -> None:
+        if isinstance(self.source, Releases):
+            self.source.release(span)
+
+    def close(self) -> None:
+        if isinstance(self.source, Releases):
+            self.source.close()
+
+    def fitted_to(self, inputs: Sequence[TensorSpec]) -> Self:
+        return self.around(self.source.fitted_to(inputs))
+
+    def with_floats(self, columns: Sequence[str]) -> Self:
+        return self.around(self.source.with_floats(columns))
+
+    def watched_by(self, watch: Watch) -> Self:
+        return self.around(self.source.watched_by(watch)) if isinstance(self.source, Watchable) else self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -47,7 +47,7 @@ class ImageColumns(Around):
         super().__init__(source)
         self._names = tuple(names)
         self._reading = reading or ReadOptions()
-        self._base = base if base is not None else folder_of(getattr(source, "paths", ()))
+        self._base = base if base is not None else folder_of(self.paths)
         found = source.schema()
         for name in self._names:
             _check(name, found)
@@ -55,21 +55,14 @@ class ImageColumns(Around):
     @cached_property
     def keeps(self) -> tuple[str, ...]:
         """What the source inside keeps, and the paths: without them nobody knows which prediction is whose."""
-        inside: tuple[str, ...] = getattr(self.source, "keeps", ())
         first = next(iter(self.source.divide(_LOOKED_AT)), None)
         block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
         columns = block.columns if block is not None else {}
-        return (*inside, *(name for name in self._names if name in columns and _holds_paths(columns[name])))
+        return (*self.source.keeps, *(name for name in self._names if name in columns and _holds_paths(columns[name])))
 
     def schema(self) -> dict[str, TensorSpec]:
         found = self.source.schema()
         return {name: image_spec(name, self._reading) if name in self._names else spec for name, spec in found.items()}
-
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
-        return self.source.divide(rows_per_span, most_rows)
-
-    def origin(self, span: Span, row: int) -> str:
-        return self.source.origin(span, row)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         for block in self.source.read(span, columns):

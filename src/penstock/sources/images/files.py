@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from penstock.core.protocols import Source
 from penstock.core.records import Block, Extent, Fragment, SourceColumn, Span, TensorSpec
 from penstock.options.records import ReadOptions
 from penstock.sources.files.file_runs import FileRuns, path_column
@@ -16,7 +17,7 @@ LARGEST_SPAN = 4
 """A span ends early at so many times the bytes of a usual one: no replica is to end with the giant."""
 
 
-class ImageFiles:
+class ImageFiles(Source):
     """Image files with the columns `image` and `path`, which is the absolute path or the URL.
 
     Args:

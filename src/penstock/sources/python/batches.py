@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -105,19 +106,21 @@ class BatchTemplate:
     def schema(self) -> dict[str, TensorSpec]:
         return self._schema
 
-    def open(self, names: Sequence[str]) -> bool:
-        """Let rows of these columns have any length: their arrays become lists. Says whether anything changed."""
+    def opened(self, names: Sequence[str]) -> BatchTemplate:
+        """The template with rows of any length in these columns: their arrays become lists."""
         arrays = {name: self._nothing[name] for name in names}
-        opened = {
+        lists = {
             name: to_lists([like])
             for name, like in arrays.items()
             if isinstance(like, np.ndarray) and like.ndim > 1 and like.dtype.kind in "biuf"
         }
-        self._nothing |= opened
-        for name, like in opened.items():
-            shape = self._schema[name].shape
-            self._schema[name] = replace(describe(name, like), shape=shape, varies=True)
-        return bool(opened)
+        specs = {
+            name: replace(describe(name, like), shape=self._schema[name].shape, varies=True)
+            for name, like in lists.items()
+        }
+        made = copy.copy(self)
+        made._nothing, made._schema = self._nothing | lists, self._schema | specs
+        return made
 
     def fit(self, piece: Piece) -> Piece:
         """The piece with columns like the first one's. Where one cannot be made so, all of its rows are bad."""

@@ -13,7 +13,7 @@ import cloudpickle
 import pyarrow as pa
 
 from penstock.core.columns import describe, whole
-from penstock.core.protocols import Source
+from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
 from penstock.core.row_watch import UNWATCHED, Watch
 from penstock.errors import InputError, one_line
@@ -28,18 +28,14 @@ _FIRST_ITEMS = 100
 _STREAMED_ROWS = 1024
 
 
-class MapDataset:
+class MapDataset(Source):
     """An object with `__len__` and `__getitem__`, as PyTorch's map-style datasets. It travels to loaders by pickling.
 
     An item is a dict, a tuple (columns `x0`, `x1`, …) or one value. An item that raises, or is unlike the first one,
     is a row failure. Items are asked for by one thread at a time, as PyTorch does: few datasets expect more.
     """
 
-    may_have_targets = True
-    """Columns after those that the model takes are the targets it was trained with: `predict` passes over them."""
-
-    runs_python = True
-    """An item is made by code of the user: that is what loader processes are for."""
+    traits = SourceTraits(runs_python=True, may_have_targets=True)
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -117,9 +113,9 @@ class MapDataset:
         except (Exception, SystemExit) as error:
             return Raised(error)
 
-    def tell(self, watch: Watch) -> None:
-        """Who is told of every item: one that hangs or kills its process is left out the next time."""
-        self._watch = watch
+    def watched_by(self, watch: Watch) -> MapDataset:
+        """Every item is reported: one that hangs or kills its process is left out the next time."""
+        return with_changes(self, _watch=watch)
 
     def _like_first(self) -> RowTemplate:
         """The template: made from the first item, or the first that can be had."""
@@ -157,13 +153,11 @@ class _Digest:
         return len(data)
 
 
-class HuggingFaceRows:
+class HuggingFaceRows(Source):
     """A `datasets.Dataset` on disk, read through Arrow: no row becomes a Python object. Columns are as Arrow has them.
 
     Loaders map the same files.
     """
-
-    is_positional = False
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = as_arrow(dataset)

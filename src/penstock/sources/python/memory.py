@@ -12,24 +12,29 @@ import pyarrow as pa
 
 from penstock.core.columns import describe, whole
 from penstock.core.nesting import name_of
+from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import Block, Column, Fragment, Span, TensorSpec
 from penstock.core.sparse import SparseColumn
 from penstock.errors import InputError
+from penstock.sources.derived.wrapper import Around
 from penstock.sources.python.array_like import as_column, flat, from_rows, is_array, is_nested
 from penstock.sources.python.shared_columns import Layout, anonymous_file, buffers, map_columns, write_columns
 
 
-class InMemory:
+class InMemory(Source):
     """Columns in memory, rows first. To reach another process they are copied once into memory that it maps.
 
     With `is_positional`, they are inputs of a model, in order; with `is_frame`, they are what one input is made of.
     """
 
+    is_positional = False
+    traits = SourceTraits()
+
     def __init__(
         self, columns: Mapping[str, Column | SparseColumn], *, is_positional: bool = False, is_frame: bool = False
     ) -> None:
         self.is_positional = is_positional
-        self.is_frame = is_frame
+        self.traits = SourceTraits(is_frame=is_frame)
         if not columns:
             raise InputError("the input has no columns", received="an empty dict or table")
         self._columns = dict(columns)
@@ -87,7 +92,7 @@ class InMemory:
         return InMemory(
             {name: column[start:stop] for name, column in self._columns.items()},
             is_positional=self.is_positional,
-            is_frame=self.is_frame,
+            is_frame=self.traits.is_frame,
         )
 
     def __len__(self) -> int:
@@ -98,7 +103,18 @@ class InMemory:
         dense = {
             name: column[:] if isinstance(column, SparseColumn) else column for name, column in self._columns.items()
         }
-        return SharedMemory.holding(dense, is_positional=self.is_positional, is_frame=self.is_frame)
+        return SharedMemory.holding(dense, is_positional=self.is_positional, is_frame=self.traits.is_frame)
+
+
+def shared(source: Source) -> tuple[Source, SharedMemory | None]:
+    """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
+    if isinstance(source, InMemory) and not source.is_sparse:
+        made = source.shared()
+        return made, made
+    if isinstance(source, Around):
+        inside, found = shared(source.source)
+        return source.around(inside), found
+    return source, None
 
 
 def _describe(name: str, column: Column | SparseColumn) -> TensorSpec:
@@ -113,13 +129,16 @@ def _buffers(column: Column | SparseColumn) -> Iterator[Any]:
         yield from buffers(array)
 
 
-class SharedMemory:
+class SharedMemory(Source):
     """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
+
+    is_positional = False
+    traits = SourceTraits()
 
     def __init__(self, descriptor: int, layout: Layout, *, is_positional: bool, is_frame: bool) -> None:
         self.descriptor = descriptor
         self.is_positional = is_positional
-        self.is_frame = is_frame
+        self.traits = SourceTraits(is_frame=is_frame)
         self._layout = layout
         self._opened: InMemory | None = None
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.core.columns import describe
 from penstock.core.nesting import Nesting
+from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Block, Column, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError, one_line
 from penstock.sources.python.batches import BatchTemplate, Piece, piece_of
@@ -74,11 +75,12 @@ def _gathered(template: RowTemplate, rows: list[Any]) -> Piece:
     return Piece(columns, len(rows), bad, template.is_positional)
 
 
-class StreamedRows:
+class StreamedRows(Source):
     """A stream of rows, divided while it is pulled. A locator is (path, inode, layout, bad rows), plain JSON.
 
     `divide` may be begun several times, and gives the same rows, as long as no division went beyond its second span;
     a division that does is the run, and what it has passed is let go. A copy in another process can only `read`.
+    `fitted_to`, `without_first` and `with_batches` return another view of the same stream, which can be read once.
 
     Args:
         pieces: The rows, in order.
@@ -87,31 +89,48 @@ class StreamedRows:
         varies: Whether the rows of one batch may have another shape than those of the next.
     """
 
-    is_resumable = False
+    traits = SourceTraits(is_resumable=False)
 
     def __init__(
         self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False, varies: bool = False
     ) -> None:
-        self.may_have_targets = may_have_targets
+        self.traits = SourceTraits(is_resumable=False, may_have_targets=may_have_targets)
         self._varies = varies
         self._name = name
-        self._token = uuid.uuid4().hex
-        self._pieces: Iterator[Piece] | None = pieces
+        self._stream = _Stream(pieces, name)
+        self._files: _SpanFiles | None = _SpanFiles()
         self._template: BatchTemplate | None = None
-        self._head: dict[int, Piece] = {}
         self._fitted: dict[int, Piece] = {}
-        self._pulled = self._pulled_rows = 0
-        self._is_over = False
-        self._error: InputError | None = None
-        self._is_under_way = False
-        self._files = _SpanFiles()
         self._begin = (0, 0)
         self._skipped = 0
+        self._most_batches: int | None = None
 
-    def take_batches(self, most: int) -> None:
-        """Take no more than so many batches of the stream, which may be endless."""
-        if self._pieces is not None:
-            self._pieces = itertools.islice(self._pieces, max(0, most - self._pulled))
+    def with_batches(self, most: int) -> StreamedRows:
+        """No more than the first `most` batches of the stream, which may be endless."""
+        return self._view(_most_batches=most)
+
+    def without_first(self, rows: int) -> StreamedRows:
+        """The stream without its first rows. They are dropped for good, as they come."""
+        number, left = 0, rows
+        while self._has(number) and self._stream.head[number].rows <= left:
+            left -= self._stream.head[number].rows
+            number += 1
+            self._stream.drop_before(number)
+        return self._view(_begin=(number, left), _skipped=rows)
+
+    def fitted_to(self, inputs: Sequence[TensorSpec]) -> StreamedRows:
+        """Rows of any length for inputs that have an open one: the next batch may have longer ones."""
+        template = self._like_first()
+        schema = list(template.schema().values())
+        by_name = {spec.name: spec for spec in inputs}
+        in_order = dict(zip((column.name for column in schema), inputs, strict=False)) if self.is_positional else {}
+        fed = {column.name: by_name.get(column.name, in_order.get(column.name)) for column in schema}
+        opened = [name for name, spec in fed.items() if spec is not None and _is_open(spec)]
+        return self._view(_template=template.opened(opened))
+
+    def _view(self, **changes: Any) -> StreamedRows:
+        self._fitted.clear()  # the new view is the one that is read
+        return with_changes(self, **changes, _fitted={})
 
     def batches(self) -> Iterator[Piece]:
         """Every batch as it came, one by one. It is the run: what it has passed is let go.
@@ -119,41 +138,23 @@ class StreamedRows:
         Raises:
             InputError: The stream raised; what came before it was given. Or the stream has been read already.
         """
-        self._check_unread()
-        self._is_under_way = True
+        self._stream.check_unread()
+        self._stream.is_under_way = True
         for number in itertools.count(self._begin[0]):
             if not self._has(number):
                 break
-            yield self._head.pop(number)
-        if self._error is not None:
-            raise self._error
+            piece = self._stream.head[number]
+            self._stream.drop_before(number + 1)
+            yield piece
+        self._stream.check()
 
     def is_mixed(self) -> bool:
         """Whether batches have rows of different shapes: by what the stream says, or by its first two."""
         if self._varies or not (self._has(0) and self._has(1)):
             return self._varies
-        first, second = ({name: describe(name, c) for name, c in self._head[i].columns.items()} for i in (0, 1))
+        pieces = [self._stream.head[number] for number in (0, 1)]
+        first, second = ({name: describe(name, c) for name, c in piece.columns.items()} for piece in pieces)
         return first != second
-
-    def fit_to(self, inputs: Sequence[TensorSpec]) -> None:
-        """Take rows of any length for inputs that have an open one: the next batch may have longer ones."""
-        template = self._like_first()
-        schema = list(template.schema().values())
-        by_name = {spec.name: spec for spec in inputs}
-        in_order = dict(zip((column.name for column in schema), inputs, strict=False)) if self.is_positional else {}
-        fed = {column.name: by_name.get(column.name, in_order.get(column.name)) for column in schema}
-        if template.open([name for name, spec in fed.items() if spec is not None and _is_open(spec)]):
-            self._fitted.clear()
-
-    def pass_over(self, rows: int) -> None:
-        """Leave out the first rows, for good: they are dropped as they come."""
-        self._skipped = rows
-        number = 0
-        while (piece := self._piece(number)) is not None and piece.rows <= rows:
-            rows -= piece.rows
-            del self._head[number], self._fitted[number]
-            number += 1
-        self._begin = (number, rows)
 
     @property
     def is_positional(self) -> bool:
@@ -166,7 +167,7 @@ class StreamedRows:
 
     def fragments(self) -> Sequence[Fragment]:
         """Unlike any other's: nobody can tell whether another stream would give the same rows."""
-        return [Fragment(f"stream:{self._name}:{self._token}", 0, 0)]
+        return [Fragment(f"stream:{self._name}:{self._stream.token}", 0, 0)]
 
     def schema(self) -> dict[str, TensorSpec]:
         return self._like_first().schema()
@@ -180,16 +181,8 @@ class StreamedRows:
         Raises:
             InputError: The stream raised; what came before it was given. Or the stream has been read already.
         """
-        self._check_unread()
+        self._stream.check_unread()
         return self._spans(rows_per_span)
-
-    def _check_unread(self) -> None:
-        if self._is_under_way or self._pieces is None:
-            raise InputError(
-                "a stream can be read only once",
-                received=self._name,
-                hint="make a new generator; or give an object with __len__ and __getitem__, which can be read again",
-            )
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         path, inode, layout, bad = span.locator
@@ -202,40 +195,44 @@ class StreamedRows:
 
     def release(self, span: Span) -> None:
         """Free the memory of a span whose result is there. Whoever is still reading it can go on."""
-        self._files.remove(span.locator[0])
+        if self._files is not None:
+            self._files.remove(span.locator[0])
 
     def close(self) -> None:
         """Free the memory of all spans."""
-        self._files.clear()
+        if self._files is not None:
+            self._files.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        light: dict[str, Any] = {"_pieces": None, "_head": {}, "_fitted": {}, "_files": None}
-        return self.__dict__ | light
+        return self.__dict__ | {"_fitted": {}, "_files": None}
 
     def _like_first(self) -> BatchTemplate:
-        if self._template is None:
+        if self._template is not None:
+            return self._template
+        if self._stream.template is None:
             self._has(0)
-        if self._template is None:
-            raise self._error or InputError("the input has no rows", received=self._name)
-        return self._template
+        if self._stream.template is None:
+            self._stream.check()
+            raise InputError("the input has no rows", received=self._name)
+        return self._stream.template
 
     def _spans(self, rows_per_span: int) -> Iterator[Span]:
+        assert self._files is not None
         start = 0
         place = self._begin
         for index in itertools.count():
             taken, place = self._take(rows_per_span, *place)
             rows = sum(stop - first for _, first, stop in taken)
             if rows and index >= _PEEKED_SPANS:
-                self._is_under_way = True
-                self._head = {number: piece for number, piece in self._head.items() if number >= place[0]}
+                self._stream.is_under_way = True
+                self._stream.drop_before(place[0])
                 self._fitted = {number: piece for number, piece in self._fitted.items() if number >= place[0]}
             if rows:
                 yield Span(index, start, rows, self._files.add(taken))
                 start += rows
             if rows < rows_per_span:
                 break
-        if self._error is not None:
-            raise self._error
+        self._stream.check()
 
     def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[Piece, int, int]], tuple[int, int]]:
         """The next rows, from row `offset` of piece `number`; and the place after them."""
@@ -252,24 +249,65 @@ class StreamedRows:
         if not self._has(number):
             return None
         if number not in self._fitted:
-            self._fitted[number] = self._like_first().fit(self._head[number])
+            self._fitted[number] = self._like_first().fit(self._stream.head[number])
         return self._fitted[number]
 
     def _has(self, number: int) -> bool:
-        """Whether there is such a piece; it is pulled if it must be."""
-        while number not in self._head:
-            if self._is_over or self._pieces is None:
+        return self._stream.has(number, self._most_batches)
+
+
+class _Stream:
+    """What was pulled of an iterator and is not passed yet. Several views share it. In another process it is empty."""
+
+    def __init__(self, pieces: Iterator[Piece], name: str) -> None:
+        self.token = uuid.uuid4().hex
+        self.head: dict[int, Piece] = {}
+        self.template: BatchTemplate | None = None
+        self.is_under_way = False
+        self._name = name
+        self._pieces: Iterator[Piece] | None = pieces
+        self._drawn = self._pulled = self._pulled_rows = 0
+        self._is_over = False
+        self._error: InputError | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pieces": None, "head": {}}
+
+    def has(self, number: int, most: int | None) -> bool:
+        """Whether there is such a piece among the first `most` of the iterator; it is pulled if it must be."""
+        while number not in self.head:
+            is_at_end = self._is_over or self._pieces is None or (most is not None and self._drawn >= most)
+            if is_at_end or number < self._pulled:
                 return False
-            self._pull(self._pieces)
+            self._pull()
         return True
 
-    def _pull(self, pieces: Iterator[Piece]) -> None:
+    def drop_before(self, number: int) -> None:
+        """Let go of the pieces before this one."""
+        self.head = {each: piece for each, piece in self.head.items() if each >= number}
+
+    def check(self) -> None:
+        """Raise what the iterator raised."""
+        if self._error is not None:
+            raise self._error
+
+    def check_unread(self) -> None:
+        if self.is_under_way or self._pieces is None:
+            raise InputError(
+                "a stream can be read only once",
+                received=self._name,
+                hint="make a new generator; or give an object with __len__ and __getitem__, which can be read again",
+            )
+
+    def _pull(self) -> None:
+        assert self._pieces is not None
         try:
-            piece = next(pieces, None)
+            piece = next(self._pieces, None)
+            self._drawn += 1
             self._is_over = piece is None
             if piece is not None and piece.rows:
-                self._template = self._template or BatchTemplate(piece)
-                self._head[self._pulled] = piece
+                self.template = self.template or BatchTemplate(piece)
+                self.head[self._pulled] = piece
                 self._pulled, self._pulled_rows = self._pulled + 1, self._pulled_rows + piece.rows
         except Exception as error:
             self._is_over, self._error = True, self._told(error)

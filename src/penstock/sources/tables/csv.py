@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
+from penstock.core.protocols import Source, with_changes
 from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
@@ -46,7 +47,7 @@ _CONVERSION = re.compile(
 _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
-class CsvFiles:
+class CsvFiles(Source):
     """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
 
     suffixes = (".csv", ".tsv")
@@ -84,11 +85,10 @@ class CsvFiles:
         shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
         return [shown] if odd else []
 
-    def read_as_floats(self, columns: Sequence[str]) -> None:
-        """Read these columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
+    def with_floats(self, columns: Sequence[str]) -> CsvFiles:
+        """These columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
-        assert self._types is not None
-        self._types |= {name: pa.float64() for name in columns}
+        return with_changes(self, _types={**(self._types or {}), **dict.fromkeys(columns, pa.float64())})
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()

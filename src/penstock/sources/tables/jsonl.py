@@ -13,6 +13,7 @@ import pyarrow.json as pajson
 
 from penstock.core.columns import describe, whole
 from penstock.core.deferred import IS_NULL
+from penstock.core.protocols import Source, with_changes
 from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables.lines import BOM, Excerpt, LineFiles, parse_surviving
@@ -24,7 +25,7 @@ _BRACKETS[[ord("["), ord("{")]] = 1
 _BRACKETS[[ord("]"), ord("}")]] = -1
 
 
-class JsonLines:
+class JsonLines(Source):
     """JSON lines files. A key that a line lacks is a null; a key that the first lines lack does not exist."""
 
     suffixes = (".jsonl", ".ndjson")
@@ -48,13 +49,14 @@ class JsonLines:
             self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
 
-    def read_as_floats(self, columns: Sequence[str]) -> None:
-        """Read whole numbers as floats, also inside lists: a column that begins with 1, 2, 3 may go on with 2.5."""
+    def with_floats(self, columns: Sequence[str]) -> JsonLines:
+        """Whole numbers as floats, also inside lists: a column that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
-        assert self._types is not None
-        for name in columns:
-            position = self._types.get_field_index(name)
-            self._types = self._types.set(position, pa.field(name, _with_floats(self._types.field(name).type)))
+        fields = [
+            pa.field(field.name, _with_floats(field.type)) if field.name in columns else field
+            for field in self._types or ()
+        ]
+        return with_changes(self, _types=pa.schema(fields))
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()

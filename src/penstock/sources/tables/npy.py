@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 
 from penstock.core.columns import describe
+from penstock.core.protocols import Source
 from penstock.core.records import Array, Block, Column, Columns, Extent, Fragment, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.paths import fail_empty, fragments, is_url, listed, open_binary, read_bytes, size_of
@@ -24,7 +25,7 @@ _HEADER_BYTES = 64 << 10
 _BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
-class ArrayFiles:
+class ArrayFiles(Source):
     """`.npy` files (one column, `data`) or `.npz` files (a column for each array), all with the same columns."""
 
     suffixes = (".npy", ".npz")

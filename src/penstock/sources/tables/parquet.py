@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.columns import describe, whole
+from penstock.core.protocols import Source
 from penstock.core.records import Block, Column, Extent, Fragment, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.paths import fail_empty, fragments, is_url, listed, open_as_listed, open_binary
@@ -26,7 +27,7 @@ WHOLE_ROW_GROUP = 8
 _KEPT_FOOTERS = 16
 
 
-class ParquetFiles:
+class ParquetFiles(Source):
     """Parquet files with the same columns."""
 
     suffixes = (".parquet", ".pq", ".parq")

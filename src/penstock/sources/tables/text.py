@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.paths import fail_unreadable, open_binary
@@ -19,7 +20,7 @@ _LONGEST_LINE = 64 << 20
 _NEWLINE = ord("\n")
 
 
-class TextLines:
+class TextLines(Source):
     """Text files with a single column, `text`. A line ends with a line feed, with or without a carriage return."""
 
     suffixes = (".txt",)

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
@@ -59,7 +60,7 @@ class _Index:
     columns: tuple[str, ...]
 
 
-class TarFiles:
+class TarFiles(Source):
     """Tar files with a column for every extension; `image` unites those of images, and `path` is TAR/member.
 
     Images of a compound extension (`left.jpg`), and a second one of a sample, are image columns under that name.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from penstock.core.protocols import Source, with_changes
 from penstock.core.records import STRING, Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
@@ -44,7 +45,7 @@ def looks_like_tfrecord(path: str) -> bool:
         return False
 
 
-class TFRecordFiles:
+class TFRecordFiles(Source):
     """TFRecord files with the same features.
 
     A feature that a record lacks is null. A record that cannot be read keeps its place and fails; bytes that are no
@@ -70,22 +71,17 @@ class TFRecordFiles:
         whole = schema.pop(EXAMPLE, TensorSpec(EXAMPLE, STRING, ()))
         return {**schema, EXAMPLE: whole}
 
-    def describe_features(self) -> list[str]:
-        """The features in words, as they were given or found in the first records."""
-        return [str(spec) for spec in self._features().values()]
+    def remarks(self) -> list[str]:
+        """The features, as they were given or found in the first records."""
+        return [f"features: {', '.join(map(str, self._features().values()))}"]
 
-    def fit_to(self, inputs: Sequence[TensorSpec]) -> list[str]:
-        """Read bytes as numbers where an input of the same name takes them; returns these features in words."""
-        specs, fitted = self._features(), []
-        for wanted in inputs:
-            shown = specs.get(wanted.name)
-            if shown is None or wanted.name in self._wanted:
-                continue
-            spec = raw_for_input(shown, self._sample, wanted)
-            if spec is not None:
-                specs[wanted.name] = spec
-                fitted.append(str(spec))
-        return fitted
+    def fitted_to(self, inputs: Sequence[TensorSpec]) -> TFRecordFiles:
+        """Bytes are read as numbers where an input of the same name takes them."""
+        specs = self._features()
+        free = [wanted for wanted in inputs if wanted.name in specs and wanted.name not in self._wanted]
+        fitted = {wanted.name: raw_for_input(specs[wanted.name], self._sample, wanted) for wanted in free}
+        fitted = {name: spec for name, spec in fitted.items() if spec is not None}
+        return with_changes(self, _specs=specs | fitted) if fitted else self
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """A span is a few runs; files join without a gap, but a compressed one, which is read in sequence."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
-from penstock.core.protocols import Source
+from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import Block, RowFailure, Span
 from penstock.core.sampling import to_runs
 from penstock.errors import InputError, UsageError
@@ -183,9 +183,8 @@ def test_selection_says_what_its_source_says() -> None:
     assert selected.schema() == source.schema()
     assert selected.fragments() == source.fragments()
     assert selected.is_positional is False
-    assert not hasattr(selected, "release")
-    with pytest.raises(AttributeError):
-        _ = selected.nothing_of_the_kind
+    assert selected.traits == source.traits
+    assert (selected.keeps, selected.paths, selected.remarks()) == ((), (), [])
 
 
 def test_selection_survives_pickling() -> None:
@@ -196,7 +195,7 @@ def test_selection_survives_pickling() -> None:
 class Endless:
     """A source that never ends, and says which of its spans were asked for and let go."""
 
-    is_resumable = False
+    traits = SourceTraits(is_resumable=False)
 
     def __init__(self) -> None:
         self.made: list[int] = []
@@ -215,6 +214,8 @@ class Endless:
 
     def release(self, span: Span) -> None:
         self.released.append((span.start, span.rows))
+
+    def close(self) -> None: ...
 
 
 def test_source_that_never_ends_is_asked_for_no_more_than_is_wanted() -> None:

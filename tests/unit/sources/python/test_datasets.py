@@ -307,4 +307,4 @@ def test_iterable_dataset_of_pytorch_gives_single_rows() -> None:
     source = open_object(Lines())
     assert isinstance(source, StreamedRows)
     assert {name: str(spec) for name, spec in source.schema().items()} == {"x0": "string[]", "x1": "int64[]"}
-    assert source.may_have_targets
+    assert source.traits.may_have_targets

@@ -97,7 +97,7 @@ def test_run_lets_go_what_it_has_passed_and_cannot_be_begun_again() -> None:
     assert next(source.divide(4)).start == 0
     for _ in range(5):
         next(spans)
-    assert len(source._head) <= 1
+    assert len(source._stream.head) <= 1
     with pytest.raises(InputError, match="a stream can be read only once"):
         source.divide(4)
     source.close()
@@ -336,4 +336,4 @@ def test_single_row_unlike_the_first_one_is_a_failure() -> None:
 
 def test_no_stream_is_like_another() -> None:
     assert stream([]).fragments() != stream([]).fragments()
-    assert not stream([]).is_resumable
+    assert not stream([]).traits.is_resumable
