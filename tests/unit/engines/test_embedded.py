@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.preprocessing import Preprocess
+from penstock.core.protocols import SourceTraits
 from penstock.core.records import Binding, Block, Columns, Device, Job, Placement, Result, Span, TensorSpec, Timings
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
@@ -138,6 +139,8 @@ def test_stop_before_the_first_row_ends_at_once() -> None:
 class Released(Blocks):
     """A source that streams: spans cost memory until they are released."""
 
+    traits = SourceTraits(is_resumable=False)
+
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
         self.made: list[int] = []
@@ -151,6 +154,8 @@ class Released(Blocks):
 
     def release(self, span: Span) -> None:
         self.released.append(span.index)
+
+    def close(self) -> None: ...
 
 
 def test_spans_of_a_stream_are_made_as_they_are_wanted_and_released_when_they_have_left() -> None:
@@ -218,11 +223,11 @@ def test_rows_of_different_lengths_come_out_in_their_order() -> None:
 
 
 def test_source_may_be_read_by_name_of_column_only() -> None:
-    class Strict:
+    class Strict(Blocks):
         def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
             assert tuple(columns) == ("x",)
             yield Block(span.start, span.rows, {"x": np.ones((span.rows, 3), np.float32)})
 
     engine, _ = engine_of(Doubler())
-    (result,) = run(engine, Job(Strict(), (X,), (), 4), [Span(0, 0, 4, ())])
+    (result,) = run(engine, Job(Strict([4]), (X,), (), 4), [Span(0, 0, 4, ())])
     assert result.rows == 4

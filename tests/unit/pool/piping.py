@@ -10,13 +10,16 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.protocols import Source
 from penstock.core.records import (
     KEPT,
+    STRING,
     Array,
     Binding,
     Block,
     Column,
     Columns,
+    Fragment,
     Job,
     Result,
     RowFailure,
@@ -76,7 +79,10 @@ class Waiting(Doubler):
         return super().predict(batch)
 
 
-class Blocks:
+KINDS: dict[str, tuple[str, tuple[int, ...]]] = {"x": ("float32", (3,)), "id": ("int64", ()), "name": (STRING, ())}
+
+
+class Blocks(Source):
     """A source of blocks of given sizes, the same for every span; counts what was read."""
 
     def __init__(self, sizes: Sequence[int], failures: Sequence[int] = ()) -> None:
@@ -84,6 +90,15 @@ class Blocks:
         self.failures = set(failures)
         self.read_blocks = 0
         self.changed = threading.Condition()
+
+    def fragments(self) -> Sequence[Fragment]:
+        return [Fragment("blocks", 0, 0)]
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(name, *kind) for name, kind in KINDS.items()}
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        yield from spans_of(1, sum(self.sizes))
 
     def origin(self, span: Span, row: int) -> str:
         return f"blocks, row {row} of span {span.index}"
