@@ -7,24 +7,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock import registry
 from penstock.commands import to_folder
-from penstock.commands.folder_job import REQUESTED, make_task, resolved
+from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
-from penstock.jobs import steps
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.steps import from_request
 from penstock.models.belongings import with_belongings
-from penstock.options.keywords import Keywords, PredictKeywords, make_options
 from penstock.options.parsing import text_of_constant
-from penstock.options.records import DeviceRequest, ModelOptions, PredictOptions, ReadOptions
+from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
 from penstock.planning.starting import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
@@ -35,6 +34,9 @@ from penstock.storage.places import place_of
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
+
+if TYPE_CHECKING:
+    from penstock.commands.keyword_types import Keywords, PredictKeywords
 
 
 def predict(
@@ -158,29 +160,18 @@ def resume(
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
     request = manifest.request
-    if request["inputs"] is None or request["model"] is None:
+    if request["data"] is None or request["model"] is None:
         raise OutputError(
             "the model or the input of this job was in memory",
             received=folder,
             hint="call penstock.predict again with the same model, the same data and the same output",
         )
-    options = PredictOptions(
-        inputs={name: tuple(columns) for name, columns in request["columns"].items()},
-        keep=tuple(request["keep"]),
-        rename=request["rename"],
-        devices=DeviceRequest.parse(devices),
-        max_failures=manifest.max_failures if max_failures is None else max_failures,
-        **{name: request[name] for name in REQUESTED},
-        outputs=tuple(request["outputs"]),
-        labels=tuple(request["labels"]),
-        loading=ModelOptions(**request["loading"] | {"custom_objects": tuple(request["loading"]["custom_objects"])}),
-        **steps.from_request(request),
-    )
+    allowed = manifest.max_failures if max_failures is None else max_failures
     return predict_to_folder(
         request["model"],
-        request["inputs"],
+        request["data"],
         folder,
-        options,
+        from_request(request, devices=devices, max_failures=allowed),
         progress=_progress(progress)(),
         is_verbose=verbose,
         began=began,
@@ -310,6 +301,7 @@ def inspect(
     """
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])
+    OPTIONS["runtime"].check(runtime)
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))
     # It is only looked at: what needs trust is told, and not loaded unless it is given.

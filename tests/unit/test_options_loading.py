@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.options.parsing import parse_features, parse_numbers, parse_size
-from penstock.options.records import COLORS, PRESETS, RESIZES, PredictOptions, ReadOptions
+from penstock.options.parsing import parse_numbers, parse_size
+from penstock.options.records import COLORS, OPTIONS, PRESETS, RESIZES, PredictOptions, ReadOptions
 
 
 def refusal(**options: Any) -> UsageError:
@@ -72,12 +72,12 @@ class TestFeatures:
         ],
     )
     def test_names_and_kinds_are_read(self, entries: tuple[str, ...], features: dict[str, str]) -> None:
-        assert parse_features(entries) == features
+        assert OPTIONS["features"].read(entries) == features
 
     @pytest.mark.parametrize("entries", [("",), ("a",), ("a=",), ("=int64",), ("a=int64", "a=int32")], ids=str)
     def test_what_is_not_understood_or_given_twice_is_told(self, entries: tuple[str, ...]) -> None:
         with pytest.raises(UsageError) as caught:
-            parse_features(entries)
+            OPTIONS["features"].read(entries)
         assert caught.value.received == f"--feature {entries[-1]!r}"
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.cli.flags import GroupedCommand, job_options, make_options, output_options
+from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
 from penstock.errors import Interrupted, PenstockError, UsageError
-from penstock.options.parsing import parse_constants
-from penstock.options.records import RUNTIMES, PredictOptions
+from penstock.options.records import PredictOptions
+from penstock.options.table import read_given
 
 if TYPE_CHECKING:
     from penstock.telemetry.progress import Progress
@@ -145,7 +145,7 @@ def predict(
       penstock predict --estimator my:model_fn --checkpoint dir/ x.parquet -o out/
     """
     began = time.perf_counter()
-    options = make_options(values)
+    options = options_from_flags(values)
     model, input_ = _model_and_input("predict", model_and_input, values["estimator"])
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, as_json=as_json)
@@ -209,7 +209,7 @@ def plan(
     from penstock import api
     from penstock.core.plan_text import in_words
 
-    options = make_options(values)
+    options = options_from_flags(values)
     model, input_ = _model_and_input("plan", model_and_input, values["estimator"])
     found = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
     click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found, has_every_size=verbose))
@@ -218,7 +218,7 @@ def plan(
 
 @main.command()
 @click.argument("output")
-@click.option("--devices", default="all", metavar="WHICH", show_default=True, help="As in predict.")
+@some_options("devices")
 @click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
 @output_options
 def resume(output: str, devices: str, max_failures: float | None, as_json: bool, quiet: bool, verbose: bool) -> int:
@@ -253,18 +253,13 @@ def status(output: str, as_json: bool) -> int:
 
 @main.command()
 @click.argument("target", metavar="MODEL|INPUT")
-@click.option("--signature", metavar="NAME", help="The signature of a SavedModel.")
-@click.option("--runtime", type=click.Choice(RUNTIMES), help="What loads the model.")
-@click.option("--custom-objects", multiple=True, metavar="MODULE", help="As in predict.")
-@click.option("--weights", metavar="FILE", help="As in predict.")
-@click.option("--constant", "constants", multiple=True, metavar="NAME=VALUE", help="As in predict.")
-@click.option("--trust-model", is_flag=True, help="Load it even if it contains code.")
+@some_options("signature", "runtime", "custom_objects", "weights", "constants", "trust_model")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def inspect(target: str, as_json: bool, constants: tuple[str, ...], **options: Any) -> int:
+def inspect(target: str, as_json: bool, **values: Any) -> int:
     """What MODEL takes and gives, what wrote it, what it does that needs trust; or what INPUT holds."""
     from penstock import api
 
-    found = api.inspect(target, constants=parse_constants(constants), **options)
+    found = api.inspect(target, **read_given(PredictOptions, values))
     if as_json:
         click.echo(json.dumps(found))
         return 0

@@ -1,10 +1,9 @@
-"""A job that writes to a folder, described: what the fingerprint covers, and what a resumed run starts again from."""
+"""The description of a job that writes to a folder: what the fingerprint covers, and a resumed run reads again."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.records import ModelFile
@@ -12,14 +11,10 @@ from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.jobs import steps
 from penstock.jobs.open import open_both
+from penstock.options.kinds import NO_PLAN
 from penstock.options.records import PredictOptions
+from penstock.planning import store
 from penstock.runtimes.keras.live import LiveModel
-
-REQUESTED = (
-    "signature", "runtime", "precision", "batch_size", "threads", "format", "part_rows", "trust_model",
-    "as_example", "top_k", "argmax", "squeeze", "tolerance",
-)  # fmt: skip
-"""Options that are plain JSON as they are, and change the output."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +45,9 @@ def make_task(
 ) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
     opened = open_both(resolved(model, options), data, options)
-    request = {
-        "model": opened.location,
-        "inputs": opened.arguments,
-        "columns": {name: list(columns) for name, columns in options.inputs.items()},
-        "keep": list(options.keep),
-        "rename": dict(options.rename),
-        **{name: getattr(options, name) for name in REQUESTED},
-        "outputs": list(options.outputs),
-        "labels": list(options.labels),
-        "loading": dataclasses.asdict(options.loading) | {"custom_objects": list(options.loading.custom_objects)},
-        **steps.as_request(options),
-    }
+    if isinstance(options.plan, str) and options.plan != NO_PLAN:
+        options = replace(options, plan=store.read_plan(options.plan))  # what it says is part of the request
+    request = {"model": opened.location, "data": opened.arguments, **steps.as_request(options)}
     return FolderJob(opened.model, opened.digest, opened.source, output, options, request, overwrite, is_verbose)
 
 

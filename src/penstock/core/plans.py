@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options.records import PRECISIONS, RUNTIMES
+from penstock.options.records import PRECISIONS
 
 PLAN_VERSION = 1
 """How the reason begins why something was left out for want of time."""
@@ -49,7 +50,7 @@ class Choice:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[name]:
                 raise ValueError(f"{name} is {value!r}, not a whole number from 1 to {_MOST[name]:,}")
-        if self.runtime not in RUNTIMES or self.precision not in PRECISIONS:
+        if not plugins.is_known(plugins.RUNTIMES, self.runtime) or self.precision not in PRECISIONS:
             raise ValueError(f"unknown runtime or precision: {self.runtime!r}, {self.precision!r}")
         if self.converted is not None and not isinstance(self.converted, str):
             raise ValueError(f"converted is {self.converted!r}, not the path of a folder")

@@ -23,7 +23,8 @@ from penstock.errors import DeviceError, InputError, UsageError
 from penstock.jobs import steps
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
-from penstock.options.records import NO_PLAN, DeviceRequest, PredictOptions, ReadOptions
+from penstock.options.kinds import NO_PLAN
+from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.call import digest_of_weights
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model, wrap_live

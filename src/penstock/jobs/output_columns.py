@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock import plugins
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Remarks, Source
@@ -15,15 +16,15 @@ from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, Tens
 from penstock.errors import UsageError
 from penstock.jobs import steps
 from penstock.jobs.start import Started
-from penstock.options.records import FORMATS, PredictOptions, ReadOptions
+from penstock.options.records import PredictOptions, ReadOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
 from penstock.sinks.staging import check_distinct
 from penstock.sources.derived.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
-_FILES = (*FORMATS, "pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
-"""How the names of files end that people write predictions to."""
+_FILES = ("pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
+"""How the names of files end that people write predictions to, besides those of the formats."""
 
 
 def describe_source(source: Source) -> list[str]:
@@ -37,9 +38,10 @@ def describe_source(source: Source) -> list[str]:
 def describe_output(output: str, format_: str) -> list[str]:
     """That a name which looks like that of a file is a folder."""
     suffix = output.rstrip("/").rpartition(".")[2].lower()
-    if output.endswith("/") or suffix not in _FILES:
+    is_format = plugins.is_known(plugins.SINKS, suffix)
+    if output.endswith("/") or not (is_format or suffix in _FILES):
         return []
-    other = f"; --format {suffix} writes {suffix} files" if suffix in FORMATS and suffix != format_ else ""
+    other = f"; --format {suffix} writes {suffix} files" if is_format and suffix != format_ else ""
     return [f"{output} will be a folder: predictions are written as files in it, part-00000000.{format_} …{other}"]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from penstock.core.records import Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS, Scaling
 from penstock.errors import UsageError
 from penstock.models.modules import digest_of_module
-from penstock.options.records import Nulls, PredictOptions, ReadOptions
+from penstock.options import table
+from penstock.options.records import OPTIONS, PredictOptions, make_options
+from penstock.options.table import Decides, Option
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.derived.selection import sample, select
 
@@ -69,81 +71,39 @@ def make_answers(options: PredictOptions) -> Answers | None:
     return None if answers == Answers() else answers
 
 
+def as_json(options: PredictOptions, wanted: Callable[[Option], bool]) -> dict[str, Any]:
+    """The options that are wanted as plain JSON, functions by what is in them: a changed one makes another job."""
+    return table.as_json(options, wanted, _describe_function)
+
+
 def as_request(options: PredictOptions) -> dict[str, Any]:
-    """These options as the fingerprint covers them and a resumed run reads them again: plain JSON."""
-    function = options.preprocess if options.preprocess is not None else options.preprocess_row
-    reading = dataclasses.asdict(options.reading)
-    return {
-        "reading": {name: list(value) if isinstance(value, tuple) else value for name, value in reading.items()},
-        "preprocess": _describe_function(function, "preprocess"),
-        "preprocess_is_by_row": options.preprocess_row is not None,
-        "postprocess": _describe_function(options.postprocess, "postprocess"),
-        "nulls": dataclasses.asdict(options.nulls),
-        "preset": options.preset,
-        "scale": _list(options.scale),
-        "offset": _list(options.offset),
-        "buckets": _list(options.buckets),
-        "padding": options.padding,
-        "skip": options.skip,
-        "limit": options.limit,
-        "sample": options.sample,
-        "sample_by": options.sample_by,
-        "seed": options.seed,
-        "row_timeout": options.row_timeout,
-    }
+    """The options that decide the output, as the fingerprint covers them and a resumed run reads them again."""
+    return as_json(options, lambda option: option.decides is Decides.OUTPUT)
 
 
-_AS_THEY_ARE = ("preset", "padding", "skip", "limit", "sample", "sample_by", "seed", "row_timeout")
-
-
-def from_request(request: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of PredictOptions behind `as_request`.
+def from_request(request: Mapping[str, Any], **others: Any) -> PredictOptions:
+    """The options behind `as_request`, and `others` that a resumed run may choose.
 
     Raises:
-        UsageError: The function was of the process that began the job.
+        UsageError: A function was of the process that began the job.
     """
-    reading = dict(request["reading"])
-    for name in ("image_size", "images"):
-        reading[name] = tuple(reading[name]) if reading[name] is not None else None
-    located = {name: _located(request[name], name) for name in ("preprocess", "postprocess")}
-    name = "preprocess_row" if request["preprocess_is_by_row"] else "preprocess"
-    keywords = {key: request[key] for key in _AS_THEY_ARE}
-    for key in ("scale", "offset", "buckets"):
-        keywords[key] = tuple(request[key]) if request[key] is not None else None
-    functions = {name: located["preprocess"], "postprocess": located["postprocess"]}
-    return keywords | functions | {"reading": ReadOptions(**reading), "nulls": Nulls(**request["nulls"])}
+    return make_options({name: value for name, value in request.items() if name in OPTIONS} | others)
 
 
-def _located(function: dict[str, Any] | None, stage: str) -> str | None:
-    """Where a function of a job is found again."""
-    if function is not None and function["by_value"]:
-        raise UsageError(
-            f"the {stage}ing function of this job was of the script that began it",
-            received=function["location"],
-            hint="call penstock.predict again with the same arguments",
-        )
-    return function["location"] if function is not None else None
-
-
-def _list(values: Any) -> list[Any] | None:
-    return None if values is None else list(values)
-
-
-def _describe_function(function: Any, stage: str) -> dict[str, Any] | None:
-    """A function by its name and what is in it: a changed one makes another job."""
+def _describe_function(function: Any, name: str) -> dict[str, Any] | None:
     if function is None:
         return None
     if callable(function):
         made = Preprocess.of(function, is_by_row=False)
         return {"location": made.location, "by_value": True, "digest": _digest(made.payload or b"")}
-    return {"location": function, "by_value": False, "digest": _digest_of_named(function.partition(":")[0], stage)}
+    return {"location": function, "by_value": False, "digest": _digest_of_named(function.partition(":")[0], name)}
 
 
-def _digest_of_named(module: str, stage: str) -> str:
+def _digest_of_named(module: str, name: str) -> str:
     found = digest_of_module(module)
     if found is None:
         raise UsageError(
-            f"the module of the {stage}ing function is not found",
+            f"the module of the {name.removesuffix('_row')}ing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )

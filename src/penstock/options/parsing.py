@@ -1,36 +1,45 @@
-"""Options as they are written on a command line, and what they mean."""
+"""Texts of the command line, and what they mean."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import UsageError
 
+COLUMNS = "NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*; NAME is an input of the model, as `penstock inspect` lists it"
 
-def parse_inputs(entries: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Turn `NAME=COLUMN`, `NAME=COL1,COL2` and `NAME=prefix*` into a mapping.
 
-    >>> parse_inputs(("x=a,b", "y=pixels"))
-    {'x': ('a', 'b'), 'y': ('pixels',)}
+def parse_pairs(entries: Sequence[str], flag: str, allowed: str, *, may_be_empty: bool = False) -> dict[str, str]:
+    """Turn `NAME=VALUE` entries into a mapping.
+
+    >>> parse_pairs(("dense_1=score", "a=b=c"), "--rename", "OLD=NEW")
+    {'dense_1': 'score', 'a': 'b=c'}
     """
-    inputs: dict[str, tuple[str, ...]] = {}
+    pairs: dict[str, str] = {}
     for entry in entries:
-        name, equals, columns = entry.partition("=")
-        parts = tuple(part.strip() for part in columns.split(","))
-        if not equals or not name.strip() or not all(parts):
-            raise UsageError(
-                "--input is not understood",
-                received=f"--input {entry!r}",
-                allowed="NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*",
-                hint="NAME is an input of the model: `penstock inspect MODEL` lists them",
-            )
-        if name.strip() in inputs:
-            raise UsageError("an input is given twice", received=f"--input {entry!r}")
-        inputs[name.strip()] = parts
-    return inputs
+        name, equals, value = entry.partition("=")
+        name = name.strip()
+        if not name or not equals or not (value or may_be_empty) or name in pairs:
+            problem = f"{flag} is given twice for one name" if name in pairs else f"{flag} is not understood"
+            raise UsageError(problem, received=f"{flag} {entry!r}", allowed=allowed)
+        pairs[name] = value
+    return pairs
+
+
+def parse_columns(text: str, flag: str, name: str) -> tuple[str, ...]:
+    """Read `COL1,COL2` and `prefix*`, which feed the input `name`.
+
+    >>> parse_columns("a, b", "--input", "x")
+    ('a', 'b')
+    """
+    columns = tuple(part.strip() for part in text.split(","))
+    if not all(columns):
+        raise UsageError(f"{flag} is not understood", received=f"{flag} {f'{name}={text}'!r}", allowed=COLUMNS)
+    return columns
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -60,59 +69,6 @@ def parse_numbers(text: str, flag: str) -> tuple[float, ...]:
             f"{flag} is not understood", received=repr(text), allowed="a number, or one for each channel: 1,2,3"
         )
     return numbers
-
-
-def parse_features(entries: tuple[str, ...]) -> dict[str, str]:
-    """Turn `NAME=dtype[shape]` entries into a mapping; what stands behind the sign is read by the source.
-
-    >>> parse_features(("image=uint8[28,28]",))
-    {'image': 'uint8[28,28]'}
-    """
-    features: dict[str, str] = {}
-    for entry in entries:
-        name, _, kind = entry.partition("=")
-        if not name or not kind or name in features:
-            raise UsageError(
-                "--feature is not understood",
-                received=f"--feature {entry!r}",
-                allowed="NAME=dtype[shape], for example image=uint8[28,28], each name once",
-            )
-        features[name] = kind
-    return features
-
-
-def parse_renames(entries: tuple[str, ...]) -> dict[str, str]:
-    """Turn `OLD=NEW` entries into a mapping.
-
-    >>> parse_renames(("dense_1=score",))
-    {'dense_1': 'score'}
-    """
-    renames: dict[str, str] = {}
-    for entry in entries:
-        old, _, new = entry.partition("=")
-        if not old or not new:
-            raise UsageError("--rename is not understood", received=f"--rename {entry!r}", allowed="OLD=NEW")
-        renames[old] = new
-    return renames
-
-
-def parse_constants(entries: tuple[str, ...]) -> dict[str, str]:
-    """Turn `NAME=VALUE` entries into a mapping; the model says what kind of value it takes.
-
-    >>> parse_constants(("keep_prob=1.0",))
-    {'keep_prob': '1.0'}
-    """
-    constants: dict[str, str] = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if not name or not equals or name in constants:
-            raise UsageError(
-                "--constant is not understood",
-                received=f"--constant {entry!r}",
-                allowed="NAME=VALUE, for example keep_prob=1.0, each name once",
-            )
-        constants[name] = value
-    return constants
 
 
 def text_of_constant(value: Any) -> str:
@@ -166,11 +122,11 @@ def read_labels(path: str) -> tuple[str, ...]:
     if not path.lower().endswith(".json"):
         return tuple(line.strip() for line in text.rstrip("\n").split("\n")) if text.strip() else _no_labels(path)
     try:
-        found = json.loads(text)
-        if isinstance(found, dict):
-            places = {int(place): _name_of_class(name) for place, name in found.items()}
-            found = [places[place] for place in range(len(places))]
-        return tuple(_name_of_class(name) for name in found) or _no_labels(path)
+        listed = json.loads(text)
+        if isinstance(listed, dict):
+            numbered = {int(number): name for number, name in listed.items()}
+            listed = [numbered[number] for number in range(len(numbered))]
+        return tuple(_name_of_class(name) for name in listed) or _no_labels(path)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "the labels are not understood",
@@ -179,9 +135,9 @@ def read_labels(path: str) -> tuple[str, ...]:
         ) from None
 
 
-def _name_of_class(found: Any) -> str:
+def _name_of_class(entry: Any) -> str:
     """`"cat"`, or the last of `["n02123045", "tabby"]`, as ImageNet's own list has it."""
-    return str(found[-1]) if isinstance(found, list) else str(found)
+    return str(entry[-1]) if isinstance(entry, list) else str(entry)
 
 
 def _no_labels(path: str) -> tuple[str, ...]:

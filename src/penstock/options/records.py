@@ -1,4 +1,4 @@
-"""Options of a job, checked when they are made.
+"""Options of a job: one field each, checked when they are made.
 
 How they multiply: `devices` gives the number of replicas; each replica uses `threads` CPU threads and sees batches
 of `batch_size` rows. `threads` and `batch_size` belong to the recipe (they decide the bits of the answers); the
@@ -7,34 +7,34 @@ number of replicas belongs to the placement (it decides only the speed).
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from penstock import plugins
 from penstock.errors import UsageError
+from penstock.options import kinds
+from penstock.options.table import Decides, Kind, PlanKey, check_values, make, option, options_of, part
 
-RUNTIMES = (
-    "tensorflow", "tensorflow-xla", "jax", "torch", "torch-compiled", "tf_keras", "onnx", "onnx-tensorrt", "openvino",
-    "tflite", "stablehlo",
-)  # fmt: skip
 PRECISIONS = ("model", "bfloat16", "float16", "int8")
-NO_PLAN = "off"
-"""In the place of a plan's file: the rules of thumb, without a search."""
-FORMATS = ("parquet", "npy", "jsonl", "csv")
 RESIZES = ("stretch", "crop", "pad")
 INTERPOLATIONS = (
     "keras", "pillow-bilinear", "pillow-bicubic", "pillow-lanczos", "torchvision", "opencv-linear", "opencv-area",
 )  # fmt: skip
 COLORS = ("grayscale", "rgb", "rgba")
-HEADERS = ("auto", "yes", "no")
-MOST_PIXELS = 1 << 26
-_COUNTS = ("batch_size", "threads", "replicas_per_device", "part_rows", "loaders", "limit", "sample", "top_k")
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
-PADDINGS = ("auto", "always", "never")
+
+_model = partial(option, group="The model")
+_fed = partial(option, group="What it is fed")
+_rows = partial(option, group="Which rows")
+_written = partial(option, group="What is written")
+_run = partial(option, group="How it runs")
+
+OUTPUT, SPEED, NOTHING = Decides.OUTPUT, Decides.SPEED, Decides.NOTHING
+STEP, RUN, NO_KEY = PlanKey.STEP, PlanKey.RUN, PlanKey.NONE
 
 
 @dataclass(frozen=True)
@@ -112,81 +112,88 @@ class Nulls:
         return cls(numbers[0] if numbers else "fail", texts[0] if texts else "fail")
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _read_devices(given: Any, flag: str) -> DeviceRequest:
+    return given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given)
+
+
+def _read_nulls(given: Any, flag: str) -> Nulls:
+    if isinstance(given, Mapping):
+        return Nulls(**given)
+    if isinstance(given, Nulls):
+        return given
+    return Nulls.parse([given] if isinstance(given, (str, float, int)) else given)
+
+
+_DEVICES = Kind(_read_devices, write=str, metavar="WHICH")
+_NULLS = Kind(
+    _read_nulls,
+    python="str | float | Sequence[str | float]",
+    metavar="fail|nan|VALUE|empty",
+    shell=kinds.REPEATABLE,
+)
+_FEATURES = kinds.pairs("NAME=DTYPE[SHAPE]", "NAME=dtype[shape], for example image=uint8[28,28], each name once")
+_TOLERANCE = kinds.number("SHARE", lambda share: 0 <= share < 1, "a share from 0 to 1: 1e-4")
+_OUTPUTS = kinds.names("NAME,…", "an output is named twice", has_commas=True)
+_FAILURES = kinds.number("SHARE", lambda share: 0 <= share <= 1, "a share from 0 (stop at the first) to 1 (never stop)")
+_MEMORY = kinds.number("SHARE", lambda share: 0 < share <= 1, "a share of the free memory, above 0 and up to 1: 0.85")
+_SECONDS = kinds.number("SECONDS", lambda seconds: seconds > 0, "120, 0.5, …", problem="must be a number of seconds")
+
+
 @dataclass(frozen=True)
 class ReadOptions:
-    """How sources read what files do not say themselves.
+    """How sources read what files do not say themselves."""
 
-    Args:
-        image_size: Height and width that images are resized to; None takes what the model wants.
-        resize: `stretch` to the size, `crop` the middle of what covers it, or `pad` with black around what fits in.
-        interpolation: Whose decoding and resizing: that of the library which the model was trained with.
-        fast_decode: Decode JPEGs at the smallest scale that is large enough: faster, but other pixels.
-        color: `grayscale`, `rgb` or `rgba`; None takes what the model's channels say.
-        images: Columns of a table that hold images: encoded bytes, or paths.
-        features: TFRecord feature name to `dtype[shape]`; empty where they are to be inferred.
-        header: `yes` or `no`: whether CSV and TSV files begin with the names of their columns; `auto` where that is
-            to be seen from the first line.
-    """
-
-    image_size: tuple[int, int] | None = None
-    resize: str = "stretch"
-    interpolation: str = "keras"
-    fast_decode: bool = False
-    color: str | None = None
-    images: tuple[str, ...] = ()
-    features: Mapping[str, str] = field(default_factory=dict)
-    header: str = "auto"
+    # fmt: off
+    image_size: tuple[int, int] | None = _fed(kinds.IMAGE_SIZE, OUTPUT, STEP,
+        help="Resize images. Default: what the model takes.")
+    resize: str = _fed(kinds.choice(*RESIZES), OUTPUT, STEP, default="stretch",
+        help="How images reach that size: pad puts black around what fits in, crop takes the middle of what covers it.")
+    interpolation: str = _fed(kinds.choice(*INTERPOLATIONS), OUTPUT, STEP, default="keras",
+        help="Whose decoding and resizing: the library's that the model was trained with.")
+    fast_decode: bool = _fed(kinds.SWITCH, OUTPUT, STEP, default=False,
+        help="Decode JPEGs at a half, a quarter or an eighth where that is large enough: faster, other pixels.")
+    color: str | None = _fed(kinds.choice(*COLORS), OUTPUT, STEP,
+        help="Default: by the model's channels.")
+    images: tuple[str, ...] = _fed(kinds.names("COLUMN"), OUTPUT, STEP, default=(), flag="--image",
+        help="A column of encoded images, or of their paths. Default: found where the model takes images. Repeatable.")
+    features: Mapping[str, str] = _fed(_FEATURES, OUTPUT, STEP, default={}, flag="--feature",
+        help="A feature of TFRecords. Default: inferred from the first records. Repeatable.")
+    header: str = _fed(kinds.choice("auto", "yes", "no"), OUTPUT, STEP, default="auto",
+        help="Whether CSV begins with the names of its columns; no: they are called f0, f1, ….")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        _check_choice("header", self.header, HEADERS)
-        _check_choice("resize", self.resize, RESIZES)
-        _check_choice("interpolation", self.interpolation, INTERPOLATIONS)
-        if not isinstance(self.fast_decode, bool):
-            raise UsageError(
-                "fast_decode is on or off", received=f"fast_decode={self.fast_decode!r}", allowed="True, False"
-            )
-        _check_choice("color", self.color, COLORS)
-        height, width = self.image_size or (1, 1)
-        if height < 1 or width < 1 or height * width > MOST_PIXELS:
-            raise UsageError(
-                "the image size is out of range",
-                received=f"image_size={height}x{width}",
-                allowed=f"at least 1x1, at most {MOST_PIXELS:,} pixels",
-            )
+        check_values(self)
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a model may need beyond its file.
+    """What a model may need beyond its file. Its digest covers most of it, and so the keys of plans do."""
 
-    Args:
-        weights: A file of weights only, for a model that a function builds.
-        custom_objects: Modules that hold or register the model's own classes.
-        constants: Input name to the value it has for the whole job.
-        estimator: Whether `module:function` is a `model_fn` (or gives an Estimator) rather than building a Keras model.
-        checkpoint: The `model_dir` of an Estimator, or one checkpoint in it.
-        params: What its `model_fn` gets as params.
-    """
-
-    weights: str | None = None
-    custom_objects: tuple[str, ...] = ()
-    constants: Mapping[str, str] = field(default_factory=dict)
-    estimator: bool = False
-    checkpoint: str | None = None
-    params: Mapping[str, Any] | None = None
+    # fmt: off
+    weights: str | None = _model(kinds.path("FILE", is_kept=True), OUTPUT, NO_KEY,
+        help="A file of weights only, for MODEL given as module:function.")
+    custom_objects: tuple[str, ...] = _model(kinds.names("MODULE"), OUTPUT, NO_KEY, default=(),
+        help="A module that holds the model's own classes. Repeatable.")
+    constants: Mapping[str, str] = _model(kinds.CONSTANTS, OUTPUT, STEP, default={}, flag="--constant",
+        help="The value of an input that is not one for each row. Repeatable.")
+    estimator: bool = _model(kinds.ESTIMATOR, OUTPUT, NO_KEY, default=False,
+        help="In place of MODEL: the model_fn of a tf.estimator, or a function that gives an Estimator.")
+    checkpoint: str | None = _model(kinds.path("DIR", is_kept=True), OUTPUT, NO_KEY,
+        help="The model_dir of --estimator, or one checkpoint in it.")
+    params: Mapping[str, Any] | None = _model(kinds.PARAMS, OUTPUT, NO_KEY,
+        help="The params of --estimator's model_fn.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("weights", "checkpoint"):
-            path = getattr(self, name)
-            if path is not None and "://" not in path:
-                # A resumed run may be started from another folder.
-                object.__setattr__(self, name, os.path.abspath(path))
-        try:
-            json.dumps(self.params)
-        except TypeError as error:
-            raise UsageError(
-                "params are plain values: they are kept with the job", received=f"params={self.params!r}: {error}"
-            ) from None
+        check_values(self)
         for name in ("checkpoint", "params"):
             if getattr(self, name) is not None and not self.estimator:
                 raise UsageError(
@@ -204,128 +211,114 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a prediction job may be told beyond its model and its input.
+    """What a prediction job may be told beyond its model and its input."""
 
-    Args:
-        inputs: Model input name to column names; empty where the columns are to be guessed.
-        keep: Columns of the input that are written beside the predictions.
-        rename: Output or kept column to the name it is written under.
-        signature: The signature of a SavedModel.
-        runtime: One of RUNTIMES; None finds the fastest that gives the same answers.
-        precision: What the model computes in; `model` changes nothing.
-        loading: What the model needs beyond its file.
-        as_example: Whether columns are put into serialized `tf.train.Example` records; None where the model says so.
-        outputs: The outputs to write; empty where all are.
-        top_k: Write the k best classes of every output that is a vector, instead of the vector.
-        argmax: Write the best class.
-        labels: What the classes are called.
-        squeeze: Write an output of one value for each row as a plain column, not as vectors of one value.
-        check: Compare the first rows with the model's own framework on one CPU before the job begins.
-        tolerance: How far apart two runtimes may be, as a share of the spread of an output.
-        batch_size: Rows a device sees in one step; None finds the fastest, or takes the rule of `core.batching`.
-        devices: Where to run.
-        replicas_per_device: How many replicas share each device; None takes one, or more where measuring shows a gain.
-        memory_fraction: The share of a device's free memory that may be taken.
-        plan: A plan to go by, or its file, or `off` to search for none; None searches where a job is long enough.
-        trace: The file for a trace of every stage, batch and device.
-        threads: CPU threads of each replica; None shares the cores.
-        format: One of FORMATS.
-        part_rows: The most rows of one output file; None takes the rule of `core.division`.
-        max_failures: The share of rows that may fail before the job stops, once 100 rows were seen.
-        trust_model: Load models that contain code (Lambda layers, Python operations).
-        reading: How sources read what files do not say themselves.
-        preprocess: A function, or `module:function`, that makes a block of columns from a block of columns.
-        preprocess_row: The same for functions that take and give one row.
-        postprocess: A function, or `module:function`, from outputs and kept columns to the columns that are written.
-        nulls: What is done with missing values.
-        preset: A usual scaling of images, on the device.
-        scale: What inputs are multiplied with on the device: one number, or one for each channel.
-        offset: What is added after that.
-        loaders: How many loaders; None finds out while running.
-        row_timeout: Seconds that one row, or one call of `preprocess`, may take in a loader process.
-        buckets: Lengths that rows of different lengths are padded to; None takes them from the data.
-        padding: `auto` pads rows of different sizes where that changes no answer, `always` wherever sizes differ,
-            `never` nowhere: then every batch holds rows of one size.
-        skip: Leave out so many rows at the beginning.
-        limit: Take at most so many rows.
-        sample: Take so many rows, chosen by `seed`.
-        sample_by: A column of which every value keeps its share in the sample.
-        seed: Decides the sample, and the random numbers of a model that draws any.
-    """
+    # fmt: off
+    # The keys of plans have the signature that was found in the model.
+    signature: str | None = _model(kinds.text("NAME"), OUTPUT, NO_KEY,
+        help="Which signature of a SavedModel; default: serving_default, or the only one.")
+    runtime: str | None = _model(kinds.plugin(plugins.RUNTIMES, has_auto=True), OUTPUT, RUN,
+        help="What executes the model; auto: the fastest that is installed and gives the same answers.")
+    precision: str = _model(kinds.choice(*PRECISIONS), OUTPUT, STEP, default="model",
+        help="What the model computes in. Never lowered unless asked for here.")
+    loading: ModelOptions = part(ModelOptions)
+    trust_model: bool = _model(kinds.SWITCH, OUTPUT, NO_KEY, default=False,
+        help="Load models that contain code (Lambda layers, …).")
+    check: bool = _model(kinds.SWITCH, NOTHING, NO_KEY, default=False,
+        help="First compare some answers with the model's own framework on one CPU device.")
+    tolerance: float = _model(_TOLERANCE, OUTPUT, RUN, default=1e-4,
+        help="How far two runtimes may differ, as a share of an output's spread.")
 
-    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    keep: tuple[str, ...] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
-    signature: str | None = None
-    runtime: str | None = None
-    precision: str = "model"
-    loading: ModelOptions = field(default_factory=ModelOptions)
-    as_example: bool | None = None
-    outputs: tuple[str, ...] = ()
-    top_k: int | None = None
-    argmax: bool = False
-    labels: tuple[str, ...] = ()
-    squeeze: bool = False
-    check: bool = False
-    tolerance: float = 1e-4
-    batch_size: int | None = None
-    devices: DeviceRequest = field(default_factory=DeviceRequest)
-    replicas_per_device: int | None = None
-    memory_fraction: float = 0.85
-    plan: Any = None
-    trace: str | None = None
-    threads: int | None = None
-    format: str = "parquet"
-    part_rows: int | None = None
-    max_failures: float = 0.1
-    trust_model: bool = False
-    reading: ReadOptions = field(default_factory=ReadOptions)
-    preprocess: str | Callable[..., Any] | None = None
-    preprocess_row: str | Callable[..., Any] | None = None
-    postprocess: str | Callable[..., Any] | None = None
-    nulls: Nulls = field(default_factory=Nulls)
-    preset: str | None = None
-    scale: tuple[float, ...] | None = None
-    offset: tuple[float, ...] | None = None
-    loaders: int | None = None
-    row_timeout: float = 120.0
-    buckets: tuple[int, ...] | None = None
-    padding: str = "auto"
-    skip: int = 0
-    limit: int | None = None
-    sample: int | None = None
-    sample_by: str | None = None
-    seed: int = 0
+    inputs: Mapping[str, tuple[str, ...]] = _fed(kinds.INPUTS, OUTPUT, STEP, default={}, flag="--input",
+        help="Which column feeds which input; several columns, or prefix*, are stacked. Repeatable.")
+    as_example: bool | None = _fed(kinds.YES_OR_NO, OUTPUT, STEP, flag="--as-example/--no-as-example",
+        help="Put columns into tf.train.Example records. Default: where the model parses them.")
+    preprocess: str | Callable[..., Any] | None = _fed(kinds.FUNCTION, OUTPUT, STEP,
+        help="A function from a block of columns (a dict of arrays) to another, run in the loaders.")
+    preprocess_row: str | Callable[..., Any] | None = _fed(kinds.FUNCTION, OUTPUT, STEP,
+        help="As --preprocess, row by row.")
+    preset: str | None = _fed(kinds.choice(*PRESETS), OUTPUT, STEP,
+        help="A usual scaling of images, on the device.")
+    scale: tuple[float, ...] | None = _fed(kinds.NUMBERS, OUTPUT, STEP,
+        help="Multiply inputs on the device: one number, or one a channel.")
+    offset: tuple[float, ...] | None = _fed(kinds.NUMBERS, OUTPUT, STEP,
+        help="Add this after --scale.")
+    reading: ReadOptions = part(ReadOptions)
+    nulls: Nulls = _fed(_NULLS, OUTPUT, STEP, default=Nulls(),
+        help="Missing values: failed rows (the default), NaN or a number; for text the empty text. Repeatable.")
+    buckets: tuple[int, ...] | None = _fed(kinds.LENGTHS, OUTPUT, STEP,
+        help="What lists of different lengths are padded to. Default: by the data.")
+    padding: str = _fed(kinds.choice("auto", "always", "never"), OUTPUT, STEP, default="auto",
+        help="Whether rows of different sizes are padded to share a batch; auto: where that changes no answer.")
+
+    limit: int | None = _rows(kinds.count(), OUTPUT, NO_KEY,
+        help="Take at most N rows.")
+    skip: int = _rows(kinds.WHOLE, OUTPUT, NO_KEY, default=0,
+        help="Leave out the first N rows.")
+    sample: int | None = _rows(kinds.count(), OUTPUT, NO_KEY,
+        help="Try the job on N rows from all over the input.")
+    sample_by: str | None = _rows(kinds.text("COLUMN"), OUTPUT, NO_KEY,
+        help="Every value of COLUMN keeps its share in the sample.")
+    seed: int = _rows(kinds.SEED, OUTPUT, NO_KEY, default=0,
+        help="Decides the sample, and what a random model draws.")
+
+    outputs: tuple[str, ...] = _written(_OUTPUTS, OUTPUT, STEP, default=(),
+        help="Write only these outputs of the model.")
+    top_k: int | None = _written(kinds.count("K"), OUTPUT, STEP,
+        help="Write the K best classes and their scores, not all values.")
+    argmax: bool = _written(kinds.SWITCH, OUTPUT, STEP, default=False,
+        help="Write the best class, not all values.")
+    labels: tuple[str, ...] = _written(kinds.LABELS, OUTPUT, NO_KEY, default=(),
+        help="The names of the classes: one a line, or JSON.")
+    postprocess: str | Callable[..., Any] | None = _written(kinds.FUNCTION, OUTPUT, NO_KEY,
+        help="A function from outputs and kept columns (a dict of arrays) to the columns that are written.")
+    squeeze: bool = _written(kinds.SWITCH, OUTPUT, NO_KEY, default=False,
+        help="Write an output of one value a row as a plain column.")
+    keep: tuple[str, ...] = _written(kinds.names("COLUMN", "a column is kept twice"), OUTPUT, STEP, default=(),
+        help="Write this column, too; @folder is the name of a photo's folder. Repeatable.")
+    rename: Mapping[str, str] = _written(kinds.pairs("OLD=NEW", "OLD=NEW, each name once"), OUTPUT, NO_KEY, default={},
+        help="Write a column under another name. Repeatable.")
+    format: str = _written(kinds.plugin(plugins.SINKS), OUTPUT, NO_KEY, default="parquet",
+        help="What to write.")
+    part_rows: int | None = _written(kinds.count(), OUTPUT, NO_KEY,
+        help="Most rows of one file, but at least a batch. Default: 64 MB, or what is expected in 30 s.")
+    max_failures: float = _written(_FAILURES, NOTHING, NO_KEY, default=0.1,
+        help="Stop when more than this share of rows failed, once 100 were seen.")
+
+    batch_size: int | None = _run(kinds.COUNT_OR_AUTO, OUTPUT, RUN,
+        help="Rows a device sees in one step; auto measures, where the job is long enough.")
+    devices: DeviceRequest = _run(_DEVICES, SPEED, RUN, default=DeviceRequest(),
+        help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.")
+    replicas_per_device: int | None = _run(kinds.COUNT_OR_AUTO, SPEED, RUN,
+        help="Processes that share each device; auto takes more than one where measuring shows a gain.")
+    memory_fraction: float = _run(_MEMORY, SPEED, RUN, default=0.85,
+        help="The share of a device's free memory that may be taken.")
+    plan: Any = _run(kinds.PLAN, OUTPUT, NO_KEY,
+        help="Go by this plan of `penstock plan --json`; off: by rules of thumb. Default: a cached one, or a search.")
+    trace: str | None = _run(kinds.path("FILE"), NOTHING, NO_KEY,
+        help="Write a trace of every stage, batch and device, for Perfetto.")
+    threads: int | None = _run(kinds.COUNT_OR_AUTO, OUTPUT, RUN,
+        help="CPU threads of each replica.")
+    loaders: int | None = _run(kinds.COUNT_OR_AUTO, SPEED, NO_KEY,
+        help="Processes that decode and preprocess (or threads of each replica, where that is enough).")
+    row_timeout: float = _run(_SECONDS, OUTPUT, NO_KEY, default=120.0,
+        help="How long one row, or one call of your function, may take; then it is a failed row.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        _check_choice("runtime", self.runtime, RUNTIMES)
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("format", self.format, FORMATS)
-        _check_choice("preset", self.preset, PRESETS)
-        _check_choice("padding", self.padding, PADDINGS)
-        for name in _COUNTS:
-            _check_positive(name, getattr(self, name))
+        check_values(self)
         self._check_rows()
-        self._check_functions()
         self._check_answers()
-        if not 0 <= self.max_failures <= 1:
+        if self.preprocess is not None and self.preprocess_row is not None:
+            raise UsageError("one function preprocesses a job", received="preprocess and preprocess_row")
+        if self.preset is not None and (self.scale is not None or self.offset is not None):
+            raise UsageError("a preset says how to scale", received=f"preset={self.preset} and scale or offset")
+        if self.buckets is not None and self.padding == "never":
             raise UsageError(
-                "max_failures is out of range",
-                received=f"max_failures={self.max_failures!r}",
-                allowed="a share from 0 (stop at the first) to 1 (never stop)",
+                "buckets are what rows are padded to", received="buckets and padding=never", allowed="one of them"
             )
-        if not 0 < self.memory_fraction <= 1:
-            raise UsageError(
-                "memory_fraction is out of range",
-                received=f"memory_fraction={self.memory_fraction!r}",
-                allowed="a share of the free memory, above 0 and up to 1: 0.85",
-            )
-        if len(set(self.keep)) != len(self.keep):
-            raise UsageError("a column is kept twice", received=f"keep={', '.join(self.keep)}")
 
     def _check_rows(self) -> None:
-        if isinstance(self.skip, bool) or not isinstance(self.skip, int) or self.skip < 0:
-            raise UsageError("skip must be a whole number", received=f"skip={self.skip!r}", allowed="0, 1, 2, …")
         if self.sample is not None and (self.skip or self.limit is not None):
             raise UsageError(
                 "a sample is taken of the whole input",
@@ -334,18 +327,6 @@ class PredictOptions:
             )
         if self.sample_by is not None and self.sample is None:
             raise UsageError("sample_by says how, but not how many", hint=f"--sample N --sample-by {self.sample_by}")
-        if not self.row_timeout > 0:
-            raise UsageError("row_timeout must be a number of seconds", received=f"row_timeout={self.row_timeout!r}")
-        grows = self.buckets is None or list(self.buckets) == sorted(set(self.buckets))
-        if self.buckets is not None and (not self.buckets or not grows or self.buckets[0] < 1):
-            raise UsageError(
-                "buckets are lengths that grow", received=f"buckets={self.buckets!r}", allowed="for example 32,64,128"
-            )
-
-        if self.buckets is not None and self.padding == "never":
-            raise UsageError(
-                "buckets are what rows are padded to", received="buckets and padding=never", allowed="one of them"
-            )
 
     def _check_answers(self) -> None:
         if self.argmax and self.top_k is not None:
@@ -356,41 +337,18 @@ class PredictOptions:
             raise UsageError(
                 "labels name the best classes", received="labels", hint="--top-k 5 --labels FILE, or --argmax"
             )
-        if len(set(self.outputs)) != len(self.outputs):
-            raise UsageError("an output is named twice", received=f"outputs={', '.join(self.outputs)}")
-        if not 0 <= self.tolerance < 1:
-            raise UsageError(
-                "tolerance is out of range",
-                received=f"tolerance={self.tolerance!r}",
-                allowed="a share from 0 to 1: 1e-4",
-            )
-
-    def _check_functions(self) -> None:
-        given = [value for value in (self.preprocess, self.preprocess_row) if value is not None]
-        if len(given) > 1:
-            raise UsageError("one function preprocesses a job", received="preprocess and preprocess_row")
-        named = [*(("preprocess", value) for value in given), ("postprocess", self.postprocess)]
-        for name, value in named:
-            if isinstance(value, str) and not re.fullmatch(r"[\w.]+:\w+", value):
-                raise UsageError(
-                    f"the {name}ing function is not understood", received=f"{value!r}", allowed="module:function"
-                )
-        if self.preset is not None and (self.scale is not None or self.offset is not None):
-            raise UsageError("a preset says how to scale", received=f"preset={self.preset} and scale or offset")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+OPTIONS = options_of(PredictOptions)
+"""Every option of a job, by its keyword. Where a field is not classified, this fails."""
 
 
-def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=", ".join(choices))
+def make_options(given: Mapping[str, Any]) -> PredictOptions:
+    """The options of a job, from what was given in the shell, in Python or in a request; None counts as not given.
 
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{name} must be a positive whole number", received=f"{name}={value!r}", allowed="1, 2, 3, …")
+    Raises:
+        UsageError: One is unknown, or not understood, or not allowed.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    # In Python `model` is the place of the function, and a checkpoint says what it is.
+    return make(PredictOptions, {"estimator": "checkpoint" in given, **given})

@@ -10,29 +10,18 @@ from types import GeneratorType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.errors import PenstockError
-from penstock.options.keywords import Keywords
+from penstock.options.records import OPTIONS
+from penstock.options.table import Option
 
-_DICTS = {"input": "inputs", "constant": "constants", "rename": "rename", "feature": "features"}
-"""Flags that take NAME=VALUE, and the keyword that takes a dict."""
-_SWITCHES = (
-    "overwrite",
-    "trust_model",
-    "verbose",
-    "check",
-    "argmax",
-    "as_example",
-    "estimator",
-    "fresh",
-    "fast_decode",
-)
-_OTHERS = {"image": "images", "output": "output", "outputs": "outputs", "dry_run": "dry_run"}
+_BY_FLAG = {option.flag.split("/")[0][2:].replace("-", "_"): option for option in OPTIONS.values()}
+_SWITCHES_OF_COMMANDS = ("overwrite", "verbose", "fresh")
+_OF_COMMANDS = ("output", "dry_run", *_SWITCHES_OF_COMMANDS)
+"""Flags that are options of no job, and their keywords."""
+_WORDS = ("all", "cpu", "gpu", "off", "auto")
+"""Values of options that have no list of choices."""
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
 _TWO_DICTS = re.compile(r"[}] (?:inputs|constants|rename|features)=[{]")
 _SHELL = re.compile(r"(`[^`]*`)")
-_CHOICES = (
-    "all", "cpu", "gpu", "off", "auto", "parquet", "npy", "jsonl", "csv", "onnx", "openvino", "tf_keras", "tensorflow",
-    "torch", "jax", "model", "int8", "bfloat16", "float16", "always", "never",
-)  # fmt: skip
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 Arguments = ParamSpec("Arguments")
@@ -47,44 +36,49 @@ def in_python(text: str, *, is_quoted: bool = False) -> str:
     >>> in_python("--batch-size 1,024 is more than the memory holds")
     'batch_size=1024 is more than the memory holds'
     """
-    pieces = _SHELL.split(text)
-    told = "".join(
-        _command(piece) if piece.startswith("`") else _FLAG.sub(lambda found: _keyword(found, text, is_quoted), piece)
-        for piece in pieces
-    )
-    return _TWO_DICTS.sub(", ", told)
+
+    def spell(match: re.Match[str]) -> str:
+        return _keyword(match, text, is_quoted)
+
+    pieces = [_command(piece) if piece.startswith("`") else _FLAG.sub(spell, piece) for piece in _SHELL.split(text)]
+    return _TWO_DICTS.sub(", ", "".join(pieces))
 
 
 def _command(shell: str) -> str:
     """A command between backticks, by the name of its twin where it has nothing but a name."""
-    found = re.fullmatch(r"`penstock (inspect|devices|status|resume|plan)`", shell)
-    return f"`penstock.{found[1]}`" if found else shell
+    match = re.fullmatch(r"`penstock (inspect|devices|status|resume|plan)`", shell)
+    return f"`penstock.{match[1]}`" if match else shell
 
 
-def _keyword(found: re.Match[str], text: str, is_quoted: bool) -> str:
-    flag, value = found["flag"].replace("-", "_"), found["value"]
-    name = _DICTS.get(flag) or _OTHERS.get(flag) or flag
-    if name not in Keywords.__annotations__ and flag not in (*_SWITCHES, *_OTHERS):
-        return found[0]
-    if flag in _SWITCHES:
+def _keyword(match: re.Match[str], text: str, is_quoted: bool) -> str:
+    """A flag, and its value if it has one, as a keyword; anything that looks like a flag and is none stays."""
+    flag, value = match["flag"].replace("-", "_"), match["value"]
+    option = _BY_FLAG.get(flag)
+    if option is None and flag not in _OF_COMMANDS:
+        return match[0]
+    name = option.name if option is not None else flag
+    if flag in _SWITCHES_OF_COMMANDS or (option is not None and option.kind.is_switch):
         return f"{name}=True{value or ''}"
     if value is None:
         return name
     tail = re.search(r"[,.:]*$", value)
     ending = tail[0] if tail else ""
     stripped = value[1 : len(value) - len(ending)].strip("'")
-    if flag in _DICTS and "=" in stripped:
+    if option is not None and option.kind.is_mapping and "=" in stripped:
         key, _, inside = stripped.partition("=")
         return f"{name}={{{key!r}: {_literal(inside)}}}{ending}"
-    is_last = not text[text.find(found[0]) + len(found[0]) :].strip(" ,.;)")
-    if is_quoted or is_last or ending or _is_value(stripped):
+    is_last = not text[text.find(match[0]) + len(match[0]) :].strip(" ,.;)")
+    if is_quoted or is_last or ending or _is_value(stripped, option):
         return f"{name}={_literal(stripped)}{ending}"
     return name + value
 
 
-def _is_value(word: str) -> bool:
-    is_place = word.isupper() or word.startswith(("MODULE", "module:"))
-    return is_place or word in _CHOICES or any(character.isdigit() for character in word)
+def _is_value(word: str, option: Option | None) -> bool:
+    """Whether a word behind a flag is its value, and not the next word of the sentence."""
+    is_placeholder = word.isupper() or word.startswith(("MODULE", "module:"))
+    if is_placeholder or word in _WORDS or any(character.isdigit() for character in word):
+        return True
+    return option is not None and option.kind.choices is not None and word in option.kind.choices()
 
 
 def _literal(word: str) -> str:

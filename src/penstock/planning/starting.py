@@ -21,7 +21,8 @@ from penstock.jobs import placement, steps
 from penstock.jobs import start as jobs
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.start import CHECKED_ROWS, Fixed, Started
-from penstock.options.records import NO_PLAN, PredictOptions
+from penstock.options.kinds import NO_PLAN
+from penstock.options.records import PredictOptions
 from penstock.planning import contender, prediction, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -20,16 +20,13 @@ from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
 from penstock.options.records import PredictOptions
+from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
-_OF_THE_INPUT = ("skip", "limit", "sample", "sample_by", "seed", "row_timeout", "postprocess")
-"""Options that say which rows are taken, and what is done with answers later: the plan for the others is the same."""
-
-
 _SHOWN = 3
 _LONGEST = 40
 _UNTOLD = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
@@ -51,23 +48,12 @@ def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: Predic
 
 
 def _step_facts(model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions) -> dict[str, Any]:
-    asked = steps.as_request(options)
     return {
-        "model": [
-            model.digest,
-            model.kind,
-            model.signature,
-            dict(model.constants),
-            list(model.inputs),
-            model.precision,
-        ],
-        "scaling": asdict(model.scaling) if model.scaling is not None else None,
-        "answers": asdict(replace(model.answers, labels=())) if model.answers is not None else None,
+        "model": model.digest,
+        "kind": model.kind,
+        "signature": model.signature,
         "columns": {name: str(spec) for name, spec in schema.items()},
-        "inputs": {name: list(columns) for name, columns in options.inputs.items()},
-        "keep": list(options.keep),
-        "as_example": options.as_example,
-        "asked": {name: value for name, value in asked.items() if name not in _OF_THE_INPUT},
+        **steps.as_json(options, lambda option: option.plan is PlanKey.STEP),
     }
 
 
@@ -77,10 +63,8 @@ def plan_key(step: str, options: PredictOptions, devices: Iterable[Device]) -> s
 
 
 def _run_facts(options: PredictOptions, devices: Iterable[Device]) -> dict[str, Any]:
-    pinned = ("runtime", "batch_size", "threads", "replicas_per_device", "memory_fraction", "tolerance")
     return {
-        **{name: getattr(options, name) for name in pinned},
-        "devices": str(options.devices),
+        **steps.as_json(options, lambda option: option.plan is PlanKey.RUN),
         "hardware": [[device.kind, device.name, device.memory_bytes] for device in devices] + [usable_cores()],
         "versions": _versions(),
     }
@@ -90,12 +74,7 @@ def facts_of(
     model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions, devices: Iterable[Device]
 ) -> dict[str, Any]:
     """All that decides which plan is found, by the names that people give it: plain JSON."""
-    step = _step_facts(model, schema, options)
-    asked, _ = step.pop("asked"), step.pop("scaling")
-    answers = step.pop("answers") or {"outputs": (), "top_k": None, "argmax": False}
-    named = {name: answers[name] for name in ("outputs", "top_k", "argmax")}
-    step |= {"model": model.digest, "signature": model.signature, "precision": model.precision}
-    facts = {**step, **named, **asked.pop("reading"), **asked, **_run_facts(options, devices)}
+    facts = {**_step_facts(model, schema, options), **_run_facts(options, devices)}
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.options.parsing import parse_constants, parse_params, read_labels
+from penstock.options.parsing import parse_params, read_labels
+from penstock.options.records import OPTIONS
 
 
 def test_constants_are_names_and_texts() -> None:
-    assert parse_constants(("keep_prob=1.0", "mode=a=b", "empty=")) == {"keep_prob": "1.0", "mode": "a=b", "empty": ""}
+    read = OPTIONS["constants"].read(("keep_prob=1.0", "mode=a=b", "empty="))
+    assert read == {"keep_prob": "1.0", "mode": "a=b", "empty": ""}
 
 
 @pytest.mark.parametrize("entries", [("keep_prob",), ("=1",), ("a=1", "a=2")])
 def test_constants_that_say_nothing_are_refused(entries: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="NAME=VALUE"):
-        parse_constants(entries)
+        OPTIONS["constants"].read(entries)
 
 
 def test_params_are_an_object_or_a_file_of_one(tmp_path: Path) -> None:

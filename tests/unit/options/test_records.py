@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options.parsing import parse_inputs, parse_renames
-from penstock.options.records import FORMATS, RUNTIMES, DeviceRequest, PredictOptions
+from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_default_options_are_allowed() -> None:
     assert (options.batch_size, options.threads, options.runtime) == (None, None, None)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("runtime", plugins.BUILT_IN[plugins.RUNTIMES])
+@pytest.mark.parametrize("format", plugins.BUILT_IN[plugins.SINKS])
 def test_known_runtimes_and_formats_are_allowed(runtime: str, format: str) -> None:
     options = PredictOptions(runtime=runtime, format=format)
     assert (options.runtime, options.format) == (runtime, format)
@@ -125,20 +125,20 @@ def test_any_share_of_failures_is_allowed(share: float) -> None:
     ],
 )
 def test_inputs_are_read(entries: tuple[str, ...], expected: dict[str, tuple[str, ...]]) -> None:
-    assert parse_inputs(entries) == expected
+    assert OPTIONS["inputs"].read(entries) == expected
 
 
 @pytest.mark.parametrize("entry", ["", "x", "x=", "=a", " =a", "x=a,", "x=,a", "x=a,,b", "x= "])
 def test_inputs_that_are_not_understood_are_told(entry: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_inputs((entry,))
+        OPTIONS["inputs"].read((entry,))
     assert caught.value.received == f"--input {entry!r}"
     assert "NAME=COLUMN" in (caught.value.allowed or "")
 
 
 def test_input_given_twice_is_told() -> None:
-    with pytest.raises(UsageError, match="an input is given twice"):
-        parse_inputs(("x=a", "x=b"))
+    with pytest.raises(UsageError, match="--input is given twice for one name"):
+        OPTIONS["inputs"].read(("x=a", "x=b"))
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_input_given_twice_is_told() -> None:
     [((), {}), (("dense=score",), {"dense": "score"}), (("a=b", "c=d"), {"a": "b", "c": "d"})],
 )
 def test_renames_are_read(entries: tuple[str, ...], expected: dict[str, str]) -> None:
-    assert parse_renames(entries) == expected
+    assert OPTIONS["rename"].read(entries) == expected
 
 
 @pytest.mark.parametrize("entry", ["", "a", "a=", "=b"])
 def test_renames_that_are_not_understood_are_told(entry: str) -> None:
     with pytest.raises(UsageError, match="--rename is not understood"):
-        parse_renames((entry,))
+        OPTIONS["rename"].read((entry,))

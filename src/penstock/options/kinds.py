@@ -1,0 +1,273 @@
+"""Kinds of options: how texts of the shell, values of Python and JSON become values, and which values are allowed.
+
+A `read` function takes all three, and a value that it gave before: so there is one way from any of them to a record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock import plugins
+from penstock.errors import UsageError
+from penstock.options.parsing import (
+    COLUMNS,
+    parse_columns,
+    parse_numbers,
+    parse_pairs,
+    parse_params,
+    parse_size,
+    read_labels,
+    text_of_constant,
+)
+from penstock.options.table import Kind
+
+MOST_PIXELS = 1 << 26
+REPEATABLE = {"multiple": True}
+
+
+def text(metavar: str) -> Kind:
+    return Kind(metavar=metavar)
+
+
+def path(metavar: str, *, is_kept: bool = False) -> Kind:
+    """A path. One that is kept with the job is absolute: a resumed run may be started from another folder."""
+
+    def read(given: Any, flag: str) -> str:
+        where = str(os.fspath(given))
+        return os.path.abspath(where) if is_kept and "://" not in where else where
+
+    return Kind(read, python="str | os.PathLike[str]", metavar=metavar)
+
+
+def _read_switch(given: Any, flag: str) -> Any:
+    return bool(given) if isinstance(given, int) else given
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is on or off", received=f"{name}={value!r}", allowed="True, False")
+
+
+SWITCH = Kind(_read_switch, _check_switch, python="bool", shell={"is_flag": True})
+YES_OR_NO = Kind(_read_switch, _check_switch, python="bool")
+"""A switch of which both sides have a flag."""
+
+
+def choice(*names: str, has_auto: bool = False) -> Kind:
+    def check(name: str, value: Any) -> None:
+        if value not in names:
+            raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=", ".join(names))
+
+    return Kind(check=check, choices=lambda: names, has_auto=has_auto)
+
+
+def plugin(group: str, *, has_auto: bool = False) -> Kind:
+    """The name of a plugin: of penstock's own, or of other packages."""
+
+    def check(name: str, value: Any) -> None:
+        if not plugins.is_known(group, value):
+            allowed = ", ".join(plugins.names(group))
+            raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=allowed)
+
+    return Kind(check=check, choices=lambda: plugins.names(group), has_auto=has_auto)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not _is_whole(value, 1):
+        raise UsageError(f"{name} must be a positive whole number", received=f"{name}={value!r}", allowed="1, 2, 3, …")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if not _is_whole(value, 0):
+        raise UsageError(f"{name} must be a whole number", received=f"{name}={value!r}", allowed="0, 1, 2, …")
+
+
+def _read_count_or_auto(given: Any, flag: str) -> Any:
+    if not isinstance(given, str):
+        return given
+    if not given.isdigit():
+        raise UsageError(f"{flag} is not understood", received=f"{flag} {given!r}", allowed="auto, 1, 2, 3, …")
+    return int(given)
+
+
+def count(metavar: str = "N") -> Kind:
+    return Kind(check=_check_count, python="int", metavar=metavar, shell={"type": int})
+
+
+COUNT_OR_AUTO = Kind(_read_count_or_auto, _check_count, python="int | str", metavar="N|auto", has_auto=True)
+WHOLE = Kind(check=_check_whole, python="int", metavar="N", shell={"type": int})
+SEED = Kind(python="int", metavar="N", shell={"type": int})
+
+
+def number(metavar: str, is_allowed: Callable[[Any], bool], allowed: str, problem: str = "is out of range") -> Kind:
+    def check(name: str, value: Any) -> None:
+        if not is_allowed(value):
+            raise UsageError(f"{name} {problem}", received=f"{name}={value!r}", allowed=allowed)
+
+    return Kind(check=check, python="float", metavar=metavar, shell={"type": float})
+
+
+def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -> Kind:
+    """Names: one for each flag, or with commas between them. `twice` is the problem where one comes twice."""
+
+    def read(given: Any, flag: str) -> tuple[str, ...]:
+        if not isinstance(given, str):
+            return tuple(given)
+        return tuple(name.strip() for name in given.split(",")) if has_commas else (given,)
+
+    def check(name: str, value: Any) -> None:
+        if twice is not None and len(set(value)) != len(value):
+            raise UsageError(twice, received=f"{name}={', '.join(value)}")
+
+    shell = {} if has_commas else REPEATABLE
+    return Kind(read, check, python="str | Sequence[str]", metavar=metavar, shell=shell)
+
+
+def _read_numbers(given: Any, flag: str) -> tuple[float, ...]:
+    if isinstance(given, str):
+        return parse_numbers(given, flag)
+    return tuple(given) if isinstance(given, Sequence) else (given,)
+
+
+def _read_lengths(given: Any, flag: str) -> tuple[int, ...]:
+    return tuple(int(length) for length in _read_numbers(given, flag))
+
+
+def _check_lengths(name: str, value: Any) -> None:
+    if not value or value[0] < 1 or list(value) != sorted(set(value)):
+        raise UsageError(f"{name} are lengths that grow", received=f"{name}={value!r}", allowed="for example 32,64,128")
+
+
+NUMBERS = Kind(_read_numbers, python="float | Sequence[float]", metavar="X[,…]")
+LENGTHS = Kind(_read_lengths, _check_lengths, python="Sequence[int]", metavar="N,N,…")
+
+
+def pairs(metavar: str, allowed: str) -> Kind:
+    """A flag that takes NAME=VALUE, and a keyword that takes a dict."""
+
+    def read(given: Any, flag: str) -> dict[str, str]:
+        return dict(given) if isinstance(given, Mapping) else parse_pairs(given, flag, allowed)
+
+    return Kind(read, python="Mapping[str, str]", metavar=metavar, shell=REPEATABLE, is_mapping=True)
+
+
+def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:
+    if isinstance(given, Mapping):
+        return {name: (value,) if isinstance(value, str) else tuple(value) for name, value in given.items()}
+    return {name: parse_columns(value, flag, name) for name, value in parse_pairs(given, flag, COLUMNS).items()}
+
+
+def _read_constants(given: Any, flag: str) -> dict[str, str]:
+    if isinstance(given, Mapping):
+        return {name: text_of_constant(value) for name, value in given.items()}
+    return parse_pairs(given, flag, "NAME=VALUE, for example keep_prob=1.0, each name once", may_be_empty=True)
+
+
+def _read_params(given: Any, flag: str) -> Any:
+    return parse_params(given) if isinstance(given, str) else given
+
+
+def _check_params(name: str, value: Any) -> None:
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        raise UsageError(
+            f"{name} are plain values: they are kept with the job", received=f"{name}={value!r}: {error}"
+        ) from None
+
+
+INPUTS = Kind(
+    _read_inputs,
+    python="Mapping[str, str | Sequence[str]]",
+    metavar="NAME=COLUMN[,…]",
+    shell=REPEATABLE,
+    is_mapping=True,
+)
+CONSTANTS = Kind(_read_constants, python="Mapping[str, Any]", metavar="NAME=VALUE", shell=REPEATABLE, is_mapping=True)
+PARAMS = Kind(_read_params, _check_params, python="Mapping[str, Any]", metavar="JSON|FILE")
+
+
+def _read_labels(given: Any, flag: str) -> tuple[str, ...]:
+    return read_labels(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)
+
+
+def _read_size(given: Any, flag: str) -> tuple[int, int]:
+    if isinstance(given, str):
+        return parse_size(given)
+    height, width = (given, given) if isinstance(given, int) else given
+    return int(height), int(width)
+
+
+def _check_size(name: str, value: tuple[int, int]) -> None:
+    height, width = value
+    if height < 1 or width < 1 or height * width > MOST_PIXELS:
+        raise UsageError(
+            "the image size is out of range",
+            received=f"{name}={height}x{width}",
+            allowed=f"at least 1x1, at most {MOST_PIXELS:,} pixels",
+        )
+
+
+LABELS = Kind(_read_labels, python="str | os.PathLike[str] | Sequence[str]", metavar="FILE")
+IMAGE_SIZE = Kind(_read_size, _check_size, python="int | tuple[int, int] | str", metavar="HxW")
+
+
+def _read_function(given: Any, flag: str) -> Any:
+    """A function, `module:function`, or what a request says of one: its place, and whether it travelled by value."""
+    if not isinstance(given, Mapping):
+        return given
+    if given["by_value"]:
+        raise UsageError(
+            f"the {_stage(flag[2:])}ing function of this job was of the script that began it",
+            received=given["location"],
+            hint="call penstock.predict again with the same arguments",
+        )
+    return given["location"]
+
+
+def _check_function(name: str, value: Any) -> None:
+    if isinstance(value, str) and not re.fullmatch(r"[\w.]+:\w+", value):
+        raise UsageError(
+            f"the {_stage(name)}ing function is not understood", received=f"{value!r}", allowed="module:function"
+        )
+
+
+def _stage(name: str) -> str:
+    return name.replace("-", "_").removesuffix("_row")
+
+
+FUNCTION = Kind(
+    _read_function, _check_function, python="str | Callable[..., Any]", metavar="MODULE:FUNCTION", is_function=True
+)
+
+
+def _read_estimator(given: Any, flag: str) -> bool:
+    return bool(given)
+
+
+ESTIMATOR = Kind(_read_estimator, python="bool", metavar="MODULE:FUNCTION")
+"""In the shell the place of the function; in Python that is the model, and this says what it is."""
+
+
+def _read_plan(given: Any, flag: str) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+
+def _write_plan(plan: Any) -> Any:
+    """What a plan decides of the output: the recipe that it names. Without a plan the job decides it once."""
+    if plan is None or isinstance(plan, (str, Mapping)):
+        return None if plan == NO_PLAN else plan
+    return {name: getattr(plan.choice, name) for name in ("runtime", "batch_size", "threads", "precision")}
+
+
+NO_PLAN = "off"
+"""In the place of a plan's file: the rules of thumb, without a search."""
+PLAN = Kind(_read_plan, write=_write_plan, python="str | os.PathLike[str] | Plan", metavar="FILE|off")

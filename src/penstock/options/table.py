@@ -1,0 +1,218 @@
+"""The one table of options: each option is a field that carries its flag, its kind, its help and what depends on it.
+
+Flags of the shell, keywords of Python, the request in a manifest, the fingerprint, the keys of plans and the spelling
+of messages all derive from it. A new option is one field of a record in `penstock.options.records`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from penstock.errors import UsageError
+
+AUTO = "auto"
+"""What is found out by measuring or by a rule, in the shell and in Python."""
+
+Record = TypeVar("Record")
+
+
+class Decides(Enum):
+    """What an option changes. What decides the output is in the fingerprint, and a resumed run reads it again."""
+
+    OUTPUT = "output"
+    SPEED = "speed"
+    NOTHING = "nothing"
+
+
+class PlanKey(Enum):
+    """Which key of a plan an option is part of."""
+
+    STEP = "step"
+    """The compiled step, and so every plan for it."""
+    RUN = "run"
+    """The plan only: another value runs the same step."""
+    NONE = "none"
+
+
+def plain(value: Any) -> Any:
+    """A value of an option as JSON has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the values of an option are read, checked and written.
+
+    Args:
+        read: From what was given (texts of the shell, a value of Python, or JSON) and the flag to the value.
+        check: Refuses a value; gets the option's name, too.
+        write: From the value to JSON, which `read` understands.
+        python: The type of the keyword.
+        metavar: What stands for the value in the help.
+        choices: The values that are allowed; asked for when they are needed, as plugins add theirs.
+        shell: Settings of `click.option`.
+        has_auto: Whether `auto` stands for None.
+        is_mapping: Whether the flag takes NAME=VALUE, and the keyword a dict.
+        is_function: Whether the value is a function of the user, of which the fingerprint covers the code.
+    """
+
+    read: Callable[[Any, str], Any] = lambda given, flag: given
+    check: Callable[[str, Any], None] = lambda name, value: None
+    write: Callable[[Any], Any] = plain
+    python: str = "str"
+    metavar: str | None = None
+    choices: Callable[[], tuple[str, ...]] | None = None
+    shell: Mapping[str, Any] = field(default_factory=dict)
+    has_auto: bool = False
+    is_mapping: bool = False
+    is_function: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        return self.python == "bool"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Args:
+        kind: How its values are read, checked and written.
+        decides: What it changes.
+        plan: Which key of a plan it is part of.
+        group: The heading in the help.
+        help: A sentence or two, for the shell.
+        flag: How the shell writes it.
+        name: The keyword in Python, and the field of its record.
+        default: The value where it is not given.
+    """
+
+    kind: Kind
+    decides: Decides
+    plan: PlanKey
+    group: str
+    help: str
+    flag: str = ""
+    name: str = ""
+    default: Any = None
+
+    def read(self, given: Any) -> Any:
+        return self.default if self.kind.has_auto and given == AUTO else self.kind.read(given, self.flag.split("/")[0])
+
+    def check(self, value: Any) -> None:
+        if value is not None or self.default is not None:
+            self.kind.check(self.name, value)
+
+
+def option(
+    kind: Kind, decides: Decides, plan: PlanKey, *, group: str, help: str, default: Any = None, flag: str = ""
+) -> Any:
+    """A field of a record of options. The flag is the field's name where it is not said."""
+    made = Option(kind, decides, plan, group, help, flag, default=default)
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata={"option": made})
+    return field(default=default, metadata={"option": made})
+
+
+def part(record: type[Any]) -> Any:
+    """A field that holds another record of options; in the shell and in Python its options are not apart."""
+    return field(default_factory=record, metadata={"part": record})
+
+
+def options_of(record: type[Any]) -> dict[str, Option]:
+    """Every option of a record and of its parts, by name, in the order of the help.
+
+    Raises:
+        TypeError: A field is none, so that nothing says whether it decides the output.
+    """
+    found: dict[str, Option] = {}
+    for entry in dataclasses.fields(record):
+        if "part" in entry.metadata:
+            found |= options_of(entry.metadata["part"])
+        elif "option" in entry.metadata:
+            made: Option = entry.metadata["option"]
+            flag = made.flag or "--" + entry.name.replace("_", "-")
+            found[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
+        else:
+            raise TypeError(f"{record.__name__}.{entry.name} is not classified: make it with option(…)")
+    return found
+
+
+def check_values(record: Any) -> None:
+    """Check each option of a record by itself.
+
+    Raises:
+        UsageError: One is not allowed.
+    """
+    options = options_of(type(record))
+    for entry in dataclasses.fields(record):
+        if entry.name in options:
+            options[entry.name].check(getattr(record, entry.name))
+
+
+def values_of(record: Any) -> dict[str, Any]:
+    """The values of all options of a record and of its parts."""
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(record):
+        value = getattr(record, entry.name)
+        found |= values_of(value) if "part" in entry.metadata else {entry.name: value}
+    return found
+
+
+def as_json(
+    record: Any, wanted: Callable[[Option], bool], describe: Callable[[Any, str], Any] = lambda function, name: function
+) -> dict[str, Any]:
+    """The options that are wanted, as plain JSON. `describe` tells a function by its code."""
+    values = values_of(record)
+    return {
+        name: describe(values[name], name) if option.kind.is_function else option.kind.write(values[name])
+        for name, option in options_of(type(record)).items()
+        if wanted(option)
+    }
+
+
+def read_given(record: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of what was given, in the shell, in Python or in JSON; None counts as not given.
+
+    Raises:
+        UsageError: One is unknown, or not understood.
+    """
+    options = options_of(record)
+    check_known(given, options)
+    return {name: options[name].read(value) for name, value in given.items() if value is not None}
+
+
+def check_known(given: Iterable[str], options: Mapping[str, Option]) -> None:
+    unknown = sorted(set(given) - set(options))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], options, n=1)
+        raise UsageError(
+            "unknown option",
+            received=", ".join(unknown),
+            allowed=", ".join(options),
+            hint=f"did you mean {close[0]!r}?" if close else None,
+        )
+
+
+def make(record: type[Record], given: Mapping[str, Any]) -> Record:
+    """A record of what was given, in the shell, in Python or in JSON; the rest has its default."""
+    return _filled(record, read_given(record, given))
+
+
+def _filled(record: type[Record], values: Mapping[str, Any]) -> Record:
+    made: dict[str, Any] = {}
+    for entry in dataclasses.fields(record):  # type: ignore[arg-type]
+        if "part" in entry.metadata:
+            made[entry.name] = _filled(entry.metadata["part"], values)
+        elif entry.name in values:
+            made[entry.name] = values[entry.name]
+    return record(**made)

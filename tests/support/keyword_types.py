@@ -1,0 +1,46 @@
+"""Writes the types of the keywords of `penstock.predict` from the table of options.
+
+python -m tests.support.keyword_types
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.commands import keyword_types
+from penstock.options.records import OPTIONS
+
+_HEAD = '''"""Types of the keywords of the Python twins, for editors and type checkers.
+
+Written from the table of options: python -m tests.support.keyword_types
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from penstock.core.plans import Plan
+
+
+class PredictKeywords(TypedDict, total=False):
+    """The options of `predict`, as its command has them, without what it takes by position."""
+
+'''
+_TAIL = '''
+
+class Keywords(PredictKeywords, total=False):
+    """The options of `predict`, `stream` and `plan`, as their commands have them."""
+
+'''
+
+
+def source() -> str:
+    lines = {name: f"    {name}: {option.kind.python}\n" for name, option in OPTIONS.items()}
+    batch_size = lines.pop("batch_size")
+    return _HEAD + "".join(lines.values()) + _TAIL + batch_size
+
+
+if __name__ == "__main__":
+    Path(keyword_types.__file__).write_text(source(), encoding="utf-8")
