@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +91,20 @@ def test_fence_of_the_unit_tests_fails_a_test_that_breaks_it(tmp_path: Path, sta
     ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(tmp_path / "empty.ini"), str(tmp_path))
     assert ran.returncode == 1, ran.stdout
     assert "FenceBroken" in ran.stdout
+
+
+def circles_of_imports() -> list[set[str]]:
+    """Modules that import each other, also by way of others, also within functions and for type checks alone."""
+    graph = grimp.build_graph("penstock", cache_dir=None)
+    reached = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    circles: list[set[str]] = []
+    for module in sorted(graph.modules):
+        circle = {other for other in reached[module] if module in reached[other]} | {module}
+        if len(circle) > 1 and circle not in circles:
+            circles.append(circle)
+    return circles
+
+
+def test_no_modules_import_each_other() -> None:
+    known = {"penstock.estimator.mirrored", "penstock.estimator.training"}
+    assert [circle for circle in circles_of_imports() if not circle <= known] == []

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.feeds import Feed, Fixed, Ragged
+from penstock.core.job import Job
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Job, RowFailure, Signature, TensorSpec
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import STRING, UNWATCHED, RowFailure, Signature, TensorSpec
 from penstock.jobs import steps
 from penstock.jobs.bind import bind, described_as_floats
 from penstock.options.records import PredictOptions

@@ -16,9 +16,10 @@ import pytest
 
 from penstock.core.example_encoding import encode
 from penstock.core.feeds import Fixed, Ragged
+from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Feature, Job, RowFailure, Signature, TensorSpec
+from penstock.core.records import STRING, Feature, RowFailure, Signature, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs.bind import bind, fed_as_floats
 from penstock.options.records import Nulls, PredictOptions

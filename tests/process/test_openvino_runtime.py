@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.output_selection import Answers
-from penstock.core.records import Device, ModelFile
-from penstock.core.scaling import Scaling
+from penstock.core.records import Device, ModelFile, Scaling
 from penstock.errors import DeviceError, RefusedByRuntime
 from penstock.runtimes.openvino.network import MOST_SHAPES
 from penstock.runtimes.openvino.runtime import OpenVinoReplica, OpenVinoRuntime

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.records import Binding, Device, Job, ModelFile, Placement, Result
+from penstock.core.job import Job
+from penstock.core.records import Binding, Device, ModelFile, Placement, Result
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import WorkersDied

@@ -19,8 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from penstock.core.output_selection import Answers
-from penstock.core.records import STRING, Binding, Columns, Device, ModelFile
-from penstock.core.scaling import Scaling
+from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Scaling
 from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tensorflow
 from tests.support.told import ROWS, Told
 

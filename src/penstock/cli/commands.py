@@ -207,7 +207,7 @@ def plan(
       penstock plan model.keras rows.parquet --json > plan.json
     """
     from penstock import api
-    from penstock.core.plan_text import in_words
+    from penstock.core.plans import in_words
 
     options = options_from_flags(values)
     model, input_ = _model_and_input("plan", model_and_input, values["estimator"])

@@ -12,9 +12,10 @@ from penstock.commands.batch_by_batch import KERAS_BATCH, Hooks, batches_of, in_
 from penstock.commands.gathering import Gathered, filled, to_numpy, to_ragged_tensor
 from penstock.core import division, tuning
 from penstock.core.columns import OPAQUE
+from penstock.core.job import Job
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Column, Job, ModelFile, Placement, Result, Signature
+from penstock.core.records import STRING, Column, ModelFile, Placement, Result, Signature
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine

@@ -12,8 +12,7 @@ import numpy as np
 from penstock.core.columns import join
 from penstock.core.deferred import BadRows
 from penstock.core.feeds import Feed, Fixed, Piece
-from penstock.core.records import Array, Column, Columns, RowFailure
-from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.records import UNWATCHED, Array, Column, Columns, RowFailure, Watch
 
 BATCH_BYTES = 8 << 20
 MOST_BATCH_BYTES = 128 << 20

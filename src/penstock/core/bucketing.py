@@ -16,8 +16,7 @@ import numpy as np
 from penstock.core.batching import Batch, Room, joined, note
 from penstock.core.columns import take_positions
 from penstock.core.feeds import Encoded, Feed, Piece
-from penstock.core.records import Array, Column, RowFailure
-from penstock.core.row_watch import Watch
+from penstock.core.records import Array, Column, RowFailure, Watch
 
 Boundaries = Sequence[int]
 MOST_BOUNDARIES = 8

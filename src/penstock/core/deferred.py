@@ -1,18 +1,23 @@
-"""Columns whose values are made where they are wanted: an encoded image is decoded straight into its batch."""
+"""Columns: arrays, and rows that are still encoded. An encoded image is decoded straight into its batch."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import Array
 from penstock.errors import one_line
 
-Announce = Callable[[int], None]
-"""Told the position of every row before work on it begins, so that a row that hangs or kills can be named."""
+Array = np.ndarray[Any, np.dtype[Any]]
+Column: TypeAlias = "Array | pa.Array"
+"""Rows first. Numbers are numpy arrays wherever that costs no copy; everything else is an Arrow array."""
+Columns = dict[str, Array]
 
+Announce = Callable[[int], None]
+"""Called with the position of every row before work on it begins, so that a row that hangs or kills can be named."""
 
 IS_NULL = "is null"
 """The reason of a row that lacks a value."""
@@ -62,3 +67,7 @@ class Deferred(abc.ABC):
         `out` decides the size: an image is resized to it. Where the job has buckets of sizes instead, the rest of
         a row that is smaller stays zero.
         """
+
+
+SourceColumn: TypeAlias = "Array | pa.Array | Deferred"
+"""What a source reads: also rows that are decoded only when it is known where they belong."""

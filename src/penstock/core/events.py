@@ -6,20 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.job import Job
 from penstock.core.postprocessing import Postprocess
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import (
-    Column,
-    Device,
-    Job,
-    ModelFile,
-    RowFailure,
-    Shortage,
-    Signature,
-    Span,
-    TensorSpec,
-    Timings,
-)
+from penstock.core.records import Column, Device, ModelFile, RowFailure, Shortage, Signature, Span, TensorSpec, Timings
+from penstock.core.source import Source
 from penstock.core.state import STATELESS, State
 from penstock.core.tracing import Level, Mark
 from penstock.errors import PenstockError
@@ -154,7 +145,7 @@ class Begin:
 class Learn:
     """Say what the user's function makes of the first rows."""
 
-    source: Any
+    source: Source
     preprocess: Preprocess
     sample: Span
     poisoned: tuple[RowFailure, ...] = ()

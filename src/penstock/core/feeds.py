@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.core.deferred import BadRows, Deferred
-from penstock.core.records import Array, Column, RowFailure, Shape
-from penstock.core.row_watch import Watch
+from penstock.core.columns import to_array
+from penstock.core.deferred import IS_NULL, BadRows, Deferred
+from penstock.core.records import Array, Column, RowFailure, Shape, Watch
 
 Rows = slice | Array
 """Which rows of a feed: a run of them, or positions in any order."""
@@ -168,3 +169,26 @@ class Piece:
     feeds: Mapping[str, Feed]
     kept: Mapping[str, Column] = field(default_factory=dict)
     failures: dict[int, RowFailure] = field(default_factory=dict)
+
+
+def to_ragged(column: Column, dtype: str, shape: Shape) -> tuple[Ragged, BadRows]:
+    """The rows of a column of lists. `shape` is that of a row: its first dimension varies, the others must not.
+
+    A row that is null, or holds something that does not fit, is named in the second value.
+    """
+    inner = shape[1:]
+    if isinstance(column, np.ndarray):
+        values, bad = to_array(column, dtype, (column.shape[1], *inner))
+        return Ragged(values.reshape(-1, *values.shape[2:]), np.arange(len(column) + 1) * column.shape[1]), bad
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    values, bad_values = to_array(column.flatten(), dtype, inner)
+    bad = BadRows()
+    for null in np.flatnonzero(~column.is_valid().to_numpy(zero_copy_only=False)):
+        bad[int(null)] = IS_NULL
+    for position, reason in bad_values.items():
+        row = int(np.searchsorted(offsets, position, side="right")) - 1
+        bad.setdefault(row, f"has a value that {reason}")
+    return Ragged(values, offsets), bad

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import Array, Column
+from penstock.core.deferred import Array, Column
 from penstock.errors import UsageError
 
 CLASSES, SCORES, LABELS = "classes:", "scores:", "labels:"

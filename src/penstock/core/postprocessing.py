@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from penstock.core.columns import OPAQUE, describe, join, take_positions, to_arrow
 from penstock.core.preprocessing import Preprocess, WrongAnswer
-from penstock.core.records import STRING, Array, Block, Column, RowFailure, TensorSpec
-from penstock.core.row_watch import Watch
+from penstock.core.records import STRING, Array, Block, Column, RowFailure, TensorSpec, Watch
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ import pyarrow as pa
 from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_array
 from penstock.core.deferred import Deferred
 from penstock.core.missing import dtype_for_a_function, filled
-from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec
-from penstock.core.row_watch import Watch
+from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec, Watch
 from penstock.errors import UsageError, one_line
 from penstock.options.records import Nulls
 

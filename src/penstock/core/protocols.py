@@ -7,19 +7,15 @@ own, asked for with `isinstance`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Binding,
-    Block,
     Columns,
     Device,
-    Extent,
-    Fragment,
-    Job,
     ModelFile,
     OutputSchema,
     Placement,
@@ -27,136 +23,16 @@ from penstock.core.records import (
     Shortage,
     Signature,
     Span,
-    TensorSpec,
 )
-from penstock.core.row_watch import Watch
+from penstock.core.source import HasPaths as HasPaths
+from penstock.core.source import OfFiles as OfFiles
+from penstock.core.source import Releases as Releases
+from penstock.core.source import Remarks as Remarks
+from penstock.core.source import Source as Source
+from penstock.core.source import SourceTraits as SourceTraits
+from penstock.core.source import Watchable as Watchable
+from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
-
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class SourceTraits:
-    """What a source is. Known before any of its rows is read."""
-
-    is_resumable: bool = True
-    """Its rows can be read again, also by a later process. Those of a stream cannot."""
-    runs_python: bool = False
-    """Reading runs Python code for every row: loaders are processes of their own."""
-    is_frame: bool = False
-    """The columns are those of one table, which together may feed one input."""
-    may_have_targets: bool = False
-    """Columns without names may include, after those that the model takes, what it was trained to answer."""
-
-
-class Source(Protocol):
-    """Where rows come from. Picklable; `read` runs in a loader, in another process.
-
-    A source is never changed after it was made: `fitted_to` and `with_floats` return another one. A class that
-    inherits from this protocol needs the five methods without a body; the rest has defaults.
-    """
-
-    @property
-    def traits(self) -> SourceTraits:
-        return SourceTraits()
-
-    @property
-    def is_positional(self) -> bool:
-        """Whether columns have no names of their own, so that they feed inputs in order. May look at the first row."""
-        return False
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Columns that are written beside the predictions by default. May look at the first rows."""
-        return ()
-
-    def fragments(self) -> Sequence[Fragment]:
-        """The files that the fingerprint covers, in input order."""
-        ...
-
-    def schema(self) -> dict[str, TensorSpec]:
-        """The columns, in their order."""
-        ...
-
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
-        """All rows in order, cut into spans. Deterministic.
-
-        A span may be larger where the format wants it (a row group), up to `most_rows`.
-        """
-        ...
-
-    def origin(self, span: Span, row: int) -> str:
-        """Where a row of `span` comes from, in words: the file, and the place in it."""
-        ...
-
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        """The rows of `span` in order, in blocks of whatever size is read fastest."""
-        ...
-
-    def fitted_to(self, inputs: Sequence[TensorSpec]) -> Source:
-        """The source with its columns read as a model with these inputs takes them."""
-        return self
-
-    def with_floats(self, columns: Sequence[str]) -> Source:
-        """The source with these columns read as floats, where the file itself has no types (text)."""
-        return self
-
-
-def with_changes(source: S, /, **attributes: Any) -> S:
-    """A copy of a source in which these attributes differ. What was learnt from the files is shared."""
-    made = object.__new__(type(source))
-    made.__dict__.update(source.__dict__ | attributes)
-    return made
-
-
-@runtime_checkable
-class OfFiles(Protocol):
-    """A source that can say which bytes of which files a span is made from."""
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
-        """The bytes behind these columns of a span, in a fixed order."""
-        ...
-
-
-@runtime_checkable
-class HasPaths(Protocol):
-    """A source that is read from files."""
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """The files, in input order."""
-        ...
-
-
-@runtime_checkable
-class Releases(Protocol):
-    """A source that holds the rows of a span in memory until they are not needed any more."""
-
-    def release(self, span: Span) -> None:
-        """Free the memory of a span whose result is there."""
-        ...
-
-    def close(self) -> None:
-        """Free the memory of all spans."""
-        ...
-
-
-@runtime_checkable
-class Watchable(Protocol):
-    """A source that reports each row before it works on it, as that runs code of the user."""
-
-    def watched_by(self, watch: Watch) -> Source:
-        """The source, reporting to `watch`, and leaving out the rows that it calls poisoned."""
-        ...
-
-
-@runtime_checkable
-class Remarks(Protocol):
-    """A source that has something to tell about its files."""
-
-    def remarks(self) -> list[str]:
-        """What people should know before the files are read, in words."""
-        ...
 
 
 class Runtime(Protocol):

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from penstock.core.deferred import Array as Array
+from penstock.core.deferred import Column as Column
+from penstock.core.deferred import Columns as Columns
+from penstock.core.deferred import SourceColumn as SourceColumn
+from penstock.core.output_selection import Answers
 from penstock.core.tracing import Timings as Timings
 from penstock.options.records import Nulls
-
-if TYPE_CHECKING:
-    from penstock.core.deferred import Deferred
-    from penstock.core.output_selection import Answers
-    from penstock.core.preprocessing import Preprocess
-    from penstock.core.scaling import Scaling
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Column: TypeAlias = "Array | pa.Array"
-"""Rows first. Numbers are numpy arrays wherever that costs no copy; everything else is an Arrow array."""
-SourceColumn: TypeAlias = "Array | pa.Array | Deferred"
-"""What a source reads: also rows that are decoded only when it is known where they belong."""
-Columns = dict[str, Array]
 
 Shape = tuple[int | None, ...]
 KEPT = "kept:"
@@ -108,6 +99,59 @@ class Signature:
     weights: str | None = None
     examples: Mapping[str, tuple[Feature, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Signature:
+        """The signature that `dataclasses.asdict` made this document of, also by way of JSON.
+
+        >>> Signature.from_json(asdict(Signature((), (), name="serve"))).name
+        'serve'
+        """
+        remade = {
+            "inputs": tuple(TensorSpec(**_shaped(spec)) for spec in document["inputs"]),
+            "outputs": tuple(TensorSpec(**_shaped(spec)) for spec in document["outputs"]),
+            "others": tuple(map(cls.from_json, document["others"])),
+            "examples": {
+                name: tuple(Feature(**_shaped(feature)) for feature in features)
+                for name, features in document["examples"].items()
+            },
+            "notes": tuple(document["notes"]),
+        }
+        return cls(**{**document, **remade})
+
+
+def _shaped(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec, whose shape is a list in JSON."""
+    return {**document, "shape": None if document["shape"] is None else tuple(document["shape"])}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """`x * scale + offset`, each a single number or one for each channel, after the channels were reversed or not."""
+
+    scale: tuple[float, ...] = (1.0,)
+    offset: tuple[float, ...] = (0.0,)
+    is_reversed: bool = False
+
+    @property
+    def channels(self) -> int | None:
+        """How many channels it wants; None where it does not matter."""
+        most = max(len(self.scale), len(self.offset), 3 if self.is_reversed else 1)
+        return most if most > 1 else None
+
+    def apply(self, tensor: Any) -> Any:
+        """Scale a float tensor of any framework, channels last."""
+        if self.is_reversed:
+            tensor = tensor.flip(-1) if hasattr(tensor, "flip") else tensor[..., ::-1]
+        scaled = tensor * _constant(self.scale, tensor)
+        return scaled + _constant(self.offset, tensor) if any(self.offset) else scaled
+
+
+def _constant(values: tuple[float, ...], like: Any) -> Any:
+    """Numbers in a form that broadcasts against any framework's tensor without changing its dtype."""
+    if len(values) == 1:
+        return values[0]
+    return like.new_tensor(values) if hasattr(like, "new_tensor") else np.asarray(values, np.float32)
 
 
 @dataclass(frozen=True)
@@ -210,6 +254,26 @@ class RowFailure:
     stage: str
     error: str
     reason: str
+
+
+class Watch:
+    """Told of every row, or call of the user's function, before work on it begins. This one listens to nothing.
+
+    `is_careful` asks for single rows instead of blocks: a process died in this span before. `poisoned` are rows
+    that killed or hung a loader: they are left out.
+    """
+
+    is_careful: bool = False
+    poisoned: Mapping[int, RowFailure] = {}
+
+    def begin(self, first_row: int, rows: int) -> None:
+        """Work on these rows begins."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+
+UNWATCHED = Watch()
 
 
 @dataclass(frozen=True)
@@ -367,37 +431,6 @@ class Placement:
     @property
     def replicas(self) -> int:
         return len(self.devices)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a loader and a replica need to know besides the model: how to turn spans into results."""
-
-    source: Any
-    bindings: tuple[Binding, ...]
-    keep: tuple[str, ...]
-    batch_size: int
-    preprocess: Preprocess | None = None
-    buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    is_traced: bool = False
-    """Whether everyone notes what they do when, for a trace."""
-    fewest_rows: int | None = None
-    """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
-    many rows."""
-    state: str = "none"
-    """What a call changes in the model; see `core.state`."""
-    seed: int | None = None
-    """By what a model draws random numbers; None for a live one that goes on from where it stands."""
-    is_trimmed: bool = False
-    """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that must be read, each once: all of them where a function of the user takes them."""
-        if self.preprocess is not None:
-            return tuple(self.preprocess.takes)
-        names = [name for binding in self.bindings for name in binding.columns]
-        return tuple(dict.fromkeys([*names, *self.keep]))
 
 
 @dataclass(frozen=True)

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
-from penstock.core.records import Signature, TensorSpec
+from penstock.core.records import Scaling, Signature, TensorSpec
 from penstock.errors import UsageError
 
 _TORCH_MEAN, _TORCH_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN = (103.939, 116.779, 123.68)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """`x * scale + offset`, each a single number or one for each channel, after the channels were reversed or not."""
-
-    scale: tuple[float, ...] = (1.0,)
-    offset: tuple[float, ...] = (0.0,)
-    is_reversed: bool = False
-
-    @property
-    def channels(self) -> int | None:
-        """How many channels it wants; None where it does not matter."""
-        most = max(len(self.scale), len(self.offset), 3 if self.is_reversed else 1)
-        return most if most > 1 else None
-
-    def apply(self, tensor: Any) -> Any:
-        """Scale a float tensor of any framework, channels last."""
-        if self.is_reversed:
-            tensor = tensor.flip(-1) if hasattr(tensor, "flip") else tensor[..., ::-1]
-        scaled = tensor * _constant(self.scale, tensor)
-        return scaled + _constant(self.offset, tensor) if any(self.offset) else scaled
-
-
-def _constant(values: tuple[float, ...], like: Any) -> Any:
-    """Numbers in a form that broadcasts against any framework's tensor without changing its dtype."""
-    if len(values) == 1:
-        return values[0]
-    return like.new_tensor(values) if hasattr(like, "new_tensor") else np.asarray(values, np.float32)
 
 
 PRESETS = {

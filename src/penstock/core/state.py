@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.records import Array
+from penstock.core.deferred import Array
 
 NONE, SEEDS, VARIABLES = "none", "seeds", "variables"
 """Nothing is changed; only the seeds of random numbers are; anything else is."""

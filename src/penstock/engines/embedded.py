@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.job import Job
 from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Releases, Replica, TakesAnySize
-from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import UNWATCHED, Device, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.span_feed import SpanFeed
 from penstock.core.state import NONE

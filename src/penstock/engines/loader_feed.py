@@ -10,9 +10,10 @@ from typing import Any
 
 from penstock.core.division import SPAN_BATCHES
 from penstock.core.events import Chunk, Filled, Prepare, SpanLoaded
+from penstock.core.job import Job
 from penstock.core.loader_count import WINDOW_S, LoaderCount, Observation
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import STRING, Job, Placement, Span, Timings
+from penstock.core.records import STRING, Placement, Span, Timings
 from penstock.pool.processes.loader_pool import LoaderPool
 from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import bytes_needed

@@ -29,11 +29,12 @@ from penstock.core.events import (
     SpanDone,
     Work,
 )
-from penstock.core.oom_messages import speaks_of_memory
+from penstock.core.job import Job
+from penstock.core.memory import speaks_of_memory
 from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Releases
-from penstock.core.records import Device, Job, Placement, Result, Shortage, Signature, Span, Timings
+from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.span_feed import SpanFeed
 from penstock.core.state import VARIABLES

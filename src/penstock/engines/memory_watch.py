@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock.core.ceilings import Ceilings
-from penstock.core.oom_messages import speaks_of_memory
+from penstock.core.memory import Ceilings, speaks_of_memory
 from penstock.core.records import Device, RowFailure, Shortage, Span
 from penstock.errors import WorkersDied
 from penstock.pool.devices.memory import has_address_limit, oom_kills

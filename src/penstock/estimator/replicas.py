@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock import registry
 from penstock.core.events import Measure
-from penstock.core.records import STRING, Binding, Device, Job, ModelFile, Placement, Result, Span
+from penstock.core.job import Job
+from penstock.core.records import STRING, Binding, Device, ModelFile, Placement, Result, Span
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import PenstockError, WorkersDied, one_line

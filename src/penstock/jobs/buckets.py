@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.core.bucketing import choose_boundaries
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
-from penstock.core.records import Array, Binding, Job, Span
+from penstock.core.records import Array, Binding, Span
 from penstock.errors import InputError
 from penstock.pool.loading import read_pieces
 

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from penstock.core.job import Job
 from penstock.core.packages import PACKAGES
 from penstock.core.plans import Choice
-from penstock.core.records import STRING, Device, Job, ModelFile, Placement, Recipe
+from penstock.core.records import STRING, Device, ModelFile, Placement, Recipe
 from penstock.jobs.run_context import RunContext
 from penstock.models.belongings import num_bytes
 from penstock.options.records import DeviceRequest, PredictOptions

@@ -18,22 +18,12 @@ from penstock import registry
 from penstock.core import batching, division, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.events import Asked, PaddingTrial, Prepared
+from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.packages import PACKAGES
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Releases, Source
-from penstock.core.records import (
-    STRING,
-    Binding,
-    Fragment,
-    Job,
-    ModelFile,
-    Placement,
-    Recipe,
-    Result,
-    Signature,
-    Span,
-)
+from penstock.core.records import STRING, Binding, Fragment, ModelFile, Placement, Recipe, Result, Signature, Span
 from penstock.core.state import NONE, State
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.core.job import Job
 from penstock.core.protocols import Source
-from penstock.core.records import Job, Placement, Signature
+from penstock.core.records import Placement, Signature
 from penstock.core.state import BATCH_SIZE, SEEDS, VARIABLES, State
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import WholeBatches

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.core.output_selection import Answers
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
-from penstock.core.records import Shape, Signature, TensorSpec
-from penstock.core.scaling import PRESETS, Scaling
+from penstock.core.records import Scaling, Shape, Signature, TensorSpec
+from penstock.core.scaling import PRESETS
 from penstock.errors import UsageError
 from penstock.models.modules import digest_of_module
 from penstock.options import table

@@ -10,8 +10,9 @@ from penstock import registry
 from penstock.core import tuning
 from penstock.core.agreement import Proof, prove
 from penstock.core.events import Asked, Measure, Prepared
+from penstock.core.job import Job
 from penstock.core.plans import Choice, Trial
-from penstock.core.records import Device, Job, ModelFile, Placement, Span
+from penstock.core.records import Device, ModelFile, Placement, Span
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError

@@ -11,12 +11,22 @@ from penstock.core.bucketing import cut_by_one_size, cut_by_size
 from penstock.core.columns import to_array
 from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.example_encoding import encode
-from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece
+from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece, to_ragged
+from penstock.core.job import Job
 from penstock.core.missing import filled
 from penstock.core.protocols import Watchable
-from penstock.core.ragged import to_ragged
-from penstock.core.records import STRING, Array, Binding, Block, Column, Job, RowFailure, SourceColumn, Span
-from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.records import (
+    STRING,
+    UNWATCHED,
+    Array,
+    Binding,
+    Block,
+    Column,
+    RowFailure,
+    SourceColumn,
+    Span,
+    Watch,
+)
 from penstock.core.tracing import Level, Mark
 from penstock.errors import InputError
 from penstock.pool.trace_marks import marked

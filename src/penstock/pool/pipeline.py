@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.batching import Batch
+from penstock.core.job import Job
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Column, Columns, Job, Result, RowFailure, Span, TensorSpec, Timings
+from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
 from penstock.core.tracing import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.core.oom_messages import speaks_of_memory
+from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Columns, Device
 from penstock.errors import OutOfMemory, one_line
 

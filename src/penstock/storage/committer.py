@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from penstock.core.finite import count_not_finite
+from penstock.core.columns import count_not_finite
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import Result, Span
 from penstock.storage.journal import PartRecord

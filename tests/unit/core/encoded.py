@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
-from penstock.core.records import Array, RowFailure
-from penstock.core.row_watch import Watch
+from penstock.core.records import Array, RowFailure, Watch
 
 
 class Letters(Deferred):

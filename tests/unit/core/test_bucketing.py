@@ -22,9 +22,8 @@ from penstock.core.bucketing import (
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Announce, BadRows, Deferred
 from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece, Ragged
-from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Span
+from penstock.core.records import KEPT, UNWATCHED, Array, Column, Result, RowFailure, Span, Watch
 from penstock.core.reordering import to_result
-from penstock.core.row_watch import UNWATCHED, Watch
 
 from .encoded import Diary, Letters, poisoned
 

@@ -13,9 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.columns import OPAQUE, describe, is_text, join, take_rows, to_array, to_arrow, to_lists, whole
+from penstock.core.columns import (
+    OPAQUE,
+    count_not_finite,
+    describe,
+    is_text,
+    join,
+    take_rows,
+    to_array,
+    to_arrow,
+    to_lists,
+    whole,
+)
 from penstock.core.records import STRING, Array, Column, Shape
 
+NAN, INF = np.nan, np.inf
 NUMBERS = [
     "int8",
     "int16",
@@ -542,3 +554,24 @@ class TestToLists:
         rows = np.array([[value, value]], dtype=object if isinstance(value, bytes) else None)
         wanted = value.decode() if value == b"a" else value
         assert to_lists([rows, rows[:, :1]]).to_pylist() == [[wanted, wanted], [wanted]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        ([np.array([1.0, NAN, INF, -INF])], 3),
+        ([np.array([INF, -INF])], 2),
+        ([np.array([[1, NAN], [2, 3], [NAN, INF]], np.float32)], 2),
+        ([np.array([1.0, NAN, 2.0]), np.array([NAN, NAN, 0.0])], 2),
+        ([np.array([3e38, 3e38], np.float32)], 0),
+        ([np.array([6e4, 6e4, NAN], np.float16)], 1),
+        ([np.array([1, 2]), np.array(["nan", "inf"], object), np.array([True, False])], 0),
+        ([np.zeros((0, 3)), np.zeros((2, 0))], 0),
+        ([pa.array([[1.0], [], [NAN, 2.0], [INF]])], 2),
+        ([to_lists([np.array([[[1.0, NAN]], [[1.0, 2.0]]]), np.array([[[INF]]])])], 2),
+        ([pa.array(["nan"]), pa.array([[1, 2]])], 0),
+        ([], 0),
+    ],
+)
+def test_rows_that_hold_something_that_is_no_number_are_counted_once(columns: list[Column], rows: int) -> None:
+    assert count_not_finite(columns) == rows

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 import pytest
 
+from penstock.core.job import Job
 from penstock.core.mapping import RAW_RECORD, bind, describe
-from penstock.core.records import STRING, Binding, Block, Feature, Job, Signature, Span, TensorSpec
+from penstock.core.records import STRING, Binding, Feature, Signature, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
+from penstock.sources.python.memory import InMemory
 from penstock.sources.tfrecord.examples import parse
 
 AGE, CITY = Feature("age", "int64", ()), Feature("city", STRING, (), is_required=False)
@@ -174,16 +174,10 @@ def test_a_column_that_is_used_already_is_never_proposed() -> None:
     assert "'size=prefix*'" in (caught.value.hint or "")
 
 
-class OneBlock:
-    """A source of a single block."""
-
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        yield Block(0, 2, {"age": np.array([7, 8]), "w": np.array([0.5, 1.5]), "h": np.array([2.5, 3.5])})
-
-
 def test_stacked_columns_are_one_feature_of_the_record() -> None:
+    source = InMemory({"age": np.array([7, 8]), "w": np.array([0.5, 1.5]), "h": np.array([2.5, 3.5])})
     columns = schema(age=("int64", ()), w=("float64", ()), h=("float64", ()))
-    job = Job(OneBlock(), bind(PARSES, columns, {"size": ("w", "h")}), (), 2)
+    job = Job(source, bind(PARSES, columns, {"size": ("w", "h")}), (), 2)
     (batch,) = load_batches(job, Span(0, 0, 2, ()))
     size = parse(batch.arrays["records"][1], is_sequence=False).features[b"size"]
     assert np.frombuffer(bytes(size.packed), "<f4").tolist() == [1.5, 3.5]

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.postprocessing import Finished, Postprocess, finish
-from penstock.core.records import Array, Block, Column, TensorSpec
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import UNWATCHED, Array, Block, Column, TensorSpec
 from penstock.errors import UsageError
 
 COLUMNS: dict[str, Column] = {

@@ -17,8 +17,7 @@ import pytest
 from penstock.core.columns import describe, to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.preprocessing import ONLY, Preprocess, rows_of
-from penstock.core.records import STRING, Block, RowFailure, SourceColumn, TensorSpec
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import STRING, UNWATCHED, Block, RowFailure, SourceColumn, TensorSpec
 from penstock.errors import UsageError
 from penstock.options.records import Nulls
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from penstock.core.columns import describe, join
 from penstock.core.deferred import Deferred
 from penstock.core.preprocessing import MOST_ROWS, Preprocess
-from penstock.core.records import Array, Block, Column, RowFailure, SourceColumn, TensorSpec
-from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.records import UNWATCHED, Array, Block, Column, RowFailure, SourceColumn, TensorSpec, Watch
 
 from .encoded import Diary, Letters, poisoned
 

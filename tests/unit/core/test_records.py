@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     STRING,
+    UNWATCHED,
     Binding,
     Device,
-    Job,
+    Feature,
     OutputSchema,
     Placement,
     Recipe,
     Result,
     RowFailure,
+    Signature,
     Span,
     TensorSpec,
     Timings,
+    Watch,
 )
+from penstock.sources.python.memory import InMemory
+
+from .encoded import Diary
+
+SOURCE = InMemory({"a": np.zeros(1)})
 
 
 def failure(row: int) -> RowFailure:
@@ -62,7 +72,7 @@ def test_row_numbers_leave_gaps_where_rows_failed(start: int, rows: int, data: s
 
 def test_job_reads_every_column_once() -> None:
     bindings = (Binding("a", ("x", "y"), "float32", (2,)), Binding("b", ("x",), "float32", ()))
-    job = Job(None, bindings, ("id", "y"), 32)
+    job = Job(SOURCE, bindings, ("id", "y"), 32)
     assert job.columns == ("x", "y", "id")
 
 
@@ -121,7 +131,13 @@ def test_numbers_agree_row_by_row_and_all_together(gaps: list[tuple[int, int]], 
 
 def test_job_with_a_function_reads_what_the_function_takes() -> None:
     takes = {"a": TensorSpec("a", "float32", ()), "b": TensorSpec("b", STRING, ())}
-    job = Job(None, (Binding("x", ("made",), "float32", ()),), ("a",), 32, Preprocess("m:f", takes=takes))
+    job = Job(
+        SOURCE,
+        (Binding("x", ("made",), "float32", ()),),
+        ("a",),
+        32,
+        Preprocess("m:f", takes=takes),
+    )
     assert job.columns == ("a", "b")
 
 
@@ -163,3 +179,51 @@ def test_records_survive_pickling(record: object) -> None:
 def test_devices_are_named_as_on_the_command_line() -> None:
     assert str(Device("gpu", 2)) == "gpu:2"
     assert Placement((Device("cpu", 0), Device("cpu", 1)), 1, 1).replicas == 2
+
+
+def test_nothing_is_poisoned_and_no_care_is_asked_for() -> None:
+    assert isinstance(UNWATCHED, Watch)
+    assert not UNWATCHED.is_careful
+    assert dict(UNWATCHED.poisoned) == {}
+
+
+def test_it_may_be_told_anything() -> None:
+    UNWATCHED.begin(0, 1)
+    UNWATCHED.begin(1 << 62, 0)
+    UNWATCHED.end()
+    UNWATCHED.end()
+
+
+def test_what_one_watch_knows_others_do_not() -> None:
+    diary = Diary(is_careful=True, poisoned={})
+    diary.begin(1, 2)
+    assert not Watch().is_careful
+    assert Diary().begun == []
+
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec("x", "uint8", (None, 3)), TensorSpec("records", "string", (), varies=True)),
+    outputs=(TensorSpec("p/q:0", "float32", None), TensorSpec("Köln", "string", (2,), encoding="image")),
+    structure="dict",
+    fixed_batch=8,
+    name="serving_default",
+    others=(Signature((TensorSpec("y", "int64", (1,)),), (), name="other", notes=("shown only",)),),
+    parameters=12,
+    writer="TensorFlow 2.21",
+    weights="abc",
+    examples={"records": (Feature("age", "int64", (1,)), Feature("tags", "string", None, False, num_columns=3))},
+    notes=("first", "second"),
+)
+
+
+def test_a_full_signature_comes_back_as_it_was() -> None:
+    assert Signature.from_json(json.loads(json.dumps(asdict(SIGNATURE)))) == SIGNATURE
+
+
+def test_every_field_was_tried() -> None:
+    bare = Signature((), ())
+    assert [each.name for each in fields(Signature) if getattr(SIGNATURE, each.name) == getattr(bare, each.name)] == []
+
+
+def test_a_bare_signature_comes_back_as_it_was() -> None:
+    assert Signature.from_json(json.loads(json.dumps(asdict(Signature((), ()))))) == Signature((), ())

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.records import Array, Shape, Signature, TensorSpec
-from penstock.core.scaling import PRESETS, Scaling, scaled_inputs
+from penstock.core.records import Array, Scaling, Shape, Signature, TensorSpec
+from penstock.core.scaling import PRESETS, scaled_inputs
 from penstock.errors import UsageError
 from penstock.options.records import PRESETS as PRESET_NAMES
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import SourceTraits
-from penstock.core.records import Binding, Block, Columns, Device, Job, Placement, Result, Span, TensorSpec, Timings
+from penstock.core.records import Binding, Block, Columns, Device, Placement, Result, Span, TensorSpec, Timings
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, Interrupted, ModelError

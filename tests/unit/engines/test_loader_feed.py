@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from penstock.core.batching import on_the_heap
 from penstock.core.events import Chunk, Filled, SpanLoaded
-from penstock.core.records import STRING, Binding, Device, Job, ModelFile, Shape, Span, Timings
+from penstock.core.job import Job
+from penstock.core.records import STRING, Binding, Device, ModelFile, Shape, Span, Timings
 from penstock.engines.loader_feed import LoaderFeed, slot_bytes_of
 from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import bytes_needed
+from penstock.sources.python.memory import InMemory
 
 
 def job_of(*bindings: Binding, batch_size: int = 64, keep: tuple[str, ...] = (), **buckets: list[list[int]]) -> Job:
-    return Job(None, bindings, keep, batch_size, buckets=buckets)
+    return Job(InMemory({"a": np.zeros(1)}), bindings, keep, batch_size, buckets=buckets)
 
 
 def binding(name: str, dtype: str, shape: Shape, mask_of: str | None = None) -> Binding:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.job import Job
 from penstock.core.protocols import Source
 from penstock.core.records import (
     KEPT,
@@ -20,7 +21,6 @@ from penstock.core.records import (
     Column,
     Columns,
     Fragment,
-    Job,
     Result,
     RowFailure,
     Signature,

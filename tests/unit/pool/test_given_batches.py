@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.core.batching import Batch
-from penstock.core.records import Columns, Job, Span, Timings
+from penstock.core.job import Job
+from penstock.core.records import Columns, Span, Timings
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.core.columns import to_arrow
 from penstock.core.feeds import Encoded, Fixed, Mask, Ragged
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import STRING, Binding, Block, Job, SourceColumn, Span, TensorSpec
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import STRING, UNWATCHED, Binding, Block, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches, read_pieces
 from penstock.sources.python.memory import InMemory
@@ -23,10 +23,11 @@ from tests.unit.core.encoded import Diary, Letters, poisoned
 from .piping import Blocks, X, inputs_of
 
 
-class Fixture:
+class Fixture(Blocks):
     """A source of one block, whatever its columns are."""
 
     def __init__(self, columns: Mapping[str, SourceColumn]) -> None:
+        super().__init__([len(next(iter(columns.values())))])
         self._columns = columns
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:

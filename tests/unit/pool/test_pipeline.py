@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.records import Binding, Block, Columns, Job, Result, Span, TensorSpec, Timings
+from penstock.core.job import Job
+from penstock.core.records import Binding, Block, Columns, Result, Span, TensorSpec, Timings
 from penstock.errors import DeviceError, InputError, ModelError, PenstockError
 from penstock.pool.pipeline import Pipeline
 from penstock.sources.python.memory import InMemory

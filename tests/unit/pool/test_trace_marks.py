@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.core.events import Chunk, SpanDone
-from penstock.core.records import Columns, Job, Result, Span, Timings
+from penstock.core.job import Job
+from penstock.core.records import Columns, Result, Span, Timings
 from penstock.core.tracing import (
     HAND_OVER,
     LOAD,

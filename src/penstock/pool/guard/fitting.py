@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from penstock.core.ceilings import Ceilings
 from penstock.core.columns import join, take_positions, to_lists
+from penstock.core.memory import Ceilings
 from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import Column, Columns, RowFailure, Shortage, Signature
 from penstock.core.state import NONE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.core.batching import Batch
+from penstock.core.job import Job
 from penstock.core.protocols import Replica, Stateful
-from penstock.core.records import Job
 from penstock.core.state import NONE, SEEDS, STATELESS, State
 
 

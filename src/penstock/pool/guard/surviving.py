@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.core.batching import Batch
+from penstock.core.job import Job
 from penstock.core.protocols import Replica
-from penstock.core.records import Array, Columns, Job, RowFailure
+from penstock.core.records import Array, Columns, RowFailure
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, ModelError, PenstockError, one_line
 from penstock.pool.guard.fitting import Fitting, Rejected

@@ -11,8 +11,9 @@ from penstock.core.agreement import compare
 from penstock.core.batching import Batch
 from penstock.core.columns import describe, take_positions
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.job import Job
 from penstock.core.protocols import Replica, Stateful
-from penstock.core.records import KEPT, Array, Binding, Column, Columns, Job, RowFailure, Signature, Span, TensorSpec
+from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.core.state import STATELESS, VARIABLES, State
 from penstock.errors import ModelError, PenstockError

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from penstock.core.events import Applied, Finish
 from penstock.core.postprocessing import Postprocess, finish
-from penstock.core.records import Block
-from penstock.core.row_watch import Watch
+from penstock.core.records import Block, Watch
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
 from penstock.pool.processes.serving import Serving

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from penstock.core.events import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
-from penstock.core.records import Block, Column, Result, RowFailure
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import UNWATCHED, Block, Column, Result, RowFailure
 from penstock.errors import PenstockError, WorkersDied
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel

@@ -13,8 +13,8 @@ import time
 import pyarrow as pa
 
 from penstock.core.events import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
-from penstock.core.records import Job, RowFailure
-from penstock.core.row_watch import Watch
+from penstock.core.job import Job
+from penstock.core.records import RowFailure, Watch
 from penstock.core.tracing import LOAD, NONE, SPAN, Level, Mark
 from penstock.pool.loading import load_batches
 from penstock.pool.processes.board import Board

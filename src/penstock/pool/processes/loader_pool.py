@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
+from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import Job, RowFailure, Span
+from penstock.core.records import RowFailure, Span
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
 from penstock.errors import PenstockError, WorkersDied
 from penstock.pool.processes.board import Board

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from penstock.core.batching import Batch, on_the_heap
 from penstock.core.events import ColumnLayout, Filled
-from penstock.core.records import Array, Column, Columns
-from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.records import UNWATCHED, Array, Column, Columns, Watch
 from penstock.pool.transfer.results import Assembly, Writable, lay_out, restore, spill
 from penstock.pool.transfer.slots import Slots
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.core import nesting
 from penstock.core.nesting import DENSE, RAGGED, SPARSE, Nesting
-from penstock.core.records import ModelFile, Signature, TensorSpec
-from penstock.core.scaling import Scaling, scaled_inputs
+from penstock.core.records import ModelFile, Scaling, Signature, TensorSpec
+from penstock.core.scaling import scaled_inputs
 from penstock.runtimes.keras import precision
 from penstock.runtimes.keras.loading import load_keras_model, writer_version
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from penstock.core.nesting import RAGGED, Nesting, leaves
 from penstock.core.output_selection import Answers
-from penstock.core.records import Device, Shape
-from penstock.core.scaling import Scaling
+from penstock.core.records import Device, Scaling, Shape
 from penstock.core.state import State
 from penstock.errors import ModelError, one_line
 from penstock.runtimes import torch as torch_runtime

@@ -12,11 +12,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.core.records import Binding, ModelFile, Signature
-from penstock.core.signature_json import from_json, to_json
 from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
 from penstock.runtimes.onnx.graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
@@ -70,7 +69,7 @@ def read_step(model: ModelFile) -> ConvertedStep:
             raise ValueError(f"format {told['format']}")
         return ConvertedStep(
             os.path.join(model.location, _MODEL),
-            from_json(told["signature"]),
+            Signature.from_json(told["signature"]),
             told["inputs"],
             told["outputs"],
             told["wide_arithmetic"],
@@ -268,7 +267,7 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         raise _NotConvertible("the model reads something beside its inputs and weights")
     told = {
         "format": FORMAT,
-        "signature": to_json(signature),
+        "signature": asdict(signature),
         "inputs": {name: key for name, key in inputs.items() if key in taken},
         "outputs": outputs,
     }

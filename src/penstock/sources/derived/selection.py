@@ -12,8 +12,7 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source, Watchable, with_changes
-from penstock.core.records import Array, Block, Extent, RowFailure, Span
-from penstock.core.row_watch import Watch
+from penstock.core.records import Array, Block, Extent, RowFailure, Span, Watch
 from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
 from penstock.errors import InputError, UsageError
 from penstock.sources.derived.wrapper import Around

@@ -15,8 +15,7 @@ from penstock.core.protocols import (
     Watchable,
     with_changes,
 )
-from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec
-from penstock.core.row_watch import Watch
+from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
 
 
 class Around(Source):

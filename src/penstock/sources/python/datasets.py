@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from penstock.core.columns import describe, whole
 from penstock.core.protocols import Source, SourceTraits, with_changes
-from penstock.core.records import Block, Fragment, RowFailure, Span, TensorSpec
-from penstock.core.row_watch import UNWATCHED, Watch
+from penstock.core.records import UNWATCHED, Block, Fragment, RowFailure, Span, TensorSpec, Watch
 from penstock.errors import InputError, one_line
 from penstock.sources.python.array_like import is_array
 from penstock.sources.python.memory import InMemory

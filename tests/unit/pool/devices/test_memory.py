@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.core.oom_messages import speaks_of_memory
+from penstock.core.memory import speaks_of_memory
 from penstock.pool.devices.memory import available_bytes, cgroup_rooms, oom_kills, peak_bytes
 
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.batching import Batch
-from penstock.core.ceilings import Ceilings
-from penstock.core.records import Columns, Job, RowFailure, Shortage
+from penstock.core.job import Job
+from penstock.core.memory import Ceilings
+from penstock.core.records import Columns, RowFailure, Shortage
 from penstock.errors import ModelError, OutOfMemory
 from penstock.pool.guard.fitting import Fitting, RowTooLarge
 from penstock.pool.guard.surviving import predict_surviving

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.core.batching import Batch
+from penstock.core.job import Job
 from penstock.core.protocols import Replica, Stateful
-from penstock.core.records import Columns, Job, Result, Span
+from penstock.core.records import Columns, Result, Span
 from penstock.core.state import NONE, SEEDS, VARIABLES, State
 from penstock.errors import InputError, ModelError, PenstockError
 from penstock.pool.guard.fitting import Fitting

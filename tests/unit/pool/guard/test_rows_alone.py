@@ -13,8 +13,7 @@ from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
 from penstock.core.events import PaddingTrial
 from penstock.core.feeds import Mask, Piece, Ragged
-from penstock.core.records import Array, Columns, Signature, TensorSpec
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import UNWATCHED, Array, Columns, Signature, TensorSpec
 from penstock.pool.guard.rows_alone import answers_alone, join_answers, try_padding
 
 TOLERANCE = 1e-4

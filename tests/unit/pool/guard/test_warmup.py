@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.events import Prepared
-from penstock.core.records import Binding, Columns, Job, Signature, Span, TensorSpec
+from penstock.core.job import Job
+from penstock.core.records import Binding, Columns, Signature, Span, TensorSpec
 from penstock.errors import ModelError
 from penstock.pool.guard.warmup import warm_up
 from penstock.pool.loading import load_batches

@@ -21,8 +21,7 @@ from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
 from penstock.core.events import Chunk, Filled
 from penstock.core.feeds import Feed, Fixed, Mask, Piece, Ragged
-from penstock.core.records import Array, Column, RowFailure
-from penstock.core.row_watch import UNWATCHED
+from penstock.core.records import UNWATCHED, Array, Column, RowFailure
 from penstock.pool.transfer.batches import SlotRoom, bytes_needed, open_batch
 from penstock.pool.transfer.results import Assembly, Writable
 from penstock.pool.transfer.slots import FreeSlots, Slots

@@ -1,0 +1,41 @@
+"""The job as loaders and replicas get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.core.preprocessing import Preprocess
+from penstock.core.records import Binding
+from penstock.core.source import Source
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a loader and a replica need to know besides the model: how to turn spans into results."""
+
+    source: Source
+    bindings: tuple[Binding, ...]
+    keep: tuple[str, ...]
+    batch_size: int
+    preprocess: Preprocess | None = None
+    buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    is_traced: bool = False
+    """Whether everyone notes what they do when, for a trace."""
+    fewest_rows: int | None = None
+    """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
+    many rows."""
+    state: str = "none"
+    """What a call changes in the model; see `core.state`."""
+    seed: int | None = None
+    """By what a model draws random numbers; None for a live one that goes on from where it stands."""
+    is_trimmed: bool = False
+    """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that must be read, each once: all of them where a function of the user takes them."""
+        if self.preprocess is not None:
+            return tuple(self.preprocess.takes)
+        names = [name for binding in self.bindings for name in binding.columns]
+        return tuple(dict.fromkeys([*names, *self.keep]))
