@@ -32,7 +32,7 @@ from penstock.sources.files import remote, remote_listing
 from penstock.sources.files.paths import expand, fragment, open_binary, read_bytes, read_many
 from penstock.sources.tables.npy import ArrayFiles
 from penstock.sources.tables.parquet import ParquetFiles
-from penstock.sources.tfrecord.crc32c import masked_crc
+from penstock.sources.tfrecord.framing import masked_crc
 from tests.conftest import ENVIRONMENT, penstock_command, read_rows
 from tests.contract.reading import FILES, Case, Rows, read_span
 from tests.support.flaky_proxy import start_flaky_proxy

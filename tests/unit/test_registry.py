@@ -17,8 +17,8 @@ from penstock.sources.images.columns import ImageColumns
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.tables.parquet import ParquetFiles
 from penstock.sources.tables.text import TextLines
-from penstock.sources.tfrecord.crc32c import masked_crc
 from penstock.sources.tfrecord.files import TFRecordFiles
+from penstock.sources.tfrecord.framing import masked_crc
 
 
 def write_table(path: Path) -> None:

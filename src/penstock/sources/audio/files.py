@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, SourceColumn, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import DeviceError, InputError, one_line
 from penstock.options.records import ReadOptions
 from penstock.sources.audio import wav
@@ -29,20 +29,16 @@ Encoded = str | bytes
 """An audio file: its path, or its content."""
 
 
-class AudioFiles(Source):
+class AudioFiles(FileRuns, Source):
     """WAV and FLAC files, recognised by what they hold.
 
     Columns: `audio` (float32 from -1 to 1), `sample_rate` (nothing is resampled) and `path`, which is kept.
     """
 
     suffixes = (".wav", ".flac")
-    keeps = (PATH,)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
-        self._files = FileRuns(paths)
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self._files.fragments()
+        super().__init__(paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         return {
@@ -51,17 +47,8 @@ class AudioFiles(Source):
             PATH: TensorSpec(PATH, STRING, ()),
         }
 
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        return self._files.spans(rows_per_span)
-
-    def origin(self, span: Span, row: int) -> str:
-        return self._files.origin(span, row)
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._files.extents(span)
-
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        paths = self._files.paths_of(span)
+        paths = self.paths_of(span)
         made: dict[str, SourceColumn] = {}
         failures: list[RowFailure] = []
         for name in columns:

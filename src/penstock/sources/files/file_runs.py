@@ -20,11 +20,15 @@ SPAN_BYTES = 256 << 20
 
 
 class FileRuns:
-    """Files in input order, one row each. A locator is (first file,): the rows of a span are files in a row.
+    """Files in input order, one row each: what a source of them needs, besides reading.
+
+    A locator is (first file,): the rows of a span are files in a row.
 
     Args:
-        paths: A list, or `listing.Paths`, which is compact and knows sizes and times already.
+        paths: A list, or `listing.Paths`, which is compact and has sizes and times already.
     """
+
+    keeps = ("path",)
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths
@@ -43,6 +47,9 @@ class FileRuns:
             groups.append(found[0] if len(found) == 1 else _joined(found))
         self._sizes = sizes
         return groups
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        return self.spans(rows_per_span)
 
     def spans(self, rows_per_span: int, most_bytes: int = SPAN_BYTES) -> Iterator[Span]:
         """Runs of `rows_per_span` files, or fewer where they are large: no replica may end with the giant span."""
@@ -63,7 +70,7 @@ class FileRuns:
         first: int = span.locator[0]
         return list(self.paths[first : first + span.rows])
 
-    def extents(self, span: Span) -> Iterator[Extent]:
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
         first: int = span.locator[0]
         return map(Extent, _look_at(self.paths[first : first + span.rows]))
 

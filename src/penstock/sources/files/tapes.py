@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.records import Columns
 from penstock.errors import InputError
-from penstock.sources.files.paths import open_binary, read_bytes
+from penstock.sources.files.paths import fail_unreadable, open_binary, read_bytes
 
 PIECE_BYTES = 1 << 20
 _INPUT_BYTES = 64 << 10
@@ -54,11 +54,7 @@ def open_tape(path: str, compression: str) -> Tape:
     try:
         return PlainTape(path, open_binary(path))
     except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: str, error: OSError) -> InputError:
-    return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
+        raise fail_unreadable(path, error) from error
 
 
 class PlainTape:
@@ -75,7 +71,7 @@ class PlainTape:
         try:
             raw = self._file.read(max(0, min(nbytes, self._size - self._place)))
         except OSError as error:
-            raise unreadable(self._path, error) from error
+            raise fail_unreadable(self._path, error) from error
         self._place += len(raw)
         return raw
 
@@ -150,7 +146,7 @@ class InflatedTape:
             try:
                 self._fetched = read_bytes(self._path, self._offset, PIECE_BYTES)
             except OSError as error:
-                raise unreadable(self._path, error) from error
+                raise fail_unreadable(self._path, error) from error
             self._offset += len(self._fetched)
         raw, self._fetched = self._fetched[:_INPUT_BYTES], self._fetched[_INPUT_BYTES:]
         return raw
@@ -214,4 +210,4 @@ def head_of(path: str, nbytes: int) -> bytes:
     try:
         return read_bytes(path, 0, nbytes)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise fail_unreadable(path, error) from error

@@ -25,7 +25,11 @@ from penstock.sources.images.headers import (
     ORIENTATION,
     PNG_START,
     BadImage,
+    check_gif,
+    check_png,
+    check_png_lines,
     check_size,
+    check_tiff,
     is_from_adobe,
     is_jpeg,
     jpeg_orientation,
@@ -33,7 +37,6 @@ from penstock.sources.images.headers import (
     shown_start,
 )
 from penstock.sources.images.resizing import KEEP, Rendition, Size, fitted, needed, pillow, place
-from penstock.sources.images.wholeness import check_gif, check_png, check_png_lines, check_tiff
 
 if TYPE_CHECKING:
     from PIL import Image

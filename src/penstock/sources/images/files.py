@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penstock.core.protocols import Source
-from penstock.core.records import Block, Extent, Fragment, SourceColumn, Span, TensorSpec
+from penstock.core.records import Block, SourceColumn, Span, TensorSpec
 from penstock.options.records import ReadOptions
 from penstock.sources.files.file_runs import FileRuns, path_column
 from penstock.sources.files.listing import Paths
@@ -17,7 +17,7 @@ LARGEST_SPAN = 4
 """A span ends early at so many times the bytes of a usual one: no replica is to end with the giant."""
 
 
-class ImageFiles(Source):
+class ImageFiles(FileRuns, Source):
     """Image files with the columns `image` and `path`, which is the absolute path or the URL.
 
     Args:
@@ -27,16 +27,11 @@ class ImageFiles(Source):
     """
 
     suffixes = IMAGE_SUFFIXES
-    keeps = ("path",)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None, left_out: Sequence[str] = ()) -> None:
-        self._runs = FileRuns(paths)
+        super().__init__(paths)
         self._left_out = tuple(left_out)
         self._reading = reading or ReadOptions()
-
-    @property
-    def paths(self) -> Sequence[str]:
-        return self._runs.paths
 
     def remarks(self) -> list[str]:
         """What lies beside the photos and is not read."""
@@ -46,24 +41,15 @@ class ImageFiles(Source):
         files = f"{len(self._left_out)} file{'s' * (len(self._left_out) > 1)} of another kind"
         return [f"left out: {files} beside {len(self.paths):,} photos ({', '.join(names)})"]
 
-    def fragments(self) -> Sequence[Fragment]:
-        return self._runs.fragments()
-
     def schema(self) -> dict[str, TensorSpec]:
         return {"image": image_spec("image", self._reading), "path": TensorSpec("path", "string", ())}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         mean = self._total_bytes() / max(1, len(self.paths))
-        yield from self._runs.spans(rows_per_span, max(1, int(LARGEST_SPAN * rows_per_span * mean)))
-
-    def origin(self, span: Span, row: int) -> str:
-        return self._runs.origin(span, row)
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._runs.extents(span)
+        yield from self.spans(rows_per_span, max(1, int(LARGEST_SPAN * rows_per_span * mean)))
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        paths = self._runs.paths_of(span)
+        paths = self.paths_of(span)
         made: dict[str, SourceColumn] = {}
         for name in columns:
             made[name] = ImagePaths(paths, Rendition.of(self._reading)) if name == "image" else path_column(paths)

@@ -1,9 +1,19 @@
-"""What an image says of itself before it is decoded: its kind, its size, which way is up."""
+"""Image files before they are decoded: kind, size, orientation, and whether all pixels are there.
+
+Orientations and sizes are read by hand, because Pillow takes far longer to open a file (measured: 150 µs against 7 µs
+for a JPEG). Pillow decodes PNG, GIF and TIFF files that lack pixels without an error, so what is missing is found here.
+"""
 
 from __future__ import annotations
 
+import importlib
 import struct
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MOST_PIXELS = 178_956_970
 """Where Pillow speaks of a decompression bomb, too: about 179 million."""
@@ -15,6 +25,17 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 GIF_STARTS = (b"GIF87a", b"GIF89a")
 ORIENTATION = 0x0112
 """The number of EXIF's tag."""
+
+_STEP = 1 << 20
+_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""The values of a pixel, by the colour type of a PNG."""
+_PASSES = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+"""First row, first column and the two steps of each pass of an interlaced PNG."""
+
+_ROWS_PER_STRIP, _STRIPS, _STRIP_BYTES = 278, 273, 279
+_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
+_COMPRESSION, _PLANAR, _SAMPLES_PER_PIXEL, _JPEG_TABLES = 259, 284, 277, 347
+_JPEG_IN_TIFF = 7
 
 
 class BadImage(ValueError):
@@ -129,3 +150,113 @@ def png_size(data: bytes | memoryview) -> tuple[tuple[int, int], int]:
             except struct.error:
                 turn = 1
     return (height, width), turn
+
+
+def check_png(data: bytes | memoryview, checksum: Callable[[memoryview], int]) -> None:
+    """Raise BadImage for a PNG that lacks a chunk, or of which one is damaged. Pixels are not counted.
+
+    Pillow decodes an interlaced PNG pass by pass, so that what is missing leaves no row empty: it is counted here.
+    """
+    is_interlaced = False
+    for kind, content in walk_png(data, checksum):
+        if kind == b"IHDR":
+            is_interlaced = len(content) == 13 and content[12] == 1
+    if is_interlaced:
+        check_png_lines(data)
+
+
+def check_png_lines(data: bytes | memoryview) -> None:
+    """Raise BadImage for a PNG with fewer rows than it says. This takes about as long as decoding it."""
+    chunks = list(walk_png(data))
+    header = next((content for kind, content in chunks if kind == b"IHDR" and len(content) == 13), None)
+    if header is None:
+        raise BadImage("the PNG has no header")
+    width, height, depth, color, _, _, interlace = struct.unpack(">IIBBBBB", header)
+    bits = depth * _SAMPLES.get(color, 1)
+    passes = _PASSES if interlace else ((0, 0, 1, 1),)
+    expected = sum(_bytes_of_pass(width, height, bits, *each) for each in passes)
+    unpacker = zlib.decompressobj()
+    found = 0
+    for part in (content for kind, content in chunks if kind == b"IDAT"):
+        waiting: Any = part
+        while len(waiting) and found < expected and not unpacker.eof:
+            found += len(unpacker.decompress(waiting, _STEP))
+            waiting = unpacker.unconsumed_tail
+    if found < expected:
+        share = f"{found:,} of {expected:,} bytes of pixels"
+        raise BadImage(f"truncated: the PNG holds {share}")
+
+
+def _bytes_of_pass(width: int, height: int, bits: int, top: int, left: int, down: int, right: int) -> int:
+    rows, columns = -(-(height - top) // down), -(-(width - left) // right)
+    return rows * (1 + (columns * bits + 7) // 8) if rows > 0 and columns > 0 else 0
+
+
+def check_gif(data: bytes | memoryview) -> list[tuple[int, int, int, int]]:
+    """Left, top, width and height of the pictures of a GIF.
+
+    Raises:
+        BadImage: It has none, or ends before its last block, be it in another picture than the first.
+    """
+    try:
+        found = list(_walk_gif(memoryview(data)))
+    except (IndexError, struct.error):
+        raise BadImage("truncated: the GIF ends before its last block") from None
+    if not found:
+        raise BadImage("the GIF holds no picture")
+    return found
+
+
+def _walk_gif(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    place = 13 + _palette_bytes(view[10])
+    while view[place] != 0x3B:  # what ends a GIF
+        if view[place] == 0x21:
+            place = _behind_blocks(view, place + 2)
+        elif view[place] == 0x2C:
+            yield struct.unpack_from("<4H", view, place + 1)
+            place = _behind_blocks(view, place + 11 + _palette_bytes(view[place + 9]))
+        else:
+            raise BadImage(f"damaged: the GIF has no block at byte {place}")
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _behind_blocks(view: memoryview, place: int) -> int:
+    while view[place]:
+        place += view[place] + 1
+    return place + 1
+
+
+def check_tiff(image: Image.Image, data: bytes | memoryview) -> None:
+    """Raise BadImage for a TIFF that has fewer strips or tiles than its size needs, or JPEG with fewer rows in one."""
+    tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
+    is_tiled = _TILES in tags
+    places, lengths = (tags.get(tag, ()) for tag in ((_TILES, _TILE_BYTES) if is_tiled else (_STRIPS, _STRIP_BYTES)))
+    width, height = int(tags[256]), int(tags[257])  # Pillow's own size may be turned
+    rows = min(height, int(tags.get(_TILE_HEIGHT if is_tiled else _ROWS_PER_STRIP, height)) or height)
+    across = -(-width // int(tags[_TILE_WIDTH])) if is_tiled else 1
+    planes = int(tags.get(_SAMPLES_PER_PIXEL, 1)) if tags.get(_PLANAR, 1) == 2 else 1
+    needed = planes * across * -(-height // rows)
+    if min(len(places), len(lengths)) < needed:
+        raise BadImage(f"truncated: {len(places)} of {needed} strips or tiles of the TIFF are there")
+    if any(start + length > len(data) for start, length in zip(places, lengths, strict=False)):
+        raise BadImage("truncated: the TIFF ends before its last strip or tile")
+    if tags.get(_COMPRESSION) == _JPEG_IN_TIFF:
+        shared = bytes(tags.get(_JPEG_TABLES, b""))
+        down = -(-height // rows)
+        for number, (start, length) in enumerate(zip(places, lengths, strict=False)):
+            left = height - number // across % down * rows
+            _check_inner_jpeg(shared, bytes(data[start : start + length]), rows if is_tiled else min(rows, left))
+
+
+def _check_inner_jpeg(shared: bytes, strip: bytes, rows: int) -> None:
+    """libtiff decodes what there is of a JPEG; libjpeg-turbo tells what is missing."""
+    decoder = importlib.import_module("simplejpeg")
+    # The tables of all strips stand apart, as a JPEG without pixels.
+    whole = shared[:-2] + strip[2:] if shared else strip
+    height, _, space, _ = decoder.decode_jpeg_header(whole)
+    if height < rows:
+        raise BadImage(f"truncated: a strip or tile of the TIFF holds {height} of {rows} rows")
+    decoder.decode_jpeg(whole, space if space in ("Gray", "CMYK") else "RGB", min_height=1, min_width=1)

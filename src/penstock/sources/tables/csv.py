@@ -13,7 +13,7 @@ import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
 from penstock.core.protocols import Source, with_changes
-from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.files.paths import open_binary
@@ -47,24 +47,17 @@ _CONVERSION = re.compile(
 _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
-class CsvFiles(Source):
+class CsvFiles(LineFiles, Source):
     """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
 
     suffixes = (".csv", ".tsv")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
-        self._delimiter = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
+        self._separator = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
         self._header = (reading or ReadOptions()).header
-        self._lines = LineFiles(paths, self._delimiter, has_header=self._header != "no")
+        super().__init__(paths, self._separator, has_header=self._header != "no")
         self._types: dict[str, pa.DataType] | None = None
         self._schema: dict[str, TensorSpec] = {}
-
-    @property
-    def paths(self) -> Sequence[str]:
-        return self._lines.paths
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self._lines.fragments()
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._types is None:
@@ -92,17 +85,11 @@ class CsvFiles(Source):
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
-        return self._lines.spans(rows_per_span)
-
-    def origin(self, span: Span, row: int) -> str:
-        return self._lines.origin(span)
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._lines.extents(span)
+        return super().divide(rows_per_span, most_rows)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
-        excerpt = self._lines.excerpt(span)
+        excerpt = self.excerpt(span)
         failures: tuple[RowFailure, ...] = ()
         try:
             table = self._parse(excerpt.raw, columns)
@@ -120,39 +107,37 @@ class CsvFiles(Source):
 
         def stood(column: str, position: int) -> str:
             if not records:
-                records.extend(self._lines.records(excerpt))
+                records.extend(self.records(excerpt))
             csv.field_size_limit(_LONGEST_FIELD)
             text = io.StringIO(records[position].decode("utf-8", errors="replace"), newline="")
-            field = next(csv.reader(text, delimiter=self._delimiter))[places[column]]
+            field = next(csv.reader(text, delimiter=self._separator))[places[column]]
             return f"is missing: {field!r}" if field else "is missing: the field is empty"
 
         return stood
 
     def _sample(self) -> pa.Table:
-        path = self._lines.sample_path()
+        path = self.sample_path()
         names = self._names(path)
         if len(set(names)) != len(names):
             raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
         try:
-            options = pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+            options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
             options.invalid_row_handler = lambda row: "skip"
-            head = io.BytesIO(self._lines.head(path, _SAMPLE_BYTES))
-            reading = None if self._lines.has_header else pacsv.ReadOptions(column_names=names)
+            head = io.BytesIO(self.head(path, _SAMPLE_BYTES))
+            reading = None if self.has_header else pacsv.ReadOptions(column_names=names)
             convert = pacsv.ConvertOptions(null_values=_MISSING)
             return pacsv.read_csv(head, read_options=reading, parse_options=options, convert_options=convert)
         except pa.ArrowInvalid as error:
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
     def _check_headers(self, expected: list[str]) -> None:
-        for path in self._lines.paths:
+        for path in self.paths:
             names = self._names(path)
             if names and names != expected:
                 raise InputError(
-                    "the files differ in their header"
-                    if self._lines.has_header
-                    else "the files differ in their columns",
+                    "the files differ in their header" if self.has_header else "the files differ in their columns",
                     received=f"{path}: {', '.join(names)}",
-                    allowed=f"as in {self._lines.paths[0]}: {', '.join(expected)}",
+                    allowed=f"as in {self.paths[0]}: {', '.join(expected)}",
                 )
 
     def _names(self, path: str) -> list[str]:
@@ -167,7 +152,7 @@ class CsvFiles(Source):
         if self._header == "auto" and _looks_like_a_row(first):
             raise InputError(
                 "the file seems to have no header: its first line is numbers",
-                received=f"{path}: {self._delimiter.join(first)[:100]}",
+                received=f"{path}: {self._separator.join(first)[:100]}",
                 hint="--header no: it is a row, of columns f0, f1, …; --header yes: it is the names of the columns",
             )
         return first
@@ -175,11 +160,11 @@ class CsvFiles(Source):
     def _first_line(self, path: str) -> list[str]:
         raw = open_binary(path, _HEADER_BYTES)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = next((row for row in csv.reader(file, delimiter=self._delimiter) if row), [])
+            first = next((row for row in csv.reader(file, delimiter=self._separator) if row), [])
         try:
-            self._delimiter.join(first).encode()
+            self._separator.join(first).encode()
         except UnicodeEncodeError:
-            shown = self._delimiter.join(first).encode(errors="surrogateescape")
+            shown = self._separator.join(first).encode(errors="surrogateescape")
             raise InputError(
                 "the file is not UTF-8", received=f"{path}: {shown[:60]!r}", allowed="UTF-8 text", hint=_CONVERT
             ) from None
@@ -192,7 +177,7 @@ class CsvFiles(Source):
             read_options=pacsv.ReadOptions(
                 column_names=list(self._types), use_threads=False, block_size=max(1 << 20, min(len(raw) + 1, 1 << 30))
             ),
-            parse_options=pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+            parse_options=pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(
                 column_types=dict(self._types),
                 include_columns=list(columns),
@@ -207,7 +192,7 @@ class CsvFiles(Source):
         """The slow road: records told apart one by one, so that a broken one takes no other down."""
         assert self._types is not None
         csv.field_size_limit(_LONGEST_FIELD)
-        records = self._lines.records(excerpt)
+        records = self.records(excerpt)
         nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
         table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
         told = {place: self._told(reason) for place, reason in reasons.items()}
@@ -230,7 +215,7 @@ class CsvFiles(Source):
         width = len(self._types or ())
         for record in records:
             text = io.StringIO(record.decode("utf-8", errors="surrogateescape"), newline="")
-            rows = list(csv.reader(text, delimiter=self._delimiter))
+            rows = list(csv.reader(text, delimiter=self._separator))
             if len(rows) != 1:
                 raise ValueError("a carriage return in the middle of a record")
             if len(rows[0]) != width:

@@ -14,7 +14,7 @@ import pyarrow.json as pajson
 from penstock.core.columns import describe, whole
 from penstock.core.deferred import IS_NULL
 from penstock.core.protocols import Source, with_changes
-from penstock.core.records import Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables.lines import BOM, Excerpt, LineFiles, parse_surviving
 
@@ -25,22 +25,15 @@ _BRACKETS[[ord("["), ord("{")]] = 1
 _BRACKETS[[ord("]"), ord("}")]] = -1
 
 
-class JsonLines(Source):
+class JsonLines(LineFiles, Source):
     """JSON lines files. A key that a line lacks is a null; a key that the first lines lack does not exist."""
 
     suffixes = (".jsonl", ".ndjson")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self._lines = LineFiles(paths)
+        super().__init__(paths)
         self._types: pa.Schema | None = None
         self._schema: dict[str, TensorSpec] = {}
-
-    @property
-    def paths(self) -> Sequence[str]:
-        return self._lines.paths
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self._lines.fragments()
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._types is None:
@@ -60,18 +53,12 @@ class JsonLines(Source):
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
-        return self._lines.spans(rows_per_span)
-
-    def origin(self, span: Span, row: int) -> str:
-        return self._lines.origin(span)
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._lines.extents(span)
+        return super().divide(rows_per_span, most_rows)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
         assert self._types is not None
-        excerpt = self._lines.excerpt(span)
+        excerpt = self.excerpt(span)
         wanted = pa.schema([self._types.field(name) for name in columns])
         failures: tuple[RowFailure, ...] = ()
         try:
@@ -89,7 +76,7 @@ class JsonLines(Source):
 
         def stood(column: str, position: int) -> str:
             if not records:
-                records.extend(self._lines.records(excerpt))
+                records.extend(self.records(excerpt))
             found = json.loads(records[position].removeprefix(BOM))
             return IS_NULL if column in found else "is missing: the line has no such key"
 
@@ -99,15 +86,15 @@ class JsonLines(Source):
         self, excerpt: Excerpt, span: Span, schema: pa.Schema
     ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
         """The slow road: lines told apart one by one, so that a broken one takes no other down."""
-        records = self._lines.records(excerpt)
+        records = self.records(excerpt)
         lines = [line.removeprefix(BOM) for line in records]
         nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
         table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
         return table, excerpt.failures(records, reasons, span.start)
 
     def _sample(self) -> pa.Table:
-        path = self._lines.sample_path()
-        raw = self._lines.head(path, _SAMPLE_BYTES)
+        path = self.sample_path()
+        raw = self.head(path, _SAMPLE_BYTES)
         if _is_plain(raw):
             try:
                 return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))

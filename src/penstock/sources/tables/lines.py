@@ -47,7 +47,10 @@ class Excerpt:
 
 
 class LineFiles:
-    """Files of lines. With a `delimiter`, a quoted field may hold line breaks, and a header may come first."""
+    """Files of lines: what a source of them needs, besides reading.
+
+    With a `delimiter`, a quoted field may hold line breaks, and a header may come first.
+    """
 
     def __init__(self, paths: Sequence[str], delimiter: str | None = None, *, has_header: bool = True) -> None:
         self.paths = paths
@@ -57,7 +60,7 @@ class LineFiles:
     def fragments(self) -> Sequence[Fragment]:
         return fragments(self.paths)
 
-    def spans(self, rows_per_span: int) -> Iterator[Span]:
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """Every record in order. A span stays inside one file: a locator is (file, first byte, end)."""
         index = row = 0
         for file, path in enumerate(self.paths):
@@ -78,7 +81,7 @@ class LineFiles:
         except OSError as error:
             raise fail_unreadable(path, error) from error
 
-    def extents(self, span: Span) -> Iterator[Extent]:
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
         """The bytes of a span; near the beginning of a file, all from its beginning: a header is read, too."""
         number, first, end = span.locator[:3]
         start = first if first > _HEADER_BYTES else 0
@@ -99,7 +102,7 @@ class LineFiles:
             raise _mixed_up(f"{excerpt.path}, bytes from {excerpt.offset}: {counted}")
         return found
 
-    def origin(self, span: Span) -> str:
+    def origin(self, span: Span, row: int) -> str:
         number, first, end = span.locator
         return f"{self.paths[number]}, bytes {first} to {end}"
 

@@ -6,18 +6,15 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import IO
 
 import numpy as np
 
 from penstock.core.columns import describe
-from penstock.core.protocols import Source
-from penstock.core.records import Array, Block, Column, Columns, Extent, Fragment, Span, TensorSpec
+from penstock.core.records import Array, Block, Column, Columns, Extent, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.files.paths import fail_empty, fragments, is_url, listed, open_binary, read_bytes, size_of
-from penstock.sources.files.pieces import origin_of_run, spans_of_files
-from penstock.sources.files.sequential import OpenStreams
+from penstock.sources.files.file_source import FileSource, origin_of_run, spans_of_files
+from penstock.sources.files.paths import fail_empty, is_url, listed, open_binary, read_bytes, size_of
 
 NPY_COLUMN = "data"
 _STREAM_BYTES = 4 << 20
@@ -25,19 +22,16 @@ _HEADER_BYTES = 64 << 10
 _BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
-class ArrayFiles(Source):
+class ArrayFiles(FileSource):
     """`.npy` files (one column, `data`) or `.npz` files (a column for each array), all with the same columns."""
 
     suffixes = (".npy", ".npz")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
+        super().__init__(paths)
         self._schema: dict[str, TensorSpec] | None = None
         self._rows: list[int] = []
         self._remote: dict[str, dict[str, _Member]] = {}
-
-    def fragments(self) -> Sequence[Fragment]:
-        return fragments(self.paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
@@ -78,13 +72,6 @@ class ArrayFiles(Source):
             return
         with self._streams.at((path, tuple(columns)), start, lambda: _Inflated(path, columns)) as place:
             yield from place.read(rows)
-
-    @cached_property
-    def _streams(self) -> OpenStreams:
-        return OpenStreams()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_streams"}
 
     def _scan(self) -> dict[str, TensorSpec]:
         schema: dict[str, TensorSpec] = {}

@@ -10,12 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.columns import describe, whole
-from penstock.core.protocols import Source
-from penstock.core.records import Block, Column, Extent, Fragment, Span, TensorSpec
+from penstock.core.records import Block, Column, Extent, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.files.paths import fail_empty, fragments, is_url, listed, open_as_listed, open_binary
-from penstock.sources.files.pieces import even_parts, origin_of_run
-from penstock.sources.files.sequential import OpenStreams
+from penstock.sources.files.file_source import FileSource, even_parts, origin_of_run
+from penstock.sources.files.paths import fail_empty, is_url, listed, open_as_listed, open_binary
 
 READ_BYTES = 1 << 20
 """How much is decoded at once. Nested columns decode 3 times faster in steps that stay in the core's cache
@@ -27,18 +25,15 @@ WHOLE_ROW_GROUP = 8
 _KEPT_FOOTERS = 16
 
 
-class ParquetFiles(Source):
+class ParquetFiles(FileSource):
     """Parquet files with the same columns."""
 
     suffixes = (".parquet", ".pq", ".parq")
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
+        super().__init__(paths)
         self._schema: dict[str, TensorSpec] | None = None
         self._row_groups: list[list[int]] = []
-
-    def fragments(self) -> Sequence[Fragment]:
-        return fragments(self.paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
@@ -137,15 +132,11 @@ class ParquetFiles(Source):
         return 1 << max(6, min(16, (READ_BYTES // max(1, row_bytes)).bit_length() - 1))
 
     @cached_property
-    def _streams(self) -> OpenStreams:
-        return OpenStreams()
-
-    @cached_property
     def _footers(self) -> dict[int, pq.FileMetaData]:
         return {}
 
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_streams", "_footers")}
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "_footers"}
 
     def _scan(self) -> dict[str, TensorSpec]:
         first: pa.Schema | None = None

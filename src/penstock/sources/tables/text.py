@@ -37,7 +37,7 @@ class TextLines(Source):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """A locator is (file, first byte, end, lines before it in the file)."""
         file = lines = 0
-        for span in self._lines.spans(rows_per_span):
+        for span in self._lines.divide(rows_per_span):
             if span.locator[0] != file:
                 file, lines = span.locator[0], 0
             yield replace(span, locator=(*span.locator, lines))
@@ -48,7 +48,7 @@ class TextLines(Source):
         return f"{self._lines.paths[file]}, line {lines + row - span.start + 1}"
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._lines.extents(span)
+        return self._lines.extents(span, columns)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         file, first, end, _ = span.locator

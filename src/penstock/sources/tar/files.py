@@ -11,17 +11,17 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.protocols import Source
-from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, SourceColumn, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, Extent, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.files import paths as files
-from penstock.sources.files.paths import fail_empty, open_binary
+from penstock.sources.files.file_source import FileSource
+from penstock.sources.files.paths import fail_empty, fail_unreadable, open_binary
 from penstock.sources.images.encoded import MOST_FILE_BYTES, EncodedImages, image_spec
 from penstock.sources.images.files import IMAGE_SUFFIXES, LARGEST_SPAN
 from penstock.sources.images.resizing import Rendition
@@ -60,7 +60,7 @@ class _Index:
     columns: tuple[str, ...]
 
 
-class TarFiles(Source):
+class TarFiles(FileSource):
     """Tar files with a column for every extension; `image` unites those of images, and `path` is TAR/member.
 
     Images of a compound extension (`left.jpg`), and a second one of a sample, are image columns under that name.
@@ -73,17 +73,14 @@ class TarFiles(Source):
     keeps = ("path",)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
-        self.paths = paths
+        super().__init__(paths)
         self._reading = reading or ReadOptions()
         self._schema: dict[str, TensorSpec] | None = None
         self._indices: list[_Index] = []
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         # Spans say where their samples lie: the index is for dividing, and may be large.
-        return self.__dict__ | {"_indices": []}
-
-    def fragments(self) -> Sequence[Fragment]:
-        return files.fragments(self.paths)
+        return super().__getstate__() | {"_indices": []}
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
@@ -168,7 +165,7 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, int]]:
     except NotATar as error:
         raise InputError("the file is damaged or not a tar file", received=f"{path}: {error}") from error
     except OSError as error:
-        raise InputError("the file cannot be read", received=f"{path}: {error.strerror or error}") from error
+        raise fail_unreadable(path, error) from error
 
 
 def _index(path: str) -> _Index:

@@ -11,8 +11,7 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow
 from penstock.core.records import STRING, Array, Column, Shape
 from penstock.sources.tfrecord.example_features import FeatureSpec
-from penstock.sources.tfrecord.example_walk import MANY, Found, Lists, values_of_lists
-from penstock.sources.tfrecord.example_words import Window, varints
+from penstock.sources.tfrecord.example_walk import MANY, Found, Lists, Window, values_of_lists, varints
 from penstock.sources.tfrecord.examples import BYTES, FLOAT, INT64, KIND_NAMES
 
 Reasons = dict[int, str]

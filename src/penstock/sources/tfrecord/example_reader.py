@@ -9,8 +9,16 @@ import numpy as np
 from penstock.core.records import Array, Block, Column, RowFailure
 from penstock.sources.tfrecord.example_columns import columns_of, sequence_columns, take_ranges
 from penstock.sources.tfrecord.example_features import FeatureSpec
-from penstock.sources.tfrecord.example_walk import Found, Lists, learn_pattern, walk, walk_sequences
-from penstock.sources.tfrecord.example_words import Entry, Keys, Window
+from penstock.sources.tfrecord.example_walk import (
+    Entry,
+    Found,
+    Keys,
+    Lists,
+    Window,
+    learn_pattern,
+    walk,
+    walk_sequences,
+)
 from penstock.sources.tfrecord.examples import BadExample, Wanted, rewrite
 from penstock.sources.tfrecord.framing import PAD, Frames
 

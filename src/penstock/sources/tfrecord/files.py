@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
-from penstock.core.protocols import Source, with_changes
-from penstock.core.records import STRING, Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.protocols import with_changes
+from penstock.core.records import STRING, Block, Extent, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
-from penstock.sources.files.paths import fail_empty, fragments, listed, open_binary
-from penstock.sources.files.sequential import OpenStreams
-from penstock.sources.files.tapes import PLAIN, PlainTape, TapeStream, changed, open_tape, unreadable
+from penstock.sources.files.file_source import FileSource
+from penstock.sources.files.paths import fail_empty, fail_unreadable, listed, open_binary
+from penstock.sources.files.tapes import PLAIN, PlainTape, TapeStream, changed, open_tape
 from penstock.sources.tfrecord.example_features import FeatureSpec, choose_features, raw_for_input
 from penstock.sources.tfrecord.example_reader import EXAMPLE, ExampleReader
 from penstock.sources.tfrecord.examples import BadExample, Message, is_sequence, parse
@@ -45,7 +45,7 @@ def looks_like_tfrecord(path: str) -> bool:
         return False
 
 
-class TFRecordFiles(Source):
+class TFRecordFiles(FileSource):
     """TFRecord files with the same features.
 
     A feature that a record lacks is null. A record that cannot be read keeps its place and fails; bytes that are no
@@ -55,15 +55,12 @@ class TFRecordFiles(Source):
     suffixes = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
-        self.paths = paths
+        super().__init__(paths)
         self._wanted = dict((reading or ReadOptions()).features)
         self._compressions: list[str] = []
         self._is_sequence = False
         self._sample: list[Message] = []
         self._specs: dict[str, FeatureSpec] | None = None
-
-    def fragments(self) -> Sequence[Fragment]:
-        return fragments(self.paths)
 
     def schema(self) -> dict[str, TensorSpec]:
         """The features, and last the whole record; a feature that is called `example` hides it."""
@@ -195,12 +192,8 @@ class TFRecordFiles(Source):
             for _ in pieces:
                 pass  # a gap at the end was not asked for, but the next span begins behind it
 
-    @cached_property
-    def _streams(self) -> OpenStreams:
-        return OpenStreams()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**{key: value for key, value in self.__dict__.items() if key != "_streams"}, "_sample": []}
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_sample": []}
 
     def _features(self) -> dict[str, FeatureSpec]:
         if self._specs is None:
@@ -253,7 +246,7 @@ def _open_plain(path: str) -> PlainTape:
     try:
         return PlainTape(path, open_binary(path))
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise fail_unreadable(path, error) from error
 
 
 def _placed(failure: RowFailure, path: str, before: int) -> RowFailure:

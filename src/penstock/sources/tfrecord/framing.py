@@ -7,14 +7,14 @@ is lost: the scan looks for the next place that can be a length, and all that li
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import google_crc32c
 import numpy as np
 
 from penstock.core.records import Array
 from penstock.sources.files.tapes import PIECE_BYTES, PLAIN, Tape, changed, compression_of, head_of
-from penstock.sources.tfrecord.crc32c import masked_crc, masked_crcs, masked_crcs_of_words
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
@@ -28,6 +28,46 @@ _LARGEST = 1 << 40
 _MOST_RECORDS = 4096
 """Records that are read at once: what is known of each must not outgrow small records themselves."""
 _SMALL_PIECE = 64 << 10
+_POLYNOMIAL = 0x82F63B78
+_MASK_DELTA = 0xA282EAD8
+
+
+def masked_crc(data: bytes) -> int:
+    """The CRC32C as it stands in a TFRecord file: turned, and with a constant added."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def masked_crcs(messages: Iterable[bytes]) -> Array:
+    """The checksums of many messages."""
+    return _masked(np.fromiter(map(google_crc32c.value, messages), np.uint32))
+
+
+def _masked(crcs: Array) -> Array:
+    return (crcs >> 15 | crcs << 17) + np.uint32(_MASK_DELTA)
+
+
+def _word_tables() -> list[Array]:
+    """For each place in a word of 8 bytes: what a byte there adds to the checksum of the word."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
+    tables = [table]
+    for _ in range(7):
+        tables.insert(0, table[tables[0] & 0xFF] ^ (tables[0] >> 8))
+    return tables
+
+
+_WORD_TABLES = _word_tables()
+
+
+def masked_crcs_of_words(raw: Array, at: Array) -> Array:
+    """The checksums of the 8 bytes of `raw` at each of these positions, all at once: a million calls would be slow."""
+    crcs = np.full(len(at), 0xFFFFFFFF, np.uint32)
+    for place, table in enumerate(_WORD_TABLES):
+        values = raw[at + place]
+        crcs ^= table[values ^ 0xFF if place < 4 else values]
+    return _masked(crcs)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def scan(path: Path, raw: bytes, rows: int, *, delimiter: str | None, piece: int
     path.write_bytes(raw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_SCAN_BYTES", piece)
-        return list(LineFiles([str(path)], delimiter).spans(rows))
+        return list(LineFiles([str(path)], delimiter).divide(rows))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_spans_stay_inside_one_file(tmp_path: Path) -> None:
     for name, raw in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"\n\n"), ("d", b"4\n5")):
         (tmp_path / name).write_bytes(raw)
     files = LineFiles([str(tmp_path / name) for name in "abcd"])
-    assert list(files.spans(2)) == [
+    assert list(files.divide(2)) == [
         Span(0, 0, 2, (0, 0, 4)),
         Span(1, 2, 1, (0, 4, 6)),
         Span(2, 3, 2, (3, 0, 3)),
@@ -107,13 +107,13 @@ def test_every_file_has_its_own_header(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(b"h\n1\n2\n")
     files = LineFiles([str(tmp_path / name) for name in "ab"], ",")
-    assert [(span.start, span.rows) for span in files.spans(10)] == [(0, 2), (2, 2)]
+    assert [(span.start, span.rows) for span in files.divide(10)] == [(0, 2), (2, 2)]
 
 
 def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"h\n1\n2\n3\n")
     files = LineFiles([str(tmp_path / "a")], ",")
-    excerpts = [files.excerpt(span) for span in files.spans(2)]
+    excerpts = [files.excerpt(span) for span in files.divide(2)]
     assert [excerpt.raw for excerpt in excerpts] == [b"1\n2\n", b"3\n"]
     (failure,) = excerpts[0].failures([b"1\n", b"2\n"], {1: "broken"}, 10)
     assert (failure.row, failure.origin, failure.reason) == (11, f"{tmp_path / 'a'}, byte 4", "broken")
@@ -124,7 +124,7 @@ def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
 def test_file_of_blank_lines_has_no_rows(tmp_path: Path, raw: bytes, delimiter: str | None) -> None:
     (tmp_path / "a").write_bytes(raw)
     with pytest.raises(InputError, match="the input has no rows"):
-        list(LineFiles([str(tmp_path / "a")], delimiter).spans(5))
+        list(LineFiles([str(tmp_path / "a")], delimiter).divide(5))
 
 
 def test_head_ends_with_a_whole_record(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""What sources of files share: paths, spans over several files, and streams that are read on from span to span."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol
+
+from penstock.core.protocols import Source
+from penstock.core.records import Column, Fragment, Span
+from penstock.sources.files.paths import fragments
+
+
+class FileSource(Source):
+    """A source of files. Each copy in another process has streams of its own."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+
+    def fragments(self) -> Sequence[Fragment]:
+        return fragments(self.paths)
+
+    @cached_property
+    def _streams(self) -> OpenStreams:
+        return OpenStreams()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_streams"}
+
+
+def spans_of_files(rows_of_files: Iterable[int], rows_per_span: int) -> Iterator[Span]:
+    """Cut files, known by their numbers of rows, into spans of `rows_per_span` rows; files join without a gap."""
+    index = start = filled = 0
+    runs: list[tuple[int, int, int]] = []
+    for file, rows in enumerate(rows_of_files):
+        position = 0
+        while position < rows:
+            taken = min(rows - position, rows_per_span - filled)
+            runs.append((file, position, taken))
+            position, filled = position + taken, filled + taken
+            if filled == rows_per_span:
+                yield Span(index, start, filled, tuple(runs))
+                index, start, filled, runs = index + 1, start + filled, 0, []
+    if runs:
+        yield Span(index, start, filled, tuple(runs))
+
+
+def origin_of_run(paths: Sequence[str], start: int, runs: Iterable[tuple[int, int, int]], row: int) -> str:
+    """The file and the row in it of `row`, in a span that begins at `start` and is made of (file, first row, rows)."""
+    place = row - start
+    for file, first, rows in runs:
+        if place < rows:
+            return f"{paths[file]}, row {first + place}"
+        place -= rows
+    return ""
+
+
+def even_parts(rows: int, limit: int, multiple: int) -> list[tuple[int, int]]:
+    """Cut `rows` into the fewest runs of at most `limit` rows, all but the last a multiple of `multiple`.
+
+    >>> even_parts(100, 64, 8)
+    [(0, 56), (56, 44)]
+    """
+    count = -(-rows // limit)
+    size = -(-rows // count)
+    size = min(limit, -(-size // multiple) * multiple)
+    return [(start, min(size, rows - start)) for start in range(0, rows, size)]
+
+
+class Stream(Protocol):
+    """An open reader with a place. `read` moves it on by `rows` rows."""
+
+    def read(self, rows: int) -> Iterator[Mapping[str, Column]]: ...
+
+    def skip(self, rows: int) -> None: ...
+
+
+class OpenStreams:
+    """The open stream of each file or row group that this process is reading.
+
+    Two loaders that want neighbouring spans of one stream take turns: the second waits, because decoding everything
+    before its span again would cost more than waiting.
+    """
+
+    def __init__(self, capacity: int = 4) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._open: dict[Hashable, _Place] = {}
+
+    @contextmanager
+    def at(self, key: Hashable, start: int, open_stream: Callable[[], Stream]) -> Iterator[_Place]:
+        """The stream of `key`, standing at row `start`."""
+        with self._lock:
+            place = self._open.pop(key, None) or _Place()
+            self._open[key] = place
+            while len(self._open) > self._capacity:
+                self._open.pop(next(iter(self._open)))
+        with place.lock:
+            if place.stream is None or place.row > start:
+                place.stream, place.row = open_stream(), 0
+            if place.row < start:
+                place.stream.skip(start - place.row)
+                place.row = start
+            try:
+                yield place
+            except BaseException:
+                place.stream = None  # its place is unknown now
+                raise
+
+
+class _Place:
+    """A stream and the row it stands at."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.stream: Stream | None = None
+        self.row = 0
+
+    def read(self, rows: int) -> Iterator[Mapping[str, Column]]:
+        assert self.stream is not None
+        yield from self.stream.read(rows)
+        self.row += rows
