@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.feeds import Feed, Fixed, Ragged
+from penstock.core.feeds import Dense, Feed, Ragged
 from penstock.core.job import Job
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, UNWATCHED, RowFailure, Signature, TensorSpec
@@ -133,7 +133,7 @@ def fed(kind: Kind, source: Source) -> tuple[list[Any], list[RowFailure]]:
 def rows_of_feed(feed: Feed) -> list[Any]:
     if isinstance(feed, Ragged):
         return [feed.values[start:stop].tolist() for start, stop in itertools.pairwise(feed.offsets)]
-    assert isinstance(feed, Fixed)
+    assert isinstance(feed, Dense)
     return list(feed.array.tolist())
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.example_encoding import encode
-from penstock.core.feeds import Fixed, Ragged
+from penstock.core.feeds import Dense, Ragged
 from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
@@ -137,7 +137,7 @@ def fed(source: Source, name: str, dtype: str, nulls: Nulls, shape: Any = ()) ->
                 cuts = zip(feed.offsets, feed.offsets[1:], strict=False)
                 rows += [feed.values[start:stop].tolist() for start, stop in cuts]
             else:
-                assert isinstance(feed, Fixed)
+                assert isinstance(feed, Dense)
                 assert feed.array.dtype == (object if dtype == STRING else feed.array.dtype)
                 rows += feed.array.tolist()
             failures += piece.failures.values()

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.columns import join
 from penstock.core.deferred import BadRows
-from penstock.core.feeds import Feed, Fixed, Piece
+from penstock.core.feeds import Dense, Feed, Piece
 from penstock.core.records import UNWATCHED, Array, Column, Columns, RowFailure, Watch
 
 BATCH_BYTES = 8 << 20
@@ -111,7 +111,7 @@ def cut(
     """
     building = _Building(0, 0, batch_size)
     for piece in pieces:
-        may_view = room is on_the_heap and all(isinstance(feed, Fixed) for feed in piece.feeds.values())
+        may_view = room is on_the_heap and all(isinstance(feed, Dense) for feed in piece.feeds.values())
         position = 0
         while position < piece.rows:
             taken = min(batch_size - building.filled, piece.rows - position)
@@ -141,7 +141,7 @@ class _Building:
 
     def view(self, piece: Piece, position: int) -> None:
         rows = slice(position, position + self._batch_size)
-        self._arrays = {name: feed.array[rows] for name, feed in piece.feeds.items() if isinstance(feed, Fixed)}
+        self._arrays = {name: feed.array[rows] for name, feed in piece.feeds.items() if isinstance(feed, Dense)}
         self._gather(piece, position, self._batch_size)
 
     def copy(self, piece: Piece, position: int, taken: int, room: Room, watch: Watch) -> None:

@@ -42,7 +42,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Dense:
     """Rows that are in an array already."""
 
     array: Array

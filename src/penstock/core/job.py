@@ -12,7 +12,7 @@ from penstock.core.source import Source
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a loader and a replica need to know besides the model: how to turn spans into results."""
+    """What loaders and replicas need besides the model to turn spans into results."""
 
     source: Source
     bindings: tuple[Binding, ...]
@@ -21,7 +21,7 @@ class Job:
     preprocess: Preprocess | None = None
     buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     is_traced: bool = False
-    """Whether everyone notes what they do when, for a trace."""
+    """Whether loaders and replicas note when they do what, for a trace."""
     fewest_rows: int | None = None
     """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
     many rows."""

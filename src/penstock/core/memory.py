@@ -13,7 +13,7 @@ _WORDS = (
     "out of memory",
     "out_of_memory",
     "resource_exhausted",
-    "ynnpack operation failed",  # what XLA says on a CPU whatever the library met; seen where memory was limited
+    "ynnpack operation failed",  # XLA on a CPU, for any problem of that library; seen where memory was limited
 )
 
 

@@ -1,4 +1,4 @@
-"""Missing values: what stands in their place, where the user says so. NaN is a value, and never missing."""
+"""Missing values, and the values that the user wants in their place. NaN is a value, and never missing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _NO_FEATURES = frozenset(
 
 
 def is_no_feature(name: str) -> bool:
-    """Whether a column of this name is what people predict, or what they tell rows apart by: never guessed as an input.
+    """Whether a column of this name holds what people predict, or what identifies a row: never guessed as an input.
 
     >>> [is_no_feature(name) for name in ("Label", "y_1", "user_id", "f0", "age")]
     [True, True, True, False, False]
@@ -56,7 +56,7 @@ def is_in_order(family: Sequence[str]) -> bool:
 
 
 def gap_in(family: Sequence[str]) -> tuple[str, str] | None:
-    """Two names of a family in order between which a number is left out; None where none is, or nothing tells.
+    """Two neighbouring names of a family between which a number is missing; None where none is.
 
     >>> gap_in(["f0", "f1", "f3"]), gap_in(["f0", "f1", "f2"])
     (('f1', 'f3'), None)

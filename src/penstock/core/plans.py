@@ -176,7 +176,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
 
 
 def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
-    """The table of what was tried and who was rejected, and the choice below it.
+    """The plan as text: a table of what was tried, what was rejected, and the choice below it.
 
     Of every runtime the table has its fastest size; with `has_every_size` all that were measured, in their order.
     """

@@ -62,7 +62,7 @@ class Preprocess:
     """
 
     stage: ClassVar[str] = "preprocess"
-    """What failures and people know it by."""
+    """What it is called in failures and messages."""
     only: ClassVar[str] = ONLY
 
     location: str
@@ -294,7 +294,7 @@ def _taken(spec: TensorSpec, first: Sequence[SourceColumn]) -> TensorSpec:
 
 
 def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
-    """A column as people know it: numbers as arrays, text as str, images and audio decoded."""
+    """A column as a function of the user gets it: numbers as arrays, text as str, images and audio decoded."""
     if isinstance(column, Deferred):
         return _decoded(column, takes)
     if isinstance(column, np.ndarray):

@@ -257,7 +257,7 @@ class RowFailure:
 
 
 class Watch:
-    """Told of every row, or call of the user's function, before work on it begins. This one listens to nothing.
+    """Called before work on a row, or on rows for the user's function, begins. This class ignores the calls.
 
     `is_careful` asks for single rows instead of blocks: a process died in this span before. `poisoned` are rows
     that killed or hung a loader: they are left out.

@@ -128,8 +128,8 @@ class Watchable(Protocol):
 
 @runtime_checkable
 class Remarks(Protocol):
-    """A source that has something to tell about its files."""
+    """A source with remarks on its files."""
 
     def remarks(self) -> list[str]:
-        """What people should know before the files are read, in words."""
+        """Remarks that people see before the files are read."""
         ...

@@ -67,7 +67,7 @@ def to_sparse(value: Any) -> SparseColumn | None:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether `to_sparse` knows it."""
+    """Whether `to_sparse` takes it."""
     library = type(value).__module__.partition(".")[0]
     if library == "scipy":
         return hasattr(value, "tocoo")

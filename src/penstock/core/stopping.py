@@ -1,4 +1,4 @@
-"""The wish to stop, shared by who hears it and who has to act on it."""
+"""Stop flag shared by the signal handler and the run loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import Interrupted
 
 @dataclass
 class StopFlag:
-    """Raised by a signal. A handler that threw instead could be swallowed by whatever code it interrupts."""
+    """Set by the signal handler. An exception from the handler could be swallowed by the code that it interrupts."""
 
     signal_number: int | None = None
 
@@ -18,6 +18,6 @@ class StopFlag:
         return self.signal_number is not None
 
     def check(self) -> None:
-        """For the time before there is anything to commit: end at once."""
+        """Raise Interrupted if it is set: for the time before there is anything to commit."""
         if self.signal_number is not None:
             raise Interrupted.by_signal(self.signal_number, "stopped before the first row")

@@ -36,7 +36,7 @@ COORDINATOR = "coordinator"
 NONE = -1
 
 SHORT_S = 20e-6
-"""Waits below this are no waits, and are not noted: nobody could see them, and there would be many."""
+"""Shorter waits are not noted: they would be too many, and too short to be seen in a trace."""
 
 
 class Mark(NamedTuple):

@@ -147,7 +147,7 @@ def first_size(default: int, batch_s: float) -> int:
 def bearable_size(rule: int, few_s: float) -> int:
     """The batch size by the rule of thumb; where such a batch would take long, one that takes about a second.
 
-    The rule knows the bytes of a row and nothing of the arithmetic: of short texts it would feed a transformer 8,192.
+    The rule counts the bytes of a row, not the arithmetic: it would give a transformer batches of 8,192 short texts.
     `few_s` is what a batch of `TRIED_ROWS` takes.
 
     >>> bearable_size(8192, 0.002), bearable_size(8192, 0.16), bearable_size(8192, 16.0)

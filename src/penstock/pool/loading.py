@@ -11,7 +11,7 @@ from penstock.core.bucketing import cut_by_one_size, cut_by_size
 from penstock.core.columns import to_array
 from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.example_encoding import encode
-from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece, to_ragged
+from penstock.core.feeds import Dense, Encoded, Feed, Mask, Piece, to_ragged
 from penstock.core.job import Job
 from penstock.core.missing import filled
 from penstock.core.protocols import Watchable
@@ -105,14 +105,14 @@ def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:
 def _mask(binding: Binding, masked: Feed) -> Feed:
     if None in binding.shape:
         return Mask(masked.sizes()[:, 0], np.dtype(binding.dtype))
-    return Fixed(np.ones((len(masked), *known(masked)[:1]), binding.dtype))
+    return Dense(np.ones((len(masked), *known(masked)[:1]), binding.dtype))
 
 
 def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:
     if binding.features:
-        return Fixed(_records(binding, block, failures))
+        return Dense(_records(binding, block, failures))
     if len(binding.columns) > 1:
-        return Fixed(_stacked(binding, block, failures))
+        return Dense(_stacked(binding, block, failures))
     column = block.columns[binding.columns[0]]
     if isinstance(column, Deferred) and binding.dtype != STRING:
         rows = column.natural() if None in binding.shape else column
@@ -124,7 +124,7 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
         feed, bad = to_ragged(values, binding.dtype, binding.shape)
     else:
         array, bad = to_array(values, binding.dtype, binding.shape)
-        feed = Fixed(array)
+        feed = Dense(array)
     _note(bad, binding.columns[0], block, failures)
     return feed
 

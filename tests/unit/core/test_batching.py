@@ -22,7 +22,7 @@ from penstock.core.batching import (
     default_batch_size,
 )
 from penstock.core.columns import to_arrow
-from penstock.core.feeds import Fixed, Piece, Ragged
+from penstock.core.feeds import Dense, Piece, Ragged
 from penstock.core.records import Columns, RowFailure
 
 Blocks = list[Columns]
@@ -40,7 +40,7 @@ def pieces_of(blocks: Iterable[Columns], first_row: int = 0) -> Iterator[Piece]:
     start = first_row
     for block in blocks:
         rows = len(next(iter(block.values())))
-        yield Piece(start, rows, {name: Fixed(array) for name, array in block.items()})
+        yield Piece(start, rows, {name: Dense(array) for name, array in block.items()})
         start += rows
 
 

@@ -21,7 +21,7 @@ from penstock.core.bucketing import (
 )
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Announce, BadRows, Deferred
-from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Piece, Ragged
+from penstock.core.feeds import Dense, Encoded, Feed, Mask, Piece, Ragged
 from penstock.core.records import KEPT, UNWATCHED, Array, Column, Result, RowFailure, Span, Watch
 from penstock.core.reordering import to_result
 
@@ -118,7 +118,7 @@ def pieces_of(rows: list[list[int]], cuts: list[int], *, failed: set[int] | None
         feeds: dict[str, Feed] = {
             "tokens": tokens,
             "mask": Mask(tokens.sizes()[:, 0], np.dtype(np.bool_)),
-            "number": Fixed(numbers),
+            "number": Dense(numbers),
         }
         kept: dict[str, Column] = {"row": numbers, "name": pa.array([f"r{row}" for row in numbers])}
         why = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.feeds import Encoded, Feed, Fixed, Mask, Ragged, Rows, to_ragged
+from penstock.core.feeds import Dense, Encoded, Feed, Mask, Ragged, Rows, to_ragged
 from penstock.core.records import STRING, UNWATCHED, Array
 
 from .encoded import Diary, Letters, poisoned
@@ -33,7 +33,7 @@ def written(feed: Feed, rows: Rows, length: int | None = None) -> Array:
 
 def test_rows_in_an_array_are_copied_as_they_are() -> None:
     array = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
-    feed = Fixed(array)
+    feed = Dense(array)
     assert (len(feed), feed.dtype, feed.shape) == (6, np.float32, (2, 2))
     assert feed.sizes().shape == (6, 0)
     np.testing.assert_array_equal(written(feed, slice(1, 4)), array[1:4])
@@ -41,7 +41,7 @@ def test_rows_in_an_array_are_copied_as_they_are() -> None:
 
 
 def test_text_in_an_array_is_copied_as_it_is() -> None:
-    feed = Fixed(np.array([b"a", b"bc", b""], dtype=object))
+    feed = Dense(np.array([b"a", b"bc", b""], dtype=object))
     assert written(feed, np.array([1, 0])).tolist() == [b"bc", b"a"]
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.columns import to_arrow
-from penstock.core.feeds import Encoded, Fixed, Mask, Ragged
+from penstock.core.feeds import Dense, Encoded, Mask, Ragged
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import STRING, UNWATCHED, Binding, Block, SourceColumn, Span, TensorSpec
@@ -39,7 +39,7 @@ def test_inputs_take_the_dtype_and_shape_of_their_binding() -> None:
     job = Job(source, (Binding("image", ("pixels",), "uint8", (2, 2, 3)),), (), 2)
     (piece,) = read_pieces(job, Span(0, 0, 2, ()))
     feed = piece.feeds["image"]
-    assert isinstance(feed, Fixed)
+    assert isinstance(feed, Dense)
     assert feed.array.shape == (2, 2, 2, 3)
     assert feed.array.dtype == np.uint8
     assert dict(piece.kept) == {}

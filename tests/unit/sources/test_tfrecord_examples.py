@@ -17,7 +17,7 @@ from penstock.sources.tfrecord.examples import (
     BYTES,
     FLOAT,
     INT64,
-    Wanted,
+    WantedFeatures,
     is_sequence,
     pack,
     parse,
@@ -216,7 +216,7 @@ class TestOddLayouts:
 
     @pytest.mark.parametrize("raw", ODD_LAYOUTS.values(), ids=ODD_LAYOUTS)
     def test_rewriting_gives_the_plain_layout(self, raw: bytes) -> None:
-        assert rewrite(raw, False, Wanted({b"a"}, ())) == example({"a": [1, 300, -1]})
+        assert rewrite(raw, False, WantedFeatures({b"a"}, ())) == example({"a": [1, 300, -1]})
 
     def test_lengths_may_take_more_bytes_than_they_need(self) -> None:
         value = feature([1, 300, -1])

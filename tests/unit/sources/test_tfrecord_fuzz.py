@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources.tfrecord.example_features import FeatureSpec
-from penstock.sources.tfrecord.examples import BYTES, INT64, BadExample, Feature, Message, Wanted, integers, parse
+from penstock.sources.tfrecord.examples import (
+    BYTES,
+    INT64,
+    BadExample,
+    FeatureValues,
+    Message,
+    WantedFeatures,
+    integers,
+    parse,
+)
 from tests.support.tfrecord_writer import Floats, Ints, Strings, Values, example, sequence_example
 
 from .test_tfrecord_examples import LEAST, MOST, floats, ints, read, strings
@@ -42,7 +51,7 @@ def told(message: Message, spec: FeatureSpec) -> tuple[Any, bool]:
     return values, False
 
 
-def values_in(found: Feature) -> list[Any]:
+def values_in(found: FeatureValues) -> list[Any]:
     if found.kind == BYTES:
         return list(found.values)
     return integers(bytes(found.packed)) if found.kind == INT64 else np.frombuffer(found.packed, "<f4").tolist()
@@ -52,7 +61,7 @@ def check_against_the_slow_road(records: Sequence[bytes]) -> None:
     columns, failures, _ = read(records, *SPECS)
     for row, raw in enumerate(records):
         try:
-            message = parse(raw, False, Wanted({spec.key for spec in SPECS}))
+            message = parse(raw, False, WantedFeatures({spec.key for spec in SPECS}))
         except BadExample:
             assert row in failures
             continue

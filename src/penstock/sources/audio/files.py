@@ -108,7 +108,7 @@ class EncodedAudio(Deferred):
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What the header of an audio file says."""
+    """The header of an audio file."""
 
     sample_rate: int
     channels: int

@@ -30,7 +30,7 @@ class BadAudio(ValueError):
 
 @dataclass(frozen=True)
 class WavHeader:
-    """What a WAV file says of itself; its samples lie in `frames` times `frame_bytes` bytes from `offset`."""
+    """The header of a WAV file; its samples lie in `frames` times `frame_bytes` bytes from `offset`."""
 
     sample_rate: int
     channels: int

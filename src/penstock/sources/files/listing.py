@@ -30,9 +30,9 @@ NUMBERED = "-of-"
 
 
 def suffix_of(path: str) -> str:
-    """What says the format, in lower case: also `.tfrecord.gz`, and `.tfrecord` of `x.tfrecord-00000-of-00010`.
+    """The part of a name that gives the format, in lower case: `.csv`, but also `.tfrecord.gz`.
 
-    Of `train-00000-of-00010`, which says nothing but that it is one of several, it is `-of-`.
+    Of `x.tfrecord-00000-of-00010` it is `.tfrecord`; of `train-00000-of-00010`, which has no format, `-of-`.
 
     >>> suffix_of("a/b.v2/rows.TFRecord.gz"), suffix_of("train-00000-of-00010")
     ('.tfrecord.gz', '-of-')
@@ -153,7 +153,7 @@ class Paths(Sequence[str]):
         return Paths([group for group, _ in found]), [path for _, others in found for path in others]
 
     def fragments(self) -> Sequence[Fragment]:
-        """As the fingerprint sees them: from what the listing told, without another look at any file."""
+        """The files as the fingerprint has them: from the listing, without another look at any file."""
         return _Fragments(self)
 
 
@@ -281,7 +281,7 @@ def _collect(collector: Collector, name: bytes, entry: os.DirEntry[bytes], suffi
     try:
         status = entry.stat()
     except OSError:
-        collector.add(name, 0, 0, suffix)  # a broken link: told when it is read
+        collector.add(name, 0, 0, suffix)  # a broken link: an error when it is read
         return
     if stat.S_ISREG(status.st_mode):
         collector.add(name, status.st_size, status.st_mtime_ns, suffix)

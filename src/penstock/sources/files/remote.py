@@ -94,7 +94,7 @@ def _make_file_system(url: str, protocol: str) -> Any:
 
 
 def key_of(url: str) -> str:
-    """A URL as its file system knows it: `bucket/key`."""
+    """A URL in the form that its file system takes: `bucket/key`."""
     key: str = file_system(url)._strip_protocol(url)
     return key
 
@@ -144,7 +144,7 @@ def read_bytes(url: str, start: int = 0, nbytes: int | None = None) -> bytes:
     if nbytes == 0:
         return b""
     if is_web(url):
-        # A web server may ignore the range and send everything; an open file knows what to do then.
+        # A web server may ignore the range and send everything, which RangedFile handles.
         with RangedFile(url) as file:
             file.seek(start)
             return file.readall() if nbytes is None else file.read(nbytes) or b""
@@ -239,7 +239,7 @@ class RangedFile(io.RawIOBase):
 
 
 class _WholeFile:
-    """A file without a name in which a copy lies, until nobody has it any more."""
+    """A copy in a file without a name, removed with its last user."""
 
     def __init__(self, url: str) -> None:
         with tempfile.TemporaryFile(prefix="penstock-") as file:
@@ -275,7 +275,7 @@ class _LocalCopy:
         return os.pread(self._copy.descriptor, nbytes, self._place)  # others read it too: its own place stays
 
     def close(self) -> None:
-        """The copy goes with the last one who reads it."""
+        """Nothing: the copy is removed with its last user."""
 
 
 def fragment(url: str) -> Fragment:
@@ -290,7 +290,7 @@ def fragment(url: str) -> Fragment:
 
 
 def version_of(info: dict[str, Any]) -> int:
-    """A number that changes with the object, as far as its store says so."""
+    """A number that changes with the object, made from what its store lists of it."""
     found = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
     if found is None:
         found = str(info.get("mtime") or info.get("created") or "")

@@ -1,4 +1,4 @@
-"""The bytes of a file from front to back, inflated where the file is compressed: told by its content."""
+"""The bytes of a file from front to back, inflated where its content is compressed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
 
 
 class Tape(Protocol):
-    """Bytes with a place. `problem` says why they end before their time."""
+    """Bytes that are read from front to back. `problem` is why they end too early, if they do."""
 
     problem: str | None
 

@@ -54,7 +54,7 @@ class ImageColumns(Around):
 
     @cached_property
     def keeps(self) -> tuple[str, ...]:
-        """What the source inside keeps, and the paths: without them nobody knows which prediction is whose."""
+        """What the source inside keeps, and the paths: without them a prediction cannot be matched to its image."""
         first = next(iter(self.source.divide(_LOOKED_AT)), None)
         block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
         columns = block.columns if block is not None else {}
@@ -150,7 +150,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _fields(name: str, values: pa.StructArray) -> tuple[pa.Array, pa.Array]:
     """`bytes` and `path` of a struct; one of them may be missing, and is null then."""
-    # `flatten` is what knows that the fields of a null struct are null.
+    # Only `flatten` makes the fields of a null struct null.
     fields = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
     if not fields.keys() & {"bytes", "path"}:
         raise _not_images(name, str(values.type))

@@ -113,13 +113,13 @@ def _decode_jpeg(data: bytes | memoryview, out: Array, rendition: Rendition) -> 
     try:
         height, width, space, _ = decoder.decode_jpeg_header(data)
     except ValueError:
-        return None  # an unusual one, or none: Pillow says which
+        return None  # an unusual one, or none: Pillow finds out
     check_size(height, width)
     is_fast = rendition.library == "keras"
     channels = int(out.shape[2])
     if space in ("CMYK", "YCCK"):
         check_size(height, width, 4)
-        # libjpeg-turbo does not turn these into RGB, and Pillow does not tell of damage: so both look at it.
+        # libjpeg-turbo does not turn these into RGB, and Pillow does not notice damage: so both decode it.
         inks = decoder.decode_jpeg(data, "CMYK", fastdct=is_fast)
         return _rgb_of_inks(inks, is_from_adobe(data)) if is_fast and channels == 3 else None
     turn = jpeg_orientation(data) if rendition.is_turned else 1

@@ -46,7 +46,7 @@ def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
 class Images(Deferred):
     """Encoded images, wherever they are. What cannot be decoded is zero-filled and named.
 
-    `rendition` says how an image gets to the size of its place.
+    `rendition` is how an image is resized to its place in the batch.
     """
 
     rendition: Rendition
@@ -64,7 +64,7 @@ class Images(Deferred):
         """An encoded image."""
 
     def head(self, position: int) -> Data:
-        """As much of it as tells the size, at least."""
+        """The first bytes of an encoded image: at least its header."""
         return self.read(position)
 
     def is_far(self) -> bool:
@@ -101,7 +101,7 @@ class Images(Deferred):
                 except DeviceError:
                     raise
                 except Exception:
-                    pass  # why will be told when it is decoded
+                    pass  # decoding it gives the reason
         return found
 
     def raw(self) -> pa.Array:
@@ -123,7 +123,7 @@ class Images(Deferred):
             if is_jpeg(head) or bytes(head[:4]) == b"GIF8" or bytes(head[:2]) == b"BM":
                 return size(head)
         except Exception:
-            pass  # the header is longer than that, or broken: the whole file tells
+            pass  # the header is longer than that, or broken: the whole file is looked at
         return size(self.read(position))
 
     @contextmanager

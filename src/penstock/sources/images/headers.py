@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 178_956_970
-"""Where Pillow speaks of a decompression bomb, too: about 179 million."""
+"""The limit of Pillow, too, for what it calls a decompression bomb: about 179 million."""
 
 MOST_BYTES = 512 << 20
 """Decoded. Memory has to hold them two or three times for a moment."""
@@ -61,7 +61,7 @@ def is_jpeg(data: bytes | memoryview) -> bool:
 
 
 def jpeg_orientation(data: bytes | memoryview) -> int:
-    """EXIF's orientation of a JPEG, from 1 (as it is stored) to 8; 1 where it says nothing, or nothing sensible."""
+    """EXIF's orientation of a JPEG, from 1 (as it is stored) to 8; 1 where there is none, or no valid one."""
     exif = _jpeg_exif(data)
     try:
         return _tiff_orientation(exif) if exif else 1
@@ -70,7 +70,7 @@ def jpeg_orientation(data: bytes | memoryview) -> int:
 
 
 def is_from_adobe(data: bytes | memoryview) -> bool:
-    """Whether a JPEG has Adobe's mark, which says that its inks are inverted."""
+    """Whether a JPEG has Adobe's mark, which means that its inks are inverted."""
     return any(marker == 0xEE and content[:5] == b"Adobe" for marker, content in _jpeg_segments(data))
 
 
@@ -252,7 +252,7 @@ def check_tiff(image: Image.Image, data: bytes | memoryview) -> None:
 
 
 def _check_inner_jpeg(shared: bytes, strip: bytes, rows: int) -> None:
-    """libtiff decodes what there is of a JPEG; libjpeg-turbo tells what is missing."""
+    """Raise where rows are missing: libtiff decodes what there is of a JPEG, and libjpeg-turbo raises."""
     decoder = importlib.import_module("simplejpeg")
     # The tables of all strips stand apart, as a JPEG without pixels.
     whole = shared[:-2] + strip[2:] if shared else strip

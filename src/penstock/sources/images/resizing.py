@@ -49,7 +49,7 @@ class Rendition:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Fit:
     """What is taken of an image, the size it is resized to, and where its first pixel lies in its place.
 
     Args:
@@ -80,7 +80,7 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
         out[:] = 0
         out[: size[0], : size[1]] = pixels
         return
-    found = placement(size, room, rendition)
+    found = fit_of(size, room, rendition)
     resample = _RESAMPLERS[rendition.interpolation]
     (top, left), (height, width) = found.at, found.size
     if top < 0 or left < 0:
@@ -94,34 +94,34 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
     resample(pixels, found.box, out)
 
 
-def placement(size: Size, room: Size, rendition: Rendition) -> Placement:
+def fit_of(size: Size, room: Size, rendition: Rendition) -> Fit:
     """Where an image of `size` goes in a place of another size."""
     if rendition.resize == "stretch":
-        return Placement((0, 0, *size), room)
-    return _PLACEMENTS[rendition.library, rendition.resize](size, room)
+        return Fit((0, 0, *size), room)
+    return _FITS[rendition.library, rendition.resize](size, room)
 
 
-def _keras_crop(size: Size, room: Size) -> Placement:
+def _keras_crop(size: Size, room: Size) -> Fit:
     """As `crop_to_aspect_ratio` does; in 32-bit floats, as they decide between two sizes now and then."""
     height = _cut(size[1] * room[0], room[1], size[0])
     width = _cut(size[0] * room[1], room[0], size[1])
-    return Placement(((size[0] - height) // 2, (size[1] - width) // 2, height, width), room)
+    return Fit(((size[0] - height) // 2, (size[1] - width) // 2, height, width), room)
 
 
 def _cut(product: int, side: int, most: int) -> int:
     return max(1, min(most, int(np.float32(product) / np.float32(side))))
 
 
-def _keras_pad(size: Size, room: Size) -> Placement:
+def _keras_pad(size: Size, room: Size) -> Fit:
     """As `pad_to_aspect_ratio` does, through `tf.image.resize_with_pad`; in 32-bit floats, too."""
     have, want = np.array(size, np.float32), np.array(room, np.float32)
     exact = have / (have / want).max()
     height, width = (max(1, int(side)) for side in exact)
     top, left = (max(0, int(side)) for side in np.floor((want - exact) / np.float32(2)))
-    return Placement((0, 0, *size), (height, width), (min(top, room[0] - height), min(left, room[1] - width)))
+    return Fit((0, 0, *size), (height, width), (min(top, room[0] - height), min(left, room[1] - width)))
 
 
-def _pillow_crop(size: Size, room: Size) -> Placement:
+def _pillow_crop(size: Size, room: Size) -> Fit:
     """As `ImageOps.fit` does."""
     ratio, wanted = size[1] / size[0], room[1] / room[0]
     height, width = float(size[0]), float(size[1])
@@ -129,10 +129,10 @@ def _pillow_crop(size: Size, room: Size) -> Placement:
         width = wanted * size[0]
     elif ratio < wanted:
         height = size[1] / wanted
-    return Placement(((size[0] - height) * 0.5, (size[1] - width) * 0.5, height, width), room)
+    return Fit(((size[0] - height) * 0.5, (size[1] - width) * 0.5, height, width), room)
 
 
-def _pillow_pad(size: Size, room: Size) -> Placement:
+def _pillow_pad(size: Size, room: Size) -> Fit:
     """As `ImageOps.pad` does."""
     ratio, wanted = size[1] / size[0], room[1] / room[0]
     height, width = room
@@ -140,39 +140,39 @@ def _pillow_pad(size: Size, room: Size) -> Placement:
         height = max(1, round(size[0] / size[1] * width))
     elif ratio < wanted:
         width = max(1, round(size[1] / size[0] * height))
-    return Placement((0, 0, *size), (height, width), (round((room[0] - height) * 0.5), round((room[1] - width) * 0.5)))
+    return Fit((0, 0, *size), (height, width), (round((room[0] - height) * 0.5), round((room[1] - width) * 0.5)))
 
 
-def _torchvision_crop(size: Size, room: Size) -> Placement:
+def _torchvision_crop(size: Size, room: Size) -> Fit:
     """As `Resize(side)` and `CenterCrop` do; where the place is no square, the smaller side that covers it decides."""
     if size[0] * room[1] <= size[1] * room[0]:
         height, width = room[0], max(room[1], int(room[0] * size[1] / size[0]))
     else:
         height, width = max(room[0], int(room[1] * size[0] / size[1])), room[1]
     at = (-round((height - room[0]) / 2), -round((width - room[1]) / 2))
-    return Placement((0, 0, *size), (height, width), at)
+    return Fit((0, 0, *size), (height, width), at)
 
 
-def _torchvision_pad(size: Size, room: Size) -> Placement:
+def _torchvision_pad(size: Size, room: Size) -> Fit:
     """As `Resize(None, max_size=side)` and `CenterCrop`, which adds zeros, do."""
     if size[0] * room[1] <= size[1] * room[0]:
         height, width = max(1, int(room[1] * size[0] / size[1])), room[1]
     else:
         height, width = room[0], max(1, int(room[0] * size[1] / size[0]))
-    return Placement((0, 0, *size), (height, width), ((room[0] - height) // 2, (room[1] - width) // 2))
+    return Fit((0, 0, *size), (height, width), ((room[0] - height) // 2, (room[1] - width) // 2))
 
 
-def _opencv_crop(size: Size, room: Size) -> Placement:
+def _opencv_crop(size: Size, room: Size) -> Fit:
     """OpenCV has no crop of its own: the middle, in whole pixels."""
     shrink = min(size[0] / room[0], size[1] / room[1])
     height, width = (max(1, min(have, round(want * shrink))) for have, want in zip(size, room, strict=True))
-    return Placement(((size[0] - height) // 2, (size[1] - width) // 2, height, width), room)
+    return Fit(((size[0] - height) // 2, (size[1] - width) // 2, height, width), room)
 
 
-def _opencv_pad(size: Size, room: Size) -> Placement:
+def _opencv_pad(size: Size, room: Size) -> Fit:
     """OpenCV has none of its own: zeros around what fits in."""
     height, width = fitted(size, room)
-    return Placement((0, 0, *size), (height, width), ((room[0] - height) // 2, (room[1] - width) // 2))
+    return Fit((0, 0, *size), (height, width), ((room[0] - height) // 2, (room[1] - width) // 2))
 
 
 def fitted(size: Size, room: Size) -> Size:
@@ -189,7 +189,7 @@ def fitted(size: Size, room: Size) -> Size:
     )
 
 
-_PLACEMENTS: dict[tuple[str, str], Callable[[Size, Size], Placement]] = {
+_FITS: dict[tuple[str, str], Callable[[Size, Size], Fit]] = {
     ("keras", "crop"): _keras_crop,
     ("keras", "pad"): _keras_pad,
     ("pillow", "crop"): _pillow_crop,

@@ -1,4 +1,4 @@
-"""Finding the column of images in a table, where the model wants images and nobody said where they are."""
+"""Finding the column of images in a table, where the model takes images and no column was named."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def find_images(
     found = [name for name in candidates if _holds_images(block.columns[name])]
     encoded = [name for name in found if not _is_path(block.columns[name])]
     chosen = found if asked else encoded or [name for name in found if name not in keep] or found
-    # Two columns of images cannot be told apart: the error that follows says which columns there are.
+    # Nothing decides between two columns of images: the error that follows lists the columns.
     return ImageColumns(source, chosen, reading) if len(chosen) == 1 or (asked and chosen) else source
 
 

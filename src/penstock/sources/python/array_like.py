@@ -68,7 +68,7 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
         InputError: It has no rows, or they cannot be put into one column.
     """
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
-        return _stored(whole(value) if isinstance(value, pa.ChunkedArray) else value)
+        return stored(whole(value) if isinstance(value, pa.ChunkedArray) else value)
     if is_ragged(value):
         return _from_ragged(value)
     sparse = to_sparse(value)
@@ -136,7 +136,7 @@ def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:
         ) from None
 
 
-def _stored(column: pa.Array) -> pa.Array:
+def stored(column: pa.Array) -> pa.Array:
     """Arrays of more than one dimension may have a type of another library around nested lists."""
     is_foreign = isinstance(column, pa.ExtensionArray) and not isinstance(column.type, pa.FixedShapeTensorType)
     return column.storage if is_foreign else column

@@ -20,7 +20,7 @@ from penstock.sources.python.rows import Bad
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamPiece:
     """Some rows of a stream. A bad row has a value in its place."""
 
     columns: Mapping[str, Column]
@@ -31,7 +31,7 @@ class Piece:
     """How its arrays were given, where it was a batch of them."""
 
 
-def piece_of(batch: Any) -> Piece:
+def piece_of(batch: Any) -> StreamPiece:
     """A batch as columns: an array, a structure or table of them, or a tuple (x, y, weights), of which x is the input.
 
     Raises:
@@ -42,17 +42,17 @@ def piece_of(batch: Any) -> Piece:
         inputs = pa.Table.from_pandas(inputs, preserve_index=False)
     if isinstance(inputs, (pa.Table, pa.RecordBatch)):
         columns = {name: _as_column(inputs.column(name)) for name in inputs.schema.names}
-        return _checked(Piece(columns, 0))
+        return _checked(StreamPiece(columns, 0))
     found = flat(inputs)
     names = [name_of(path) for path, _ in found]
     columns = {
         name or f"x{place}": _as_column(value)
         for place, (name, (_, value)) in enumerate(zip(names, found, strict=True))
     }
-    return _checked(Piece(columns, 0, {}, not any(names), given_as(inputs)))
+    return _checked(StreamPiece(columns, 0, {}, not any(names), given_as(inputs)))
 
 
-def _checked(piece: Piece) -> Piece:
+def _checked(piece: StreamPiece) -> StreamPiece:
     lengths = {name: len(column) for name, column in piece.columns.items()}
     if len(set(lengths.values())) != 1:
         raise InputError(
@@ -97,7 +97,7 @@ def _as_column(value: Any) -> Column:
 class BatchTemplate:
     """What all batches have to be like: the first one."""
 
-    def __init__(self, first: Piece) -> None:
+    def __init__(self, first: StreamPiece) -> None:
         self._nothing = {name: _nothing_like(column, 0) for name, column in first.columns.items()}
         self._schema = {name: describe(name, column) for name, column in first.columns.items()}
         self.is_positional = first.is_positional
@@ -122,7 +122,7 @@ class BatchTemplate:
         made._nothing, made._schema = self._nothing | lists, self._schema | specs
         return made
 
-    def fit(self, piece: Piece) -> Piece:
+    def fit(self, piece: StreamPiece) -> StreamPiece:
         """The piece with columns like the first one's. Where one cannot be made so, all of its rows are bad."""
         columns: dict[str, Column] = {}
         bad = dict(piece.bad)
@@ -135,7 +135,7 @@ class BatchTemplate:
             columns[name] = fitted
             for row, reason in reasons.items():
                 bad.setdefault(row, ("BadBatch", f"column {name!r} {reason}"))
-        return Piece(columns, piece.rows, bad, self.is_positional, self.given)
+        return StreamPiece(columns, piece.rows, bad, self.is_positional, self.given)
 
 
 def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, str]]:
@@ -144,7 +144,7 @@ def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, s
         if not isinstance(column, np.ndarray):
             if like.ndim == 1 and like.dtype.kind in "biuf" and not is_list(column.type):
                 return _cast(column, pa.from_numpy_dtype(like.dtype)), {}  # numbers, some of which are missing
-            # A ragged list among arrays: its rows are told apart.
+            # A ragged list among arrays: only rows of another length are bad.
             is_number = like.dtype.kind != "O" and describe("", column).dtype == like.dtype.name
             return to_array(column, like.dtype.name, like.shape[1:]) if is_number else (None, {})
         is_same_kind = (like.dtype.kind == "O") == (column.dtype.kind == "O")

@@ -16,8 +16,8 @@ from penstock.core.columns import describe, whole
 from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import UNWATCHED, Block, Fragment, RowFailure, Span, TensorSpec, Watch
 from penstock.errors import InputError, one_line
-from penstock.sources.python.array_like import is_array
-from penstock.sources.python.memory import InMemory
+from penstock.sources.python.array_like import is_array, stored
+from penstock.sources.python.memory import InMemory, even_spans
 from penstock.sources.python.rows import Raised, RowTemplate
 from penstock.sources.python.streaming import Rows, StreamedRows, pieces_of_batches, pieces_of_rows
 
@@ -72,7 +72,7 @@ class MapDataset(Source):
         return self._like_first().schema()
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        return _even_spans(self._rows, rows_per_span)
+        return even_spans(self._rows, rows_per_span)
 
     def origin(self, span: Span, row: int) -> str:
         return f"{type(self._dataset).__name__}, item {row}"
@@ -169,7 +169,7 @@ class HuggingFaceRows(Source):
         return {name: describe(name, column) for name, column in _columns(self._dataset[:_FIRST_ITEMS]).items()}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        return _even_spans(len(self._dataset), rows_per_span)
+        return even_spans(len(self._dataset), rows_per_span)
 
     def origin(self, span: Span, row: int) -> str:
         return f"{self._name}, item {row}"
@@ -195,18 +195,7 @@ def as_arrow(dataset: Any) -> Any:
 
 
 def _columns(table: pa.Table) -> dict[str, pa.Array]:
-    return {name: _storage(whole(table.column(name))) for name in table.column_names}
-
-
-def _storage(column: pa.Array) -> pa.Array:
-    """Arrays of more than one dimension have a type of the library's own around nested lists."""
-    is_foreign = isinstance(column, pa.ExtensionArray) and not isinstance(column.type, pa.FixedShapeTensorType)
-    return column.storage if is_foreign else column
-
-
-def _even_spans(total: int, rows_per_span: int) -> Iterator[Span]:
-    for index, start in enumerate(range(0, total, rows_per_span)):
-        yield Span(index, start, min(rows_per_span, total - start), ())
+    return {name: stored(whole(table.column(name))) for name in table.column_names}
 
 
 def open_object(data: Any) -> Source | None:
@@ -245,7 +234,7 @@ def _open_plain(data: Any, name: str) -> Source | None:
 
 
 def _numbers(dataset: Any) -> Iterable[int]:
-    """The numbers of the batches of a Keras dataset: it says itself how many there are, or that there is no end."""
+    """The numbers of the batches of a Keras dataset, which may be endless."""
     most = dataset.num_batches if hasattr(dataset, "num_batches") else len(dataset)
     return itertools.count() if most is None else range(most)
 

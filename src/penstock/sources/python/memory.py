@@ -67,8 +67,7 @@ class InMemory(Source):
         return {name: _describe(name, column) for name, column in self._columns.items()}
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        for index, start in enumerate(range(0, self._rows, rows_per_span)):
-            yield Span(index, start, min(rows_per_span, self._rows - start), ())
+        return even_spans(self._rows, rows_per_span)
 
     def origin(self, span: Span, row: int) -> str:
         return "memory"
@@ -104,6 +103,12 @@ class InMemory(Source):
             name: column[:] if isinstance(column, SparseColumn) else column for name, column in self._columns.items()
         }
         return SharedMemory.holding(dense, is_positional=self.is_positional, is_frame=self.traits.is_frame)
+
+
+def even_spans(total: int, rows_per_span: int) -> Iterator[Span]:
+    """All rows, cut into spans of one size, the last one shorter."""
+    for index, start in enumerate(range(0, total, rows_per_span)):
+        yield Span(index, start, min(rows_per_span, total - start), ())
 
 
 def shared(source: Source) -> tuple[Source, SharedMemory | None]:

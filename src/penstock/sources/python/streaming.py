@@ -20,7 +20,7 @@ from penstock.core.nesting import Nesting
 from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Block, Column, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError, one_line
-from penstock.sources.python.batches import BatchTemplate, Piece, piece_of
+from penstock.sources.python.batches import BatchTemplate, StreamPiece, piece_of
 from penstock.sources.python.rows import RowTemplate
 from penstock.sources.python.shared_columns import Layout, map_columns, write_columns
 
@@ -43,12 +43,12 @@ class Rows:
         return iter(self.iterable)
 
 
-def pieces_of_batches(batches: Iterable[Any]) -> Iterator[Piece]:
+def pieces_of_batches(batches: Iterable[Any]) -> Iterator[StreamPiece]:
     """Every batch as columns, as they come."""
     return map(piece_of, batches)
 
 
-def pieces_of_rows(rows: Iterable[Any]) -> Iterator[Piece]:
+def pieces_of_rows(rows: Iterable[Any]) -> Iterator[StreamPiece]:
     """Single rows, gathered. What the iterable raises comes after the rows before it."""
     template: RowTemplate | None = None
     held: list[Any] = []
@@ -70,9 +70,9 @@ def pieces_of_rows(rows: Iterable[Any]) -> Iterator[Piece]:
         yield _gathered(template, held)
 
 
-def _gathered(template: RowTemplate, rows: list[Any]) -> Piece:
+def _gathered(template: RowTemplate, rows: list[Any]) -> StreamPiece:
     columns, bad = template.gather(rows)
-    return Piece(columns, len(rows), bad, template.is_positional)
+    return StreamPiece(columns, len(rows), bad, template.is_positional)
 
 
 class StreamedRows(Source):
@@ -92,7 +92,7 @@ class StreamedRows(Source):
     traits = SourceTraits(is_resumable=False)
 
     def __init__(
-        self, pieces: Iterator[Piece], name: str, *, may_have_targets: bool = False, varies: bool = False
+        self, pieces: Iterator[StreamPiece], name: str, *, may_have_targets: bool = False, varies: bool = False
     ) -> None:
         self.traits = SourceTraits(is_resumable=False, may_have_targets=may_have_targets)
         self._varies = varies
@@ -100,7 +100,7 @@ class StreamedRows(Source):
         self._stream = _Stream(pieces, name)
         self._files: _SpanFiles | None = _SpanFiles()
         self._template: BatchTemplate | None = None
-        self._fitted: dict[int, Piece] = {}
+        self._fitted: dict[int, StreamPiece] = {}
         self._begin = (0, 0)
         self._skipped = 0
         self._most_batches: int | None = None
@@ -132,7 +132,7 @@ class StreamedRows(Source):
         self._fitted.clear()  # the new view is the one that is read
         return with_changes(self, **changes, _fitted={})
 
-    def batches(self) -> Iterator[Piece]:
+    def batches(self) -> Iterator[StreamPiece]:
         """Every batch as it came, one by one. It is the run: what it has passed is let go.
 
         Raises:
@@ -149,7 +149,7 @@ class StreamedRows(Source):
         self._stream.check()
 
     def is_mixed(self) -> bool:
-        """Whether batches have rows of different shapes: by what the stream says, or by its first two."""
+        """Whether batches have rows of different shapes: by what the stream declares, or by its first two."""
         if self._varies or not (self._has(0) and self._has(1)):
             return self._varies
         pieces = [self._stream.head[number] for number in (0, 1)]
@@ -166,7 +166,7 @@ class StreamedRows(Source):
         return self._like_first().given
 
     def fragments(self) -> Sequence[Fragment]:
-        """Unlike any other's: nobody can tell whether another stream would give the same rows."""
+        """A fragment unlike any other: another stream of this name may give other rows."""
         return [Fragment(f"stream:{self._name}:{self._stream.token}", 0, 0)]
 
     def schema(self) -> dict[str, TensorSpec]:
@@ -194,7 +194,7 @@ class StreamedRows(Source):
         yield Block(span.start, span.rows, {name: mapped[name] for name in columns}, failures)
 
     def release(self, span: Span) -> None:
-        """Free the memory of a span whose result is there. Whoever is still reading it can go on."""
+        """Free the memory of a span whose result is there. A loader that is still reading it can go on."""
         if self._files is not None:
             self._files.remove(span.locator[0])
 
@@ -234,9 +234,9 @@ class StreamedRows(Source):
                 break
         self._stream.check()
 
-    def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[Piece, int, int]], tuple[int, int]]:
+    def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[StreamPiece, int, int]], tuple[int, int]]:
         """The next rows, from row `offset` of piece `number`; and the place after them."""
-        taken: list[tuple[Piece, int, int]] = []
+        taken: list[tuple[StreamPiece, int, int]] = []
         while rows and (piece := self._piece(number)) is not None:
             stop = min(piece.rows, offset + rows)
             taken.append((piece, offset, stop))
@@ -244,7 +244,7 @@ class StreamedRows(Source):
             number, offset = (number + 1, 0) if stop == piece.rows else (number, stop)
         return taken, (number, offset)
 
-    def _piece(self, number: int) -> Piece | None:
+    def _piece(self, number: int) -> StreamPiece | None:
         """A piece that was pulled before, or the next one; None where there is no more, be it for an error."""
         if not self._has(number):
             return None
@@ -259,13 +259,13 @@ class StreamedRows(Source):
 class _Stream:
     """What was pulled of an iterator and is not passed yet. Several views share it. In another process it is empty."""
 
-    def __init__(self, pieces: Iterator[Piece], name: str) -> None:
+    def __init__(self, pieces: Iterator[StreamPiece], name: str) -> None:
         self.token = uuid.uuid4().hex
-        self.head: dict[int, Piece] = {}
+        self.head: dict[int, StreamPiece] = {}
         self.template: BatchTemplate | None = None
         self.is_under_way = False
         self._name = name
-        self._pieces: Iterator[Piece] | None = pieces
+        self._pieces: Iterator[StreamPiece] | None = pieces
         self._drawn = self._pulled = self._pulled_rows = 0
         self._is_over = False
         self._error: InputError | None = None
@@ -336,7 +336,7 @@ class _SpanFiles:
         self._open: dict[str, int] = {}
         weakref.finalize(self, _close_all, self._open)
 
-    def add(self, taken: Sequence[tuple[Piece, int, int]]) -> tuple[Any, ...]:
+    def add(self, taken: Sequence[tuple[StreamPiece, int, int]]) -> tuple[Any, ...]:
         """Write the rows of a span; returns its locator."""
         path, descriptor = new_file("penstock-stream")
         with self._lock:

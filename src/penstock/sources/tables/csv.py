@@ -72,7 +72,7 @@ class CsvFiles(LineFiles, Source):
         return self._schema
 
     def remarks(self) -> list[str]:
-        """What people should know about the files."""
+        """That text is not UTF-8, where it is not."""
         self.schema()
         odd = [name for name, kind in (self._types or {}).items() if pa.types.is_binary(kind)]
         shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
@@ -189,7 +189,7 @@ class CsvFiles(LineFiles, Source):
     def _parse_by_record(
         self, excerpt: Excerpt, span: Span, columns: Sequence[str]
     ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-        """The slow road: records told apart one by one, so that a broken one takes no other down."""
+        """Parse record by record, so that a broken one fails alone. Slow."""
         assert self._types is not None
         csv.field_size_limit(_LONGEST_FIELD)
         records = self.records(excerpt)

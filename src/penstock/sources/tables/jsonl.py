@@ -85,7 +85,7 @@ class JsonLines(LineFiles, Source):
     def _parse_by_line(
         self, excerpt: Excerpt, span: Span, schema: pa.Schema
     ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-        """The slow road: lines told apart one by one, so that a broken one takes no other down."""
+        """Parse line by line, so that a broken one fails alone. Slow."""
         records = self.records(excerpt)
         lines = [line.removeprefix(BOM) for line in records]
         nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})

@@ -21,7 +21,7 @@ _NEWLINE, _QUOTE = ord("\n"), ord('"')
 BOM = b"\xef\xbb\xbf"
 
 _COUNTED = re.compile(r"Row #\d+: ")
-"""Arrow counts rows from where it began to parse, which says nothing to people."""
+"""Arrow counts rows from where it began to parse: a number that means nothing to people."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LineFiles:
         yield Extent(listed(self.paths, number), start, end - start)
 
     def records(self, excerpt: Excerpt) -> list[bytes]:
-        """The records of an excerpt, told apart as they were when they were counted.
+        """The records of an excerpt, divided as they were when they were counted.
 
         Raises:
             InputError: There are more or fewer than were counted: rows would vanish or move.

@@ -122,7 +122,9 @@ class TarFiles(FileSource):
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         schema = self.schema()
         path = self.paths[span.locator[0]]
-        gathered = _Gathered(path, span.start, {name: schema[name] for name in columns}, Rendition.of(self._reading))
+        gathered = _BlockBuilder(
+            path, span.start, {name: schema[name] for name in columns}, Rendition.of(self._reading)
+        )
         _, start, stop = span.locator
         with _opened(path) as (file, length):
             for sample in _samples(walk(file, length, start, stop)):
@@ -233,7 +235,7 @@ def _is_image(column: str) -> bool:
     return column == "image" or column.rpartition(".")[2] in _PLAIN_IMAGES
 
 
-class _Gathered:
+class _BlockBuilder:
     """Rows on their way into a block."""
 
     def __init__(self, path: str, start: int, columns: Mapping[str, TensorSpec], rendition: Rendition) -> None:

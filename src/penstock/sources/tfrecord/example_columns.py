@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.core.columns import to_arrow
 from penstock.core.records import STRING, Array, Column, Shape
 from penstock.sources.tfrecord.example_features import FeatureSpec
-from penstock.sources.tfrecord.example_walk import MANY, Found, Lists, Window, values_of_lists, varints
+from penstock.sources.tfrecord.example_walk import MANY, FoundFeatures, Lists, Window, values_of_lists, varints
 from penstock.sources.tfrecord.examples import BYTES, FLOAT, INT64, KIND_NAMES
 
 Reasons = dict[int, str]
@@ -29,7 +29,7 @@ class _Cells:
     reasons: Reasons = field(default_factory=dict)
 
 
-def columns_of(window: Window, found: Found, specs: Sequence[FeatureSpec]) -> tuple[dict[str, Column], Reasons]:
+def columns_of(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec]) -> tuple[dict[str, Column], Reasons]:
     """The columns of Examples, and the rows whose features are not what the columns are, with the first reason."""
     columns: dict[str, Column] = {}
     reasons: Reasons = {}
@@ -42,7 +42,7 @@ def columns_of(window: Window, found: Found, specs: Sequence[FeatureSpec]) -> tu
     return {spec.name: columns[spec.name] for spec in specs}, reasons
 
 
-def _whole_numbers(window: Window, found: Found, specs: Sequence[FeatureSpec]) -> dict[str, Column]:
+def _whole_numbers(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec]) -> dict[str, Column]:
     """All features of one int64 at once, where nothing is the matter with them: tables have many of these."""
     numbers = [n for n, spec in enumerate(specs) if (spec.kind, spec.dtype, spec.shape) == (INT64, "int64", ())]
     if not numbers or not (found.kinds[numbers] == INT64).all():

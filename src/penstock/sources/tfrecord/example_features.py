@@ -1,4 +1,4 @@
-"""What the features of a TFRecord are: as the user says, or as the first records show."""
+"""The features of a TFRecord: as the user gives them, or as they are found in the first records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.records import STRING, Shape, TensorSpec
 from penstock.errors import InputError, UsageError
-from penstock.sources.tfrecord.examples import BYTES, FLOAT, INT64, KIND_NAMES, Feature, Message
+from penstock.sources.tfrecord.examples import BYTES, FLOAT, INT64, KIND_NAMES, FeatureValues, Message
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64")
@@ -119,8 +119,8 @@ def choose_features(sample: Sequence[Message], wanted: Mapping[str, str]) -> lis
 
 
 def _inferred(sample: Sequence[Message]) -> Iterable[FeatureSpec]:
-    features: dict[bytes, list[Feature]] = {}
-    lists: dict[bytes, list[Feature]] = {}
+    features: dict[bytes, list[FeatureValues]] = {}
+    lists: dict[bytes, list[FeatureValues]] = {}
     for message in sample:
         for key, feature in message.features.items():
             features.setdefault(key, []).append(feature)
@@ -136,7 +136,7 @@ def _inferred(sample: Sequence[Message]) -> Iterable[FeatureSpec]:
                 yield spec
 
 
-def _infer(key: bytes, features: Sequence[Feature], is_list: bool) -> FeatureSpec | None:
+def _infer(key: bytes, features: Sequence[FeatureValues], is_list: bool) -> FeatureSpec | None:
     """A feature from its appearances; None where it has never a value, or a name that is no text."""
     kinds = [feature.kind for feature in features if feature.kind]
     try:

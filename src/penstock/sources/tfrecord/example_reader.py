@@ -11,7 +11,7 @@ from penstock.sources.tfrecord.example_columns import columns_of, sequence_colum
 from penstock.sources.tfrecord.example_features import FeatureSpec
 from penstock.sources.tfrecord.example_walk import (
     Entry,
-    Found,
+    FoundFeatures,
     Keys,
     Lists,
     Window,
@@ -19,7 +19,7 @@ from penstock.sources.tfrecord.example_walk import (
     walk,
     walk_sequences,
 )
-from penstock.sources.tfrecord.examples import BadExample, Wanted, rewrite
+from penstock.sources.tfrecord.examples import BadExample, WantedFeatures, rewrite
 from penstock.sources.tfrecord.framing import PAD, Frames
 
 EXAMPLE = "example"
@@ -41,7 +41,7 @@ class ExampleReader:
         self._keys = Keys([spec.key for spec in self._features])
         self._list_keys = Keys([spec.key for spec in self._lists])
         names, list_names = {spec.key for spec in self._features}, {spec.key for spec in self._lists}
-        self._wanted = Wanted(names, list_names)
+        self._wanted = WantedFeatures(names, list_names)
         self._hides_example = EXAMPLE.encode() in names | list_names
         self._pattern: list[Entry] | None = None
         self._patience = _PATIENCE
@@ -79,7 +79,7 @@ class ExampleReader:
             reasons.setdefault(row, reason)
         return columns
 
-    def _walked(self, window: Window, starts: Array, stops: Array) -> tuple[Found, Lists | None]:
+    def _walked(self, window: Window, starts: Array, stops: Array) -> tuple[FoundFeatures, Lists | None]:
         sizes = (len(self._features), len(self._lists))
         if self._is_sequence:
             return walk_sequences(window, starts, stops, (self._keys, self._list_keys), sizes)

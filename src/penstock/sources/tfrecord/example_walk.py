@@ -169,7 +169,7 @@ def unsettled(known: int) -> Entry:
 
 
 @dataclass
-class Found:
+class FoundFeatures:
     """For each wanted feature (first axis) and record: its kind, and where its data lies.
 
     `starts` to `ends` is the data: packed numbers, or the one value of a bytes_list. `inner` is where the list begins.
@@ -185,7 +185,7 @@ class Found:
     """How many entries the pattern did not settle."""
 
     @classmethod
-    def nothing(cls, features: int, records: int) -> Found:
+    def nothing(cls, features: int, records: int) -> FoundFeatures:
         inner, starts, ends = np.zeros((3, features, records), np.int64)
         return cls(np.zeros((features, records), np.int8), inner, starts, ends, np.zeros(records, np.bool_))
 
@@ -213,9 +213,11 @@ class _Entries:
     ends: Array
 
 
-def walk(window: Window, starts: Array, stops: Array, keys: Keys, features: int, pattern: Sequence[Entry]) -> Found:
+def walk(
+    window: Window, starts: Array, stops: Array, keys: Keys, features: int, pattern: Sequence[Entry]
+) -> FoundFeatures:
     """The wanted features of Examples. `pattern` is what the first record has, step by step."""
-    found = Found.nothing(features, len(starts))
+    found = FoundFeatures.nothing(features, len(starts))
     begins, ends = _only_field(window, starts, stops, found)
     rest = _walk_by_pattern(window, begins, ends, found, pattern)
     found.unexpected = len(rest.record)
@@ -223,7 +225,7 @@ def walk(window: Window, starts: Array, stops: Array, keys: Keys, features: int,
     return found
 
 
-def _only_field(window: Window, starts: Array, stops: Array, found: Found) -> tuple[Array, Array]:
+def _only_field(window: Window, starts: Array, stops: Array, found: FoundFeatures) -> tuple[Array, Array]:
     """The features of each record: field 1, and nothing else. An empty record has none."""
     lengths, begins = window.lengths(starts + 1)
     fits = (window.bytes[starts] == _ENTRY) & (begins + lengths == stops)
@@ -231,7 +233,9 @@ def _only_field(window: Window, starts: Array, stops: Array, found: Found) -> tu
     return np.where(fits, begins, stops), stops
 
 
-def _walk_by_pattern(window: Window, at: Array, limits: Array, found: Found, pattern: Sequence[Entry]) -> _Entries:
+def _walk_by_pattern(
+    window: Window, at: Array, limits: Array, found: FoundFeatures, pattern: Sequence[Entry]
+) -> _Entries:
     """Step through the entries of all records together; returns those that the pattern did not settle."""
     records: Array | slice = slice(None)
     rest: list[_Entries] = []
@@ -254,7 +258,13 @@ def _walk_by_pattern(window: Window, at: Array, limits: Array, found: Found, pat
 
 
 def _step_by_entry(
-    window: Window, at: Array, limits: Array, records: Array | slice, found: Found, entry: Entry, rest: list[_Entries]
+    window: Window,
+    at: Array,
+    limits: Array,
+    records: Array | slice,
+    found: FoundFeatures,
+    entry: Entry,
+    rest: list[_Entries],
 ) -> Array:
     same, ends = entry.match(window, at)
     same &= ends <= limits
@@ -268,7 +278,7 @@ def _step_by_entry(
     return ends
 
 
-def _store(found: Found, entry: Entry, records: Array | slice, at: Array, ends: Array) -> None:
+def _store(found: FoundFeatures, entry: Entry, records: Array | slice, at: Array, ends: Array) -> None:
     if entry.known < 0:
         return
     found.kinds[entry.known, records] = entry.kind
@@ -301,7 +311,7 @@ def _joined(rest: Sequence[_Entries]) -> _Entries:
     return _Entries(*(np.concatenate([getattr(one, name) for one in some]) for name in ("record", "starts", "ends")))
 
 
-def _read_entries(window: Window, entries: _Entries, keys: Keys, found: Found) -> None:
+def _read_entries(window: Window, entries: _Entries, keys: Keys, found: FoundFeatures) -> None:
     if not len(entries.record):
         return
     known, values = _read_keys(window, entries, keys, found.odd)
@@ -310,7 +320,7 @@ def _read_entries(window: Window, entries: _Entries, keys: Keys, found: Found) -
     seen = np.full(found.kinds.shape, -1, np.int64)
     order = np.arange(len(known))
     seen[known, record] = order
-    # Two entries of one key: the last one counts, and the slow road knows which that is.
+    # Two entries of one key: the last one counts, which `examples.rewrite` finds.
     found.odd[record[(seen[known, record] != order) | (found.kinds[known, record] != 0)]] = True
     kinds, inner, starts, ends, fits = _read_features(window, values[wanted], entries.ends[wanted])
     fits &= ~_has_broken_values(window, kinds, inner, ends)
@@ -358,9 +368,9 @@ def _has_broken_values(window: Window, kinds: Array, inner: Array, ends: Array) 
 
 def walk_sequences(
     window: Window, starts: Array, stops: Array, keys: tuple[Keys, Keys], sizes: tuple[int, int]
-) -> tuple[Found, Lists]:
+) -> tuple[FoundFeatures, Lists]:
     """The wanted features and feature lists of SequenceExamples: by name, `keys` and `sizes` are for both."""
-    found = Found.nothing(sizes[0], len(starts))
+    found = FoundFeatures.nothing(sizes[0], len(starts))
     fields: list[_Entries] = []
     records = np.flatnonzero(stops > starts)
     at, limits = starts[records], stops[records]
@@ -439,7 +449,7 @@ def values_of_lists(window: Window, inner: Array, ends: Array) -> tuple[Array, A
 
 def learn_pattern(window: Window, start: int, stop: int, keys: Keys, features: int) -> list[Entry]:
     """What one record has, step by step; empty where it is odd."""
-    found = Found.nothing(features, 1)
+    found = FoundFeatures.nothing(features, 1)
     begins, ends = _only_field(window, np.array([start]), np.array([stop]), found)
     entries = _walk_by_pattern(window, begins, ends, found, ())
     known, values = _read_keys(window, entries, keys, found.odd)

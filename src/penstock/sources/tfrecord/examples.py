@@ -24,7 +24,7 @@ class BadExample(ValueError):
 
 
 @dataclass
-class Feature:
+class FeatureValues:
     """One feature. Numbers stay as they are packed: 4 bytes each, or varints."""
 
     kind: int = 0
@@ -42,22 +42,22 @@ class Feature:
 class Message:
     """A record. `lists` are the feature lists of a SequenceExample; an Example has none."""
 
-    features: dict[bytes, Feature] = field(default_factory=dict)
-    lists: dict[bytes, list[Feature]] = field(default_factory=dict)
+    features: dict[bytes, FeatureValues] = field(default_factory=dict)
+    lists: dict[bytes, list[FeatureValues]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedFeatures:
     """The features and feature lists that are looked into; None for all. The others only have to end somewhere."""
 
     features: Container[bytes] | None = None
     lists: Container[bytes] | None = None
 
 
-EVERYTHING = Wanted()
+EVERYTHING = WantedFeatures()
 
 
-def parse(raw: bytes, is_sequence: bool, wanted: Wanted = EVERYTHING) -> Message:
+def parse(raw: bytes, is_sequence: bool, wanted: WantedFeatures = EVERYTHING) -> Message:
     """A record as a message.
 
     Raises:
@@ -77,7 +77,7 @@ def parse(raw: bytes, is_sequence: bool, wanted: Wanted = EVERYTHING) -> Message
 
 
 def is_sequence(raw: bytes) -> bool:
-    """Whether a record has feature lists: nothing else tells a SequenceExample from an Example."""
+    """Whether a record has feature lists: the only difference between a SequenceExample and an Example."""
     try:
         return bool(parse(raw, is_sequence=True).lists)
     except BadExample:
@@ -132,20 +132,20 @@ def _entries(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, value
 
 
-def _feature(raw: bytes) -> Feature:
-    feature = Feature()
+def _feature(raw: bytes) -> FeatureValues:
+    feature = FeatureValues()
     for number, wire, value in _fields(raw):
         if number not in KIND_NAMES or wire != _LENGTH:
             continue
         if number != feature.kind:
-            feature = Feature(number)  # one of three: the last one counts
+            feature = FeatureValues(number)  # one of three: the last one counts
         for inner, inner_wire, piece in _fields(value):
             if inner == 1:
                 _add(feature, inner_wire, piece)
     return feature
 
 
-def _add(feature: Feature, wire: int, piece: bytes) -> None:
+def _add(feature: FeatureValues, wire: int, piece: bytes) -> None:
     """One value, or a run of packed ones."""
     if feature.kind == BYTES:
         if wire == _LENGTH:
@@ -167,7 +167,7 @@ def integers(packed: bytes) -> list[int]:
     return [value - (1 << 64) if value >> 63 else value for value in values]
 
 
-def rewrite(raw: bytes, is_sequence: bool, wanted: Wanted) -> bytes:
+def rewrite(raw: bytes, is_sequence: bool, wanted: WantedFeatures) -> bytes:
     """The same record in the plain layout: keys once and before their values, lists packed, only what is wanted.
 
     Raises:
@@ -191,7 +191,7 @@ def _pack_entry(key: bytes, value: bytes) -> bytes:
     return pack_field(1, pack_field(1, key) + pack_field(2, value))
 
 
-def _pack_feature(feature: Feature) -> bytes:
+def _pack_feature(feature: FeatureValues) -> bytes:
     if not feature.kind:
         return b""
     if feature.kind == BYTES:

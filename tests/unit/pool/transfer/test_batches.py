@@ -20,7 +20,7 @@ from penstock.core.batching import Batch, cut
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
 from penstock.core.events import Chunk, Filled
-from penstock.core.feeds import Feed, Fixed, Mask, Piece, Ragged
+from penstock.core.feeds import Dense, Feed, Mask, Piece, Ragged
 from penstock.core.records import UNWATCHED, Array, Column, RowFailure
 from penstock.pool.transfer.batches import SlotRoom, bytes_needed, open_batch
 from penstock.pool.transfer.results import Assembly, Writable
@@ -105,7 +105,7 @@ FAILURE = RowFailure(101, "a.png", "load", "OSError", "cut off")
 
 def piece(kept: dict[str, Column] | None = None, **arrays: Array) -> Piece:
     rows = len(next(iter(arrays.values())))
-    return Piece(100, rows, {name: Fixed(array) for name, array in arrays.items()}, kept or {}, {101: FAILURE})
+    return Piece(100, rows, {name: Dense(array) for name, array in arrays.items()}, kept or {}, {101: FAILURE})
 
 
 def test_numbers_are_written_into_the_slot_and_read_there_without_a_copy() -> None:
