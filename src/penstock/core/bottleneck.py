@@ -1,4 +1,4 @@
-"""What bounds a job, loading, copying, computing or writing, and what would help. Pure.
+"""Which stage limits a job, loading, copying, computing or writing, and what would help. Pure.
 
 Before a run it follows from how fast each stage is by itself (`predict`), after it and meanwhile from what the threads
 waited for (`measured`); the words are the same.
@@ -15,7 +15,7 @@ LOADING, COPYING, COMPUTING, WRITING = "loading", "copying", "computing", "writi
 STAGES = (LOADING, COPYING, COMPUTING, WRITING)
 
 WAITING = 0.25
-"""Who waits for more than this share of the time is bound by whoever is waited for."""
+"""A stage that waits for more than this share of the time is limited by the stage it waits for."""
 _LITTLE = 1.1
 _ENOUGH = 0.97
 _FILLED = 0.75
