@@ -12,7 +12,7 @@ ROWS_PER_SPAN = 64
 
 def with_penstock(folder: str) -> int:
     """Open and divide, as a job does; return the rows of all spans, which are the files."""
-    from penstock.registry import open_files
+    from penstock.sources.catalog import open_files
 
     source = open_files([folder])
     # Kept, as a job keeps them: the manifest holds every span.

@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.decoders import MOST_DIFFERENCE, OF_INTERPOLATION, SIDE, largest_difference
 from bench.shell import BenchError
+from penstock.core import kinds
 from penstock.core.batching import default_batch_size
 from penstock.core.division import rows_per_span
 from penstock.core.events import Chunk, Filled, SpanLoaded
@@ -32,7 +33,7 @@ from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import open_batch
 from penstock.pool.transfer.results import Assembly
 from penstock.pool.transfer.slots import Slots
-from penstock.registry import RUNTIMES, open_files
+from penstock.sources.catalog import open_files
 
 SHAPE = (SIDE, SIDE, 3)
 BATCH = default_batch_size(SIDE * SIDE * 3)
@@ -114,7 +115,7 @@ def check_pixels(paths: list[str], pixels: Array, interpolation: str) -> int:
 
 def measure(folder: Path, loaders: int, photos: int, interpolation: str, log: Any) -> dict[str, float]:
     model = ModelFile("keras", "none", "none", ("tensorflow",))
-    launch = Launch(RUNTIMES["tensorflow"], model, 1, log)
+    launch = Launch(kinds.runtime("tensorflow").make(), model, 1, log)
     feeding = Feeding(folder, loaders, launch, interpolation)
     try:
         feeding.begin()

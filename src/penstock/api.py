@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock import registry
 from penstock.commands import to_folder
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
@@ -21,6 +20,7 @@ from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
+from penstock.models import catalog
 from penstock.models.belongings import with_belongings
 from penstock.options.parsing import text_of_constant
 from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
@@ -305,9 +305,9 @@ def inspect(
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))
     # It is only looked at: what needs trust is told, and not loaded unless it is given.
-    file = registry.find_model(target, signature=signature, trust=True)
+    file = catalog.find_model(target, signature=signature, trust=True)
     if file is None and os.path.isfile(os.path.join(target, "checkpoint")):
-        registry.open_model(target)  # says what a folder of checkpoints is good for
+        catalog.open_model(target)  # says what a folder of checkpoints is good for
     if file is None:
         return describe_input(target)
     modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
@@ -318,7 +318,7 @@ def inspect(
 
 def devices() -> list[dict[str, Any]]:
     """Every device, its memory, and which runtimes can use it or why not."""
-    return devices_with_runtimes(list(registry.RUNTIMES))
+    return devices_with_runtimes()
 
 
 def _progress(wanted: bool | Progress | None, verbose: bool | int | str = "auto") -> Callable[[], Progress]:

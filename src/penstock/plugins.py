@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.errors import DeviceError, UsageError, one_line
 
@@ -68,6 +68,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
 }
 """Names in the order in which they are listed and tried; other packages' plugins come after these."""
 
+Kind = TypeVar("Kind")
 _log = logging.getLogger("penstock")
 
 
@@ -89,12 +90,12 @@ def is_known(group: str, name: str) -> bool:
     return name in BUILT_IN[group] or name in _others(group)
 
 
-def load(group: str, name: str) -> Any:
-    """The object behind a name.
+def load(group: str, name: str, kind: Any = object) -> Any:
+    """The object behind a name, which must be of a kind (a class, or a protocol that can be checked).
 
     Raises:
         UsageError: The group has no such name.
-        DeviceError: The plugin cannot be imported, or two packages use its name.
+        DeviceError: The plugin cannot be imported, is of another kind, or two packages use its name.
     """
     built_in = BUILT_IN[group].get(name)
     if built_in is not None:
@@ -109,7 +110,10 @@ def load(group: str, name: str) -> Any:
             hint="uninstall one of them",
         )
     try:
-        return _imported(plugins[0].value)
+        loaded = _imported(plugins[0].value)
+        if not isinstance(loaded, kind):
+            raise TypeError(f"this is no {kind.__name__}")
+        return loaded
     except Exception as error:  # whatever a foreign module does when it is imported
         raise DeviceError(
             f"the plugin {name} of the package {plugins[0].package} cannot be loaded",
@@ -119,12 +123,12 @@ def load(group: str, name: str) -> Any:
 
 
 @cache
-def load_all(group: str) -> dict[str, Any]:
+def load_all(group: str, kind: type[Kind]) -> dict[str, Kind]:
     """The objects of a group in the order of `names`. A plugin that cannot be loaded is reported and left out."""
-    loaded: dict[str, Any] = {}
+    loaded: dict[str, Kind] = {}
     for name in names(group):
         try:
-            loaded[name] = load(group, name)
+            loaded[name] = load(group, name, kind)
         except DeviceError as error:
             if name in BUILT_IN[group]:
                 raise

@@ -13,7 +13,7 @@ from penstock.errors import UsageError
 from penstock.options.records import ReadOptions
 from penstock.sources.files.paths import expand
 from penstock.sources.images.columns import ImageColumns
-from penstock.sources.images.files import ImageFiles
+from penstock.sources.images.files import IMAGE_SUFFIXES, ImageFiles
 from penstock.sources.tables.parquet import ParquetFiles
 from penstock.sources.tar.files import TarFiles
 
@@ -116,7 +116,7 @@ class TestFolders:
         paths = [str(tmp_path / f"{number:03}.jpg") for number in range(200)]
         for number, path in enumerate(paths):
             Path(path).write_bytes(b"x" * (100_000 if 50 <= number < 60 else 100))
-        for given in (paths, expand([str(tmp_path)], ImageFiles.suffixes)):
+        for given in (paths, expand([str(tmp_path)], IMAGE_SUFFIXES)):
             spans = list(ImageFiles(given).divide(8))
             sizes = [sum(os.path.getsize(path) for path in paths[span.start : span.stop]) for span in spans]
             assert sum(span.rows for span in spans) == 200

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.core.packages import PACKAGES
+from penstock.core import kinds
 from penstock.pool.devices import nvml
 from penstock.pool.devices.inventory import gpu_devices, supported_precisions
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
@@ -125,7 +125,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def frameworks() -> list[str]:
-    return [name for name in ("tensorflow", "jax", "torch") if PACKAGES[name].is_installed]
+    return [name for name in ("tensorflow", "jax", "torch") if kinds.runtime(name).package.is_installed]
 
 
 @cache

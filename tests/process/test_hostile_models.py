@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import registry
 from penstock.errors import ModelError
+from penstock.models import catalog
 from penstock.models.scan import operations
 from tests.conftest import ENVIRONMENT, Penstock
 
@@ -133,12 +133,12 @@ ONLY_SOUNDS_LIKE_IT = {
 }  # fmt: skip
 OPENING = """
 import resource, sys
-from penstock import registry
+from penstock.models import catalog
 from penstock.errors import ModelError
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 for path in sys.argv[1:]:
     try:
-        registry.open_model(path)
+        catalog.open_model(path)
     except ModelError as error:
         print(str(error).splitlines()[0])
 """
@@ -209,7 +209,7 @@ def test_nothing_runs_or_is_written_without_trust(
 def test_nothing_is_opened_without_trust(made: Path, name: str) -> None:
     before = everything_in(made)
     with pytest.raises(ModelError) as caught:
-        registry.open_model(str(made / "hostile" / name))
+        catalog.open_model(str(made / "hostile" / name))
     assert (NEED_TRUST | NEVER_LOADED)[name] in str(caught.value)
     assert ("--trust-model" in str(caught.value)) == (name in NEED_TRUST)
     assert everything_in(made) == before
@@ -231,23 +231,23 @@ def test_with_trust_they_do_run(made: Path, penstock_run: Penstock, tmp_path: Pa
 @pytest.mark.parametrize("name", NEVER_LOADED)
 def test_damage_is_no_matter_of_trust(made: Path, name: str) -> None:
     with pytest.raises(ModelError, match="damaged") as caught:
-        registry.open_model(str(made / "hostile" / name), trust=True)
+        catalog.open_model(str(made / "hostile" / name), trust=True)
     assert NEVER_LOADED[name] in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "kind"), INNOCENT.items())
 def test_ordinary_models_need_no_trust(made: Path, name: str, kind: str) -> None:
-    file = registry.open_model(str(made / "innocent" / name))
+    file = catalog.open_model(str(made / "innocent" / name))
     assert file.kind == kind
-    facts = registry.facts_of(file)
+    facts = catalog.facts_of(file)
     assert not facts.needs_trust
     assert facts.num_bytes > 0
 
 
 def test_facts_name_what_needs_trust_without_raising(made: Path) -> None:
     for name, reason in NEED_TRUST.items():
-        file = registry.open_model(str(made / "hostile" / name), trust=True)
-        assert reason in "; ".join(registry.facts_of(file).needs_trust), name
+        file = catalog.open_model(str(made / "hostile" / name), trust=True)
+        assert reason in "; ".join(catalog.facts_of(file).needs_trust), name
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_files_beyond_all_memory_are_told(made: Path, tmp_path: Path) -> None:
 
 def test_files_say_what_wrote_them(made: Path) -> None:
     def writer(name: str) -> str:
-        return str(registry.facts_of(registry.open_model(str(made / "innocent" / name))).writer)
+        return str(catalog.facts_of(catalog.open_model(str(made / "innocent" / name))).writer)
 
     assert writer("plain.keras").startswith("Keras 3.")
     assert writer("plain.h5").startswith("Keras 2.")
@@ -308,4 +308,4 @@ def test_cut_off_files_are_told(made: Path, tmp_path: Path) -> None:
         cut = tmp_path / name
         cut.write_bytes(content[: len(content) * 2 // 3])
         with pytest.raises(ModelError, match="damaged"):
-            registry.open_model(str(cut))
+            catalog.open_model(str(cut))

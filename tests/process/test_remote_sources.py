@@ -27,7 +27,7 @@ import pytest
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.errors import InputError
-from penstock.registry import open_files
+from penstock.sources.catalog import open_files
 from penstock.sources.files import remote, remote_listing
 from penstock.sources.files.paths import expand, fragment, open_binary, read_bytes, read_many
 from penstock.sources.tables.npy import ArrayFiles

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core import kinds
 from penstock.core.records import Device, ModelFile
 from penstock.errors import PenstockError
-from penstock.registry import RUNTIMES
 
 
 def main(name: str, cases: str, answers: str) -> None:
-    runtime, device = RUNTIMES[name], Device("cpu", 0)
+    runtime, device = kinds.runtime(name).make(), Device("cpu", 0)
     os.environ.update(runtime.environment(device, 1))
     kept: dict[str, Any] = {}
     told: dict[str, Any] = {}

@@ -69,7 +69,7 @@ def test_broken_plugin_is_reported_with_its_package_and_takes_nothing_else_down(
     with pytest.raises(DeviceError) as caught:
         load(SINKS, "toy")
     assert "toys-d 1.0" in caught.value.problem
-    loaded = load_all(SINKS)
+    loaded = load_all(SINKS, object)
     assert loaded["good"] == "the sink"
     assert "toy" not in loaded
     assert "toys-d 1.0" in caplog.text

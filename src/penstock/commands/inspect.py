@@ -9,16 +9,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock import registry
-from penstock.core.packages import PACKAGES
+from penstock.core import kinds
 from penstock.core.protocols import HasPaths, Source
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.errors import InputError
 from penstock.jobs.open import log_without_folder
+from penstock.models.catalog import facts_of
 from penstock.pool.devices.inventory import cpu_device
 from penstock.pool.processes.supervisor import Launch
+from penstock.runtimes.catalog import is_installed, like, on_the_first_that_loads
+from penstock.sources.catalog import open_files
 from penstock.sources.files.paths import is_url
 from penstock.telemetry.meter import Meter
 
@@ -30,15 +32,16 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
 
     A model that needs trust and was not given it is looked at, but not loaded.
     """
-    facts = registry.facts_of(file)
+    facts = facts_of(file)
     found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
         looked_at = (
             replace(file, signature=ANY_SIGNATURE) if file.kind == "saved_model" and not file.signature else file
         )
-        (signature, runtime_used), told = registry.on_the_first_that_loads(file, runtime, partial(_load, looked_at))
-        found |= {"written_by": facts.writer or signature.writer, "loaded_by": PACKAGES[runtime_used].described}
+        (signature, runtime_used), told = on_the_first_that_loads(file, runtime, partial(_load, looked_at))
+        found["written_by"] = facts.writer or signature.writer
+        found["loaded_by"] = kinds.runtime(runtime_used).package.described
         found |= _describe_signature(signature)
         found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
         found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
@@ -47,8 +50,8 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
         found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
     found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
     found["needs_trust"] = list(facts.needs_trust)
-    runtimes = registry.like(file, runtime_used) if is_loaded else file.runtimes
-    found["runtimes"] = [name for name in runtimes if registry.is_installed(name)]
+    runtimes = like(file, runtime_used) if is_loaded else file.runtimes
+    found["runtimes"] = [name for name in runtimes if is_installed(name)]
     found["run_it"] = _command(file, found, target, runtime, needs_trust=bool(facts.needs_trust))
     found["columns_of_other_names"] = _inputs(found) or None
     return found
@@ -57,7 +60,7 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
 def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
     """The signature, and the runtime that loaded the model."""
     with log_without_folder(False) as log:
-        launch = Launch(registry.RUNTIMES[runtime], file, 1, log)
+        launch = Launch(kinds.runtime(runtime).make(), file, 1, log)
         placement = Placement((cpu_device(),), 1, 1)
         with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
             return engine.load(), runtime
@@ -105,7 +108,7 @@ def describe_input(target: str) -> dict[str, Any]:
     """Count and describe what is behind a path, a folder or a glob."""
     if not is_url(target) and not os.path.exists(target) and not any(mark in target for mark in "*?["):
         raise InputError("no such model, file or folder", received=target)
-    source = registry.open_files([target])
+    source = open_files([target])
     fragments = source.fragments()
     files = {"files": num_files(source), "bytes": sum(fragment.size for fragment in fragments)}
     return {"input": target, **files, **describe_data(source)}

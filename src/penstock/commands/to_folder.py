@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
 
-from penstock import registry
 from penstock.commands.folder_job import FolderJob
 from penstock.commands.interrupts import graceful
-from penstock.core import division
+from penstock.core import division, kinds
 from penstock.core.plans import Plan
 from penstock.core.protocols import OfFiles
 from penstock.core.records import ModelFile, Result
@@ -225,7 +224,7 @@ class _Run:
 
     def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
-        sink = self._meter.watched(registry.SINKS[self._task.options.format])
+        sink = self._meter.watched(kinds.sink(self._task.options.format))
         with output_errors():
             committer = Committer(self._place, manifest, sink, self._note_commit)
         with contextlib.closing(committer):
@@ -353,7 +352,7 @@ def _told(plan: Plan | None) -> str:
 def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = output_columns.output_schema(started, started.options)
-    registry.SINKS[task.options.format].check(schema)
+    kinds.sink(task.options.format).check(schema)
     spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(

@@ -135,6 +135,7 @@ class PartWriter(Protocol):
         ...
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where predictions go. Picklable."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock import registry
+from penstock.core import kinds
 from penstock.core.events import Measure
 from penstock.core.job import Job
 from penstock.core.records import STRING, Binding, Device, ModelFile, Placement, Result, Span
@@ -242,7 +242,7 @@ class Replicas:
             log = self._held.enter_context(log_without_folder(is_verbose=False))
             payload = pack(self._model, self._model.function.checkpoint)
             file = ModelFile("estimator", self._model.function.name, "", RUNTIMES, payload=payload)
-            launch = Launch(registry.RUNTIMES[RUNTIMES[0]], file, self._threads, log)
+            launch = Launch(kinds.runtime(RUNTIMES[0]).make(), file, self._threads, log)
             self._engine = LocalEngine(launch, self._placement, _unobserved, self._stop)
             self._held.callback(self._engine.close)
             self._engine.load()

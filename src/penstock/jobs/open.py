@@ -14,13 +14,13 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock import registry
 from penstock.core.columns import OPAQUE, to_array
 from penstock.core.nesting import Nesting
 from penstock.core.protocols import Source
 from penstock.core.records import Array, ModelFile
 from penstock.errors import DeviceError, InputError, UsageError
 from penstock.jobs import steps
+from penstock.models import catalog
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
 from penstock.options.kinds import NO_PLAN
@@ -28,6 +28,7 @@ from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.call import digest_of_weights
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model, wrap_live
+from penstock.sources.catalog import open_files
 from penstock.sources.files.paths import is_url
 from penstock.sources.images.columns import ImageColumns
 from penstock.sources.python.array_like import from_rows, given_as
@@ -166,7 +167,7 @@ def _open_file(model: Any, options: PredictOptions) -> tuple[ModelFile, str | No
     if isinstance(model, (str, os.PathLike)):
         location = os.fspath(model)
         check_size(location, options.devices)
-        file = registry.open_model(
+        file = catalog.open_model(
             location, signature=options.signature, trust=options.trust_model, own=options.loading.custom_objects
         )
         return file, file.location
@@ -212,7 +213,7 @@ def open_data(
     if takes == "text" and isinstance(data, str) and not _is_there(data):
         raise InputError("no such file", received=f"{data:.60}", hint="text for the model comes in a list: ['…', '…']")
     arguments = [absolute(os.fspath(path)) for path in paths]
-    return registry.open_files(arguments, reading), arguments
+    return open_files(arguments, reading), arguments
 
 
 def absolute(path: str) -> str:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from penstock.core import kinds
 from penstock.core.job import Job
-from penstock.core.packages import PACKAGES
 from penstock.core.plans import Choice
 from penstock.core.records import STRING, Device, ModelFile, Placement, Recipe
 from penstock.jobs.run_context import RunContext
@@ -47,7 +47,7 @@ def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str
     """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
     if recipe is not None and options.devices.kind == "all":
         return DeviceRequest(recipe.device_kind)
-    if options.devices.kind == "all" and "gpu" not in PACKAGES[runtime].device_kinds:
+    if options.devices.kind == "all" and "gpu" not in kinds.runtime(runtime).device_kinds:
         return DeviceRequest("cpu")
     return options.devices
 

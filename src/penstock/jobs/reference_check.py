@@ -6,8 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import IO, Any
 
-from penstock import registry
-from penstock.core import agreement
+from penstock.core import agreement, kinds
 from penstock.core.events import Asked, Prepared
 from penstock.core.records import ModelFile
 from penstock.core.state import NONE
@@ -17,6 +16,7 @@ from penstock.errors import ModelError, UsageError
 from penstock.jobs.start import CHECKED_ROWS, Started
 from penstock.pool.devices.inventory import cpu_device, usable_cores
 from penstock.pool.processes.supervisor import Launch
+from penstock.runtimes.catalog import own_runtime
 from penstock.telemetry.meter import Meter
 
 
@@ -31,7 +31,7 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
         raise UsageError(
             "--check reads the first rows twice", received="an input that can be read only once", hint="leave it out"
         )
-    name = registry.own_runtime(model, started.recipe.runtime)
+    name = own_runtime(model, started.recipe.runtime)
     if started.job.state != NONE and (name != started.recipe.runtime or not started.prepared.state.is_repeatable):
         return (
             f"not checked: the model changes when it is called, and {name} on the CPU would draw or keep something else"
@@ -65,7 +65,7 @@ def _reference(model: ModelFile, runtime: str, started: Started, log: IO[Any], s
     answers = replace(model.answers, top_k=None, argmax=False, labels=()) if model.answers is not None else None
     descriptors = (started.shared.descriptor,) if started.shared is not None else ()
     whole = replace(model, answers=answers)
-    launch = Launch(registry.RUNTIMES[runtime], whole, usable_cores(), log, descriptors=descriptors)
+    launch = Launch(kinds.runtime(runtime).make(), whole, usable_cores(), log, descriptors=descriptors)
     placement = replace(started.placement, devices=(cpu_device(),), lanes=1)
     with contextlib.closing(
         LocalEngine(launch, placement, Meter().observe, stop, started.options.row_timeout)

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
-from penstock import registry
-from penstock.core import batching, division, mapping, tuning
+from penstock.core import batching, division, kinds, mapping, tuning
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.events import Asked, PaddingTrial, Prepared
 from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
-from penstock.core.packages import PACKAGES
 from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Releases, Source
 from penstock.core.records import STRING, Binding, Fragment, ModelFile, Placement, Recipe, Result, Signature, Span
@@ -38,6 +36,7 @@ from penstock.pool.devices import inventory as devices
 from penstock.pool.devices.memory import available_bytes
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers
 from penstock.pool.processes.supervisor import Launch
+from penstock.runtimes.catalog import on_the_first_that_loads
 from penstock.runtimes.keras.live import LiveModel
 from penstock.sources.derived.selection import SelectedRows
 from penstock.sources.files import unchanged
@@ -185,7 +184,7 @@ def start(
             placement = placing.placement_on(chosen, choice)
             threads = placing.threads_for(options, recipe, choice, placement)
             launch = Launch(
-                registry.RUNTIMES[runtime],
+                kinds.runtime(runtime).make(),
                 model,
                 threads,
                 around.log,
@@ -200,7 +199,7 @@ def start(
 
     began = time.perf_counter()
     try:
-        started, told = registry.on_the_first_that_loads(model, wanted, on)
+        started, told = on_the_first_that_loads(model, wanted, on)
     except BaseException:
         if shared is not None:
             shared.close()
@@ -323,7 +322,7 @@ def _sample_rows(job: Job, asked: Asked) -> int:
 
 def _without_padding(job: Job, runtime: str, signature: Signature) -> Job:
     """The job with rows of one size in each batch. Where each shape is compiled, there is one for each size."""
-    has_one_shape = runtime in registry.COMPILE_EACH_SIZE or signature.fixed_batch is not None
+    has_one_shape = kinds.runtime(runtime).compiles_each_size or signature.fixed_batch is not None
     return replace(job, fewest_rows=job.batch_size if has_one_shape else 1)
 
 
@@ -359,7 +358,7 @@ def _tell_padding(trial: PaddingTrial | None, job: Job, runtime: str) -> tuple[s
     else:
         why = f"padding changes the answers, by up to {trial.difference:.2g} of the spread of an output"
     told = f"rows of different sizes: {why}; each batch holds rows of one size"
-    if runtime in registry.COMPILE_EACH_SIZE:
+    if kinds.runtime(runtime).compiles_each_size:
         told += f", and {runtime} compiles once for each size"
     return (told,)
 
@@ -480,4 +479,4 @@ def versions(runtime: str) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
-    return found | {runtime: PACKAGES[runtime].version or "not installed as a package"}
+    return found | {runtime: kinds.runtime(runtime).package.version or "not installed as a package"}

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from penstock.errors import ModelError
 
 _MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """What a file tells without being loaded.
-
-    Args:
-        writer: The framework and version that wrote it, as far as the file says.
-        num_bytes: What has to be read to load it.
-        needs_trust: Sentences: what it does that needs trust, with names. Empty for a file that only computes.
-        notes: Sentences that people should know besides.
-    """
-
-    writer: str | None
-    num_bytes: int
-    needs_trust: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class Malformed(ValueError):

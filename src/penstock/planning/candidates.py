@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock import registry
-from penstock.core.packages import CONVERTER, PACKAGES
+from penstock.core import kinds
+from penstock.core.kinds import RuntimeEntry
 from penstock.core.records import Binding, ModelFile, TensorSpec
-
-_IN_FLOAT32 = ("jax", "torch", "torch-compiled")
-_READ_STEPS = ("openvino", "onnx", "onnx-tensorrt")
-"""Runtimes that read a converted step."""
-_ORDER = {
-    "cpu": ("openvino", "onnx", "jax", "tensorflow-xla", "torch-compiled", "torch"),
-    "gpu": ("jax", "onnx-tensorrt", "onnx", "torch-compiled", "torch"),
-}
-"""The most promising first: time may run out."""
-_KINDS_THAT_CONVERT = ("keras", "h5", "saved_model", "frozen_graph")
-"""Of a model that a function builds nobody knows the weights before it runs: what was converted may be of others."""
+from penstock.runtimes.catalog import executes
 
 
 @dataclass(frozen=True)
@@ -43,48 +33,56 @@ def candidates(
 
     With `has_many_sizes`, every batch holds rows of one size, and there are many sizes.
     """
+    ranked = sorted(
+        (entry.rank[device_kind], name)
+        for name, entry in kinds.runtimes().items()
+        if device_kind in entry.rank and device_kind in entry.device_kinds and name != own
+    )
     found: list[Candidate] = []
-    for name in _ORDER[device_kind]:
-        if name == own or device_kind not in PACKAGES[name].device_kinds:
-            continue
-        if has_many_sizes and name in registry.COMPILE_EACH_SIZE:
+    for _, name in ranked:
+        entry = kinds.runtime(name)
+        if has_many_sizes and entry.compiles_each_size:
             found.append(Candidate(name, why_not="it compiles anew for each size of rows, and there are many"))
-        elif registry.executes(model, name) and is_alike(own, name):
-            found.append(Candidate(name, why_not=_missing(name) or _too_wide(name, bindings, outputs)))
-        elif name in _READ_STEPS and can_convert(model, own):
-            why_not = _missing(name) or _missing_converter() or _too_wide(name, bindings, outputs)
+        elif executes(model, name) and _is_alike(kinds.runtime(own), entry):
+            why_not = _missing(entry) or _too_wide(entry, bindings, outputs)
+            found.append(Candidate(name, why_not=why_not))
+        elif entry.reads_steps and can_convert(model, own):
+            why_not = _missing(entry) or _missing_converter() or _too_wide(entry, bindings, outputs)
             found.append(Candidate(name, is_converted=True, why_not=why_not))
     return sorted(found, key=lambda candidate: candidate.why_not is not None)
 
 
-def is_alike(own: str, other: str) -> bool:
+def _is_alike(own: RuntimeEntry, other: RuntimeEntry) -> bool:
     """Whether another runtime loads a model as its own does: what only tf_keras reads, no other Keras does."""
-    return own != "tf_keras" or other in _READ_STEPS
+    return own.loader is None or other.loader in (None, own.loader)
 
 
 def can_convert(model: ModelFile, own: str) -> bool:
-    return own in ("tensorflow", "tf_keras") and model.kind in _KINDS_THAT_CONVERT
+    return kinds.runtime(own).writes_steps and _has_steps(model)
 
 
 def needs_conversion(model: ModelFile, runtime: str) -> bool:
     """Whether a runtime reads only what was converted from this model."""
-    return runtime in _READ_STEPS and model.kind in _KINDS_THAT_CONVERT
+    return kinds.runtime(runtime).reads_steps and _has_steps(model)
 
 
-def _too_wide(runtime: str, bindings: Sequence[Binding], outputs: Sequence[TensorSpec]) -> str | None:
+def _has_steps(model: ModelFile) -> bool:
+    return any(each.has_steps for each in kinds.model_formats().values() if each.kind == model.kind)
+
+
+def _too_wide(entry: RuntimeEntry, bindings: Sequence[Binding], outputs: Sequence[TensorSpec]) -> str | None:
     """What a runtime cuts down: OpenVINO whole numbers to 32 bits, Keras on JAX or torch the weights of float64."""
-    if runtime == "openvino":
-        wide = [binding.input for binding in bindings if binding.dtype in ("int64", "uint64", "uint32")]
-        return f"it has no whole numbers as wide as {wide[0]} takes" if wide else None
+    cut = [binding.input for binding in bindings if binding.dtype in entry.narrows]
+    if cut:
+        return f"it has no whole numbers as wide as {cut[0]} takes"
     dtypes = {binding.input: binding.dtype for binding in bindings} | {spec.name: spec.dtype for spec in outputs}
     double = [name for name, dtype in dtypes.items() if dtype == "float64"]
-    return f"it does not compute {double[0]} in float64" if runtime in _IN_FLOAT32 and double else None
+    return f"it does not compute {double[0]} in float64" if double and not entry.has_float64 else None
 
 
-def _missing(runtime: str) -> str | None:
-    package = PACKAGES[runtime]
-    return None if package.is_installed else f"not installed: {package.install}"
+def _missing(entry: RuntimeEntry) -> str | None:
+    return None if entry.package.is_installed else f"not installed: {entry.package.install}"
 
 
 def _missing_converter() -> str | None:
-    return None if CONVERTER.is_installed else f"conversion is not installed: {CONVERTER.install}"
+    return None if kinds.CONVERTER.is_installed else f"conversion is not installed: {kinds.CONVERTER.install}"

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock import registry
-from penstock.core import tuning
+from penstock.core import kinds, tuning
 from penstock.core.agreement import Proof, prove
 from penstock.core.events import Asked, Measure, Prepared
 from penstock.core.job import Job
@@ -182,7 +181,7 @@ class Beside:
 def open_engine(setting: Setting, beside: Beside, around: RunContext, clock: Clock) -> tuple[LocalEngine, Prepared]:
     """The processes of a setting, with its answers to the same first rows."""
     launch = Launch(
-        registry.RUNTIMES[setting.runtime],
+        kinds.runtime(setting.runtime).make(),
         setting.model,
         setting.threads,
         around.log,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock import registry
+from penstock.core import kinds
 from penstock.core.bottleneck import Rates, predict
 from penstock.core.columns import take_positions
 from penstock.core.plans import Plan
@@ -95,7 +95,7 @@ def _seconds_to_write(started: Started) -> float:
     result = output_columns.renamed(Result(Span(0, 0, rows, ()), columns), options)
     with contextlib.suppress(PenstockError, OSError), tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        writer = registry.SINKS[options.format].open_part("part-00000000", folder, schema)
+        writer = kinds.sink(options.format).open_part("part-00000000", folder, schema)
         writer.write(result)
         writer.finish()
         return (time.perf_counter() - began) / rows

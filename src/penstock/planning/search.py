@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from penstock.core import batching, tuning
+from penstock.core import batching, kinds, tuning
 from penstock.core.figures import rate
 from penstock.core.plans import Choice, Trial
 from penstock.core.records import Device, ModelFile
@@ -36,7 +36,6 @@ _OWN_SHARE = 0.3
 """Of the time of a search, what the batch sizes of the model's own framework may take."""
 _FINALS_SHARE = 0.3
 """Of the time of a search, what is kept for the best of all: a second look, other replicas, other lanes."""
-_LIGHT = ("openvino", "onnx", "onnx-tensorrt")
 _LIGHT_START_S = 2.0
 """What runtimes need to start that import neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
@@ -207,7 +206,7 @@ class Search:
         model = store.converted_model(self.model, folder) if candidate.is_converted and folder else self.model
         recipe = self.started.recipe
         # On a CPU one batch keeps all their threads busy; two get into each other's way (ResNet50: 20 % slower).
-        is_busy = candidate.runtime in _LIGHT and recipe.device_kind == "cpu"
+        is_busy = kinds.runtime(candidate.runtime).reads_steps and recipe.device_kind == "cpu"
         lanes = 1 if is_busy else self.started.placement.lanes
         setting = Setting(candidate.runtime, model, recipe.threads, self._devices(), lanes)
         self.around.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
@@ -222,7 +221,7 @@ class Search:
                 return f"the model does not convert: {self._conversion_problem}"
             self._is_cut_short = True
             return f"not tried: converting takes a while, and {left:.0f} s of the search were left"
-        needed = (_LIGHT_START_S if candidate.runtime in _LIGHT else self.started.start_s) + _LADDER_S
+        needed = (_LIGHT_START_S if kinds.runtime(candidate.runtime).reads_steps else self.started.start_s) + _LADDER_S
         if left >= needed + self._finals_s:
             return None
         self._is_cut_short = True

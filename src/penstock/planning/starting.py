@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import registry
-from penstock.core import tuning
-from penstock.core.packages import CONVERTER, PACKAGES
+from penstock.core import kinds, tuning
 from penstock.core.plans import Plan
 from penstock.core.protocols import Source
 from penstock.core.records import ModelFile, TensorSpec
@@ -28,6 +26,7 @@ from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
 from penstock.planning.contender import Beside, Setting, choice_of
 from penstock.planning.search import Search
+from penstock.runtimes.catalog import choose_runtime
 from penstock.runtimes.keras.live import LiveModel
 from penstock.runtimes.tensorflow.to_onnx import cannot_write
 from penstock.telemetry.meter import Meter
@@ -154,13 +153,13 @@ class _Start:
         return self.model.payload is None and self.source.traits.is_resumable
 
     def _key(self) -> str:
-        runtime = self.options.runtime or registry.choose_runtime(self.model, None)
+        runtime = self.options.runtime or choose_runtime(self.model, None)
         devices = placement.devices_for(self.options, None, None, runtime)
         return store.plan_key(self.step, self.options, devices)
 
     def _facts(self) -> dict[str, Any]:
         """What a plan for this job would be made for, by name."""
-        runtime = self.options.runtime or registry.choose_runtime(self.model, None)
+        runtime = self.options.runtime or choose_runtime(self.model, None)
         devices = placement.devices_for(self.options, None, None, runtime)
         return store.facts_of(self.model, self.columns, self.options, devices)
 
@@ -292,7 +291,7 @@ class _Start:
         """The file that a runtime reads: the model itself, or its converted step, made now where it is not there."""
         if runtime is None or not needs_conversion(self.model, runtime):
             return self.model
-        for package in (PACKAGES[runtime], CONVERTER):
+        for package in (kinds.runtime(runtime).package, kinds.CONVERTER):
             if not package.is_installed:
                 raise DeviceError(
                     f"{package.distributions[0]} is not installed",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
-from penstock.core.packages import CONVERTER, PACKAGES
+from penstock.core import kinds
 from penstock.core.plans import Plan, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.errors import UsageError
@@ -117,7 +117,8 @@ def _brief(value: Any) -> str:
 
 def _versions() -> dict[str, str | None]:
     """Of everything that a plan may choose, and of what makes or reads a converted step."""
-    found = {name: package.version for name, package in {**PACKAGES, "converter": CONVERTER}.items()}
+    found = {name: entry.package.version for name, entry in kinds.runtimes().items()}
+    found["converter"] = kinds.CONVERTER.version
     return found | {name: _version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
 
 
@@ -244,7 +245,7 @@ def converted_model(model: ModelFile, folder: str) -> ModelFile:
         model,
         kind="converted",
         location=folder,
-        runtimes=("openvino", "onnx", "onnx-tensorrt"),
+        runtimes=tuple(name for name, entry in kinds.runtimes().items() if entry.reads_steps),
         scaling=None,
         answers=None,
     )

@@ -6,10 +6,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
@@ -281,3 +283,25 @@ class TorchRanking:
 def _to_numpy(tensor: Any) -> Any:
     tensor = tensor.detach().cpu()
     return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+
+
+_PACKAGE = Package(("torch",), ("torch",), "pip install 'penstock[torch]'")
+_GPU_PROBE = "import torch; print(torch.cuda.device_count())"
+RUNTIME = RuntimeEntry(
+    TorchRuntime,
+    _PACKAGE,
+    rank={"cpu": 60, "gpu": 50},
+    gpu_probe=_GPU_PROBE,
+    loader="keras",
+    has_float64=False,
+)
+RUNTIME_COMPILED = RuntimeEntry(
+    partial(TorchRuntime, is_compiled=True),
+    _PACKAGE,
+    variant_of="torch",
+    rank={"cpu": 50, "gpu": 40},
+    gpu_probe=_GPU_PROBE,
+    loader="keras",
+    compiles_each_size=True,
+    has_float64=False,
+)

@@ -263,7 +263,7 @@ class TestStableHlo:
 @pytest.mark.parametrize("kind", [keras_file, h5_file, frozen_graph, onnx_file, tflite_file, stablehlo, jax_export])
 def test_absent_files_are_told_and_other_paths_left_alone(kind: Any, tmp_path: Path) -> None:
     suffix = {"keras": ".keras", "h5": ".h5", "frozen_graph": ".pb", "onnx": ".onnx", "tflite": ".tflite",
-              "stablehlo": ".mlirbc", "jax_export": ".jaxexport"}[kind.KINDS[0]]  # fmt: skip
+              "stablehlo": ".mlirbc", "jax_export": ".jaxexport"}[kind.FORMAT.kind]  # fmt: skip
     with pytest.raises(ModelError, match="no such model file"):
         kind.recognise(str(tmp_path / f"absent{suffix}"))
     (tmp_path / f"folder{suffix}").mkdir()

@@ -8,12 +8,11 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
-from penstock.models.facts import FileFacts
 from penstock.models.modules import digest_of_module
 
-KINDS = ("builder",)
 _RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 
 
@@ -45,3 +44,6 @@ def from_function(function: Callable[[], Any]) -> ModelFile:
 def facts(file: ModelFile) -> FileFacts:
     """What is known of a function without calling it: nothing but that it runs, because it was asked for by name."""
     return FileFacts(None, 0, notes=("it is built by a function",))
+
+
+FORMAT = ModelFormat("builder", "module:function that builds a Keras model", recognise, facts)

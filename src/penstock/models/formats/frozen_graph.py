@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
 from penstock.models.facts import (
-    FileFacts,
     Malformed,
     damaged,
     refuse_signature,
@@ -19,7 +19,6 @@ from penstock.models.scan import wire
 from penstock.models.scan.graph import Graph
 from penstock.models.scan.op_reachability import Reach
 
-KINDS = ("frozen_graph",)
 _HINT = "a frozen graph is a serialized GraphDef, as tf.compat.v1.graph_util.convert_variables_to_constants gives it"
 
 
@@ -77,3 +76,6 @@ def _refuse_others(path: str, message: memoryview) -> None:
             if is_saved_model
             else "if it is an ONNX model, rename it to .onnx",
         )
+
+
+FORMAT = ModelFormat("frozen_graph", ".pb", recognise, facts, has_steps=True)

@@ -6,14 +6,14 @@ import os
 import zipfile
 from typing import Any
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
-from penstock.models.facts import FileFacts, Malformed, damaged, refuse_signature, refuse_untrusted, require_file
+from penstock.models.facts import Malformed, damaged, refuse_signature, refuse_untrusted, require_file
 from penstock.models.formats.keras import RUNTIMES, parsed, refuse_giant, weights_need_trust
 from penstock.models.scan import hdf5, keras_config
 
-KINDS = ("h5",)
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _WEIGHTS_GROUPS = frozenset({"layers", "vars", "_layer_checkpoint_dependencies", "model_weights"})
 
@@ -101,3 +101,6 @@ def _needs_trust(path: str, contents: hdf5.Contents, own: tuple[str, ...]) -> li
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) if value is not None else ""
+
+
+FORMAT = ModelFormat("h5", ".h5", recognise, facts, has_steps=True)

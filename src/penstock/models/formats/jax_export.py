@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.models import digest
-from penstock.models.facts import FileFacts, Malformed, damaged, refuse_signature, refuse_untrusted, require_file
+from penstock.models.facts import Malformed, damaged, refuse_signature, refuse_untrusted, require_file
 from penstock.models.formats import stablehlo
 from penstock.models.scan import flat_buffers, mlir, wire
 
-KINDS = ("jax_export",)
 _SUFFIXES = (".jax", ".jaxexport", ".jax_export", ".export")
 _VERSION, _FUNCTION_NAME, _MODULE = 0, 1, 13
 
@@ -47,3 +47,6 @@ def _look(path: str) -> tuple[flat_buffers.Table, bytes]:
     if not module.startswith(mlir.BYTECODE):
         raise Malformed("it holds no StableHLO module")
     return table, module
+
+
+FORMAT = ModelFormat("jax_export", ".jax", recognise, facts)

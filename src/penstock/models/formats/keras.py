@@ -9,10 +9,10 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.models import digest
 from penstock.models.facts import (
-    FileFacts,
     Malformed,
     damaged,
     refuse_signature,
@@ -22,7 +22,6 @@ from penstock.models.facts import (
 )
 from penstock.models.scan import archive, hdf5, keras_config, keras_size
 
-KINDS = ("keras",)
 RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 _HINT = "save it again with model.save('model.keras')"
 _HDF5 = ".h5"
@@ -177,3 +176,6 @@ class _Window(io.RawIOBase):
         buffer[: len(piece)] = piece
         self._place += len(piece)
         return len(piece)
+
+
+FORMAT = ModelFormat("keras", ".keras", recognise, facts, has_steps=True)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
 from penstock.models.facts import (
-    FileFacts,
     Malformed,
     damaged,
     listed,
@@ -21,7 +21,6 @@ from penstock.models.facts import (
 from penstock.models.scan import paths as places
 from penstock.models.scan import wire
 
-KINDS = ("onnx",)
 _OWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"})
 _EXTERNAL = 1
 _NESTED_TENSORS, _NESTED_GRAPHS, _NESTED_SPARSE = (5, 10), (6, 11), (22, 23)
@@ -148,3 +147,6 @@ def _external_files(tensor: memoryview) -> list[str]:
 
 def _beside(path: str, name: str) -> str:
     return os.path.join(os.path.dirname(path), name)
+
+
+FORMAT = ModelFormat("onnx", ".onnx", recognise, facts)

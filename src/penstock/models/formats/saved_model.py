@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
-from penstock.models.facts import FileFacts, Malformed, damaged, listed, refuse_untrusted
+from penstock.models.facts import Malformed, damaged, listed, refuse_untrusted
 from penstock.models.scan import paths as places
 from penstock.models.scan import wire
 from penstock.models.scan.graph import Graph
 from penstock.models.scan.op_reachability import ASSET, CHECKPOINT, Label, Reach
 
-KINDS = ("saved_model",)
 _GRAPH = "saved_model.pb"
 _HUB = "tfhub_module.pb"
 _INITIALISERS = frozenset({"saved_model_main_op", "legacy_init_op", "table_initializer"})
@@ -208,3 +208,6 @@ def _tensors(signature: memoryview) -> list[str]:
             found += [name for number in (1, 2, 3) for name in wire.texts(sparse, number)]
         pending += [part for composite in wire.messages(info, 5) for part in wire.messages(composite, 2)]
     return found
+
+
+FORMAT = ModelFormat("saved_model", "a SavedModel folder", recognise, facts, has_steps=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.models import digest
 from penstock.models.facts import (
-    FileFacts,
     damaged,
     listed,
     refuse_signature,
@@ -18,7 +18,6 @@ from penstock.models.facts import (
 )
 from penstock.models.scan import mlir
 
-KINDS = ("stablehlo",)
 _SUFFIXES = (".mlir", ".mlirbc", ".stablehlo")
 _TEXT = re.compile(rb"\bmodule\b|\bfunc\.func\b|\bstablehlo\.|\bvhlo\.")
 
@@ -63,3 +62,6 @@ def _read(path: str) -> bytes:
             return file.read()
     except (MemoryError, OverflowError) as error:
         raise too_large(path) from error
+
+
+FORMAT = ModelFormat("stablehlo", ".mlir", recognise, facts)

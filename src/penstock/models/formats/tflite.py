@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.models import digest
-from penstock.models.facts import FileFacts, Malformed, damaged, first_bytes, listed, refuse_untrusted, require_file
+from penstock.models.facts import Malformed, damaged, first_bytes, listed, refuse_untrusted, require_file
 from penstock.models.scan import flat_buffers, operations, paths, wire
 
-KINDS = ("tflite",)
 _MAGIC = b"TFL3"
 _OPERATOR_CODES, _DESCRIPTION, _BUFFERS, _METADATA, _EXTERNAL_GROUPS = 1, 3, 4, 6, 8
 _FLEX = "Flex"
@@ -82,3 +82,6 @@ def _writer(model: flat_buffers.Table) -> str | None:
             version = bytes(buffers[index].data(0)).rstrip(b"\0").decode("ascii", "replace")
             return f"{description or 'TFLite'} (runs from TensorFlow {version} on)" if version else description
     return description or None
+
+
+FORMAT = ModelFormat("tflite", ".tflite", recognise, facts)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
@@ -318,3 +319,16 @@ def _to_float32(tensor: Any) -> Any:
 def to_numpy(array: Any) -> Any:
     """An array on the host; numpy has no bfloat16 of its own."""
     return np.asarray(array, dtype=np.float32) if array.dtype == "bfloat16" else np.asarray(array)
+
+
+PACKAGE = Package(("jax",), ("jax",), "pip install 'penstock[jax]'")
+GPU_PROBE = "import jax; print(sum(d.platform in ('gpu', 'cuda') for d in jax.devices()))"
+RUNTIME = RuntimeEntry(
+    JaxRuntime,
+    PACKAGE,
+    rank={"cpu": 30, "gpu": 10},
+    gpu_probe=GPU_PROBE,
+    loader="keras",
+    compiles_each_size=True,
+    has_float64=False,
+)

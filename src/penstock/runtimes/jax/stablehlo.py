@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import RuntimeEntry
 from penstock.core.output_selection import NumpyRanking, keep
 from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
-from penstock.runtimes.jax.runtime import JaxRanking, peak_on, to_numpy, xla_environment
+from penstock.runtimes.jax.runtime import GPU_PROBE, PACKAGE, JaxRanking, peak_on, to_numpy, xla_environment
 from penstock.runtimes.keras.precision import check_kind
 from penstock.runtimes.memory_limit import out_of_memory, ran_out
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
@@ -232,3 +233,6 @@ def _writer(exported: Any) -> str:
     raw = bytes(exported.mlir_module_serialized[:64])
     producer = raw[5:].partition(b"\0")[0].decode("ascii", "replace")
     return f"{producer.replace('_v', ' ')} for {', '.join(exported.platforms)}"
+
+
+RUNTIME = RuntimeEntry(StableHloRuntime, PACKAGE, gpu_probe=GPU_PROBE, compiles_each_size=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
@@ -21,7 +22,7 @@ from penstock.runtimes.keras.precision import check_kind
 from penstock.runtimes.keras.theano_kernels import turn_kernels
 from penstock.runtimes.keras.weights import load_weights
 from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tensorflow, wrap
+from penstock.runtimes.tensorflow.runtime import GPU_PROBE, TensorFlowRuntime, prepare_tensorflow, wrap
 
 
 class TfKerasRuntime:
@@ -202,3 +203,12 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
         if needs_trust
         else None,
     )
+
+
+RUNTIME = RuntimeEntry(
+    TfKerasRuntime,
+    Package(("tf_keras",), ("tf_keras",), "pip install 'penstock[legacy]'"),
+    gpu_probe=GPU_PROBE,
+    loader="tf_keras",
+    writes_steps=True,
+)

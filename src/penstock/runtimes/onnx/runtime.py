@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
 from penstock.errors import DeviceError, ModelError, one_line
@@ -266,3 +268,23 @@ def _from_value(value: Any) -> Array:
     size = int(np.prod(shape))
     bits = np.frombuffer(ctypes.string_at(value.data_ptr(), size * 2), dtype=np.uint16)
     return (bits.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+
+
+_GPU_PROBE = "import onnxruntime as f; print(int('{}ExecutionProvider' in f.get_available_providers()))"
+RUNTIME = RuntimeEntry(
+    OnnxRuntime,
+    Package(("onnxruntime",) * 2, ("onnxruntime", "onnxruntime-gpu"), "pip install 'penstock[onnx]'"),
+    rank={"cpu": 20, "gpu": 30},
+    gpu_probe=_GPU_PROBE.format("CUDA"),
+    reads_steps=True,
+)
+RUNTIME_TENSORRT = RuntimeEntry(
+    partial(OnnxRuntime, provider="tensorrt"),
+    Package(("onnxruntime",), ("onnxruntime-gpu",), "pip install onnxruntime-gpu tensorrt"),
+    device_kinds=("gpu",),
+    variant_of="onnx",
+    rank={"gpu": 20},
+    gpu_probe=_GPU_PROBE.format("Tensorrt"),
+    compiles_each_size=True,
+    reads_steps=True,
+)

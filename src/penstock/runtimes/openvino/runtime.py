@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, NumpyRanking, keep
 from penstock.core.records import Columns, Device, ModelFile, Shape, Signature
 from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
@@ -201,3 +202,15 @@ def _shape(partial: Any) -> Shape | None:
     if partial.rank.is_dynamic:
         return None
     return tuple(length.get_length() if length.is_static else None for length in partial)
+
+
+RUNTIME = RuntimeEntry(
+    OpenVinoRuntime,
+    Package(("openvino",), ("openvino",), "pip install 'penstock[openvino]'"),
+    device_kinds=("cpu",),
+    variant_of="onnx",
+    rank={"cpu": 10},
+    compiles_each_size=True,
+    reads_steps=True,
+    narrows=("int64", "uint64", "uint32"),
+)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
@@ -368,3 +370,17 @@ def _feeder(place: str) -> Callable[[Any], Any]:
     if place == "/GPU:0":
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]
+
+
+PACKAGE = Package(("tensorflow",), ("tensorflow",), "pip install 'penstock[tensorflow]'")
+GPU_PROBE = "import tensorflow as f; print(len(f.config.list_physical_devices('GPU')))"
+RUNTIME = RuntimeEntry(TensorFlowRuntime, PACKAGE, gpu_probe=GPU_PROBE, loader="keras", writes_steps=True)
+RUNTIME_XLA = RuntimeEntry(
+    partial(TensorFlowRuntime, is_xla=True),
+    PACKAGE,
+    device_kinds=("cpu",),
+    variant_of="tensorflow",
+    rank={"cpu": 40},
+    loader="keras",
+    compiles_each_size=True,
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.errors import DeviceError, ModelError, one_line
@@ -333,3 +334,10 @@ def _is_close(found: Array, expected: Array) -> bool:
             return bool(np.all(found == expected))
         return bool(np.all(np.abs(found.astype(int) - expected.astype(int)) <= step))
     return bool(np.allclose(found, expected, rtol=1e-3, atol=1e-5, equal_nan=True))
+
+
+RUNTIME = RuntimeEntry(
+    TfliteRuntime,
+    Package(("ai_edge_litert", "tensorflow"), ("ai-edge-litert", "tensorflow"), "pip install 'penstock[tflite]'"),
+    device_kinds=("cpu",),
+)

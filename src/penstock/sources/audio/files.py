@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import DeviceError, InputError, one_line
@@ -34,8 +35,6 @@ class AudioFiles(FileRuns, Source):
 
     Columns: `audio` (float32 from -1 to 1), `sample_rate` (nothing is resampled) and `path`, which is kept.
     """
-
-    suffixes = (".wav", ".flac")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         super().__init__(paths)
@@ -248,3 +247,6 @@ def _sample_rates(paths: Sequence[str]) -> tuple[Array, BadRows]:
 def _blame(bad: BadRows, position: int, error: Exception) -> None:
     bad[position] = str(error) if isinstance(error, BadAudio) else one_line(error)
     bad.errors[position] = type(error).__name__
+
+
+FORMAT = SourceFormat((".wav", ".flac"), AudioFiles, is_row_per_file=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import Source
 from penstock.core.records import Block, SourceColumn, Span, TensorSpec
 from penstock.options.records import ReadOptions
@@ -25,8 +26,6 @@ class ImageFiles(FileRuns, Source):
         reading: The size and colours to decode to, and how to get there.
         left_out: Files of another kind that lie beside them.
     """
-
-    suffixes = IMAGE_SUFFIXES
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None, left_out: Sequence[str] = ()) -> None:
         super().__init__(paths)
@@ -59,3 +58,6 @@ class ImageFiles(FileRuns, Source):
         if isinstance(self.paths, Paths):
             return int(self.paths.sizes.sum())
         return sum(fragment.size for fragment in self.fragments())
+
+
+FORMAT = SourceFormat(IMAGE_SUFFIXES, ImageFiles, is_row_per_file=True, open_beside=ImageFiles)

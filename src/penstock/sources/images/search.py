@@ -16,7 +16,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import STRING, Signature, SourceColumn, TensorSpec
 from penstock.options.records import ReadOptions
 from penstock.sources.images.columns import ImageColumns
-from penstock.sources.images.files import ImageFiles
+from penstock.sources.images.files import IMAGE_SUFFIXES
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 _LOOKED_AT = 32
@@ -81,4 +81,4 @@ def _is_image(value: Any) -> bool:
         return _is_image(value.get("bytes") or value.get("path") or "")
     if isinstance(value, bytes):
         return value.startswith(_MAGIC) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP")
-    return isinstance(value, str) and os.path.splitext(value)[1].lower() in ImageFiles.suffixes
+    return isinstance(value, str) and os.path.splitext(value)[1].lower() in IMAGE_SUFFIXES

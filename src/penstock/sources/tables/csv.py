@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import Source, with_changes
 from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
@@ -49,8 +50,6 @@ _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252
 
 class CsvFiles(LineFiles, Source):
     """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
-
-    suffixes = (".csv", ".tsv")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         self._separator = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
@@ -251,3 +250,6 @@ def _is_number(text: str | bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+FORMAT = SourceFormat((".csv", ".tsv"), CsvFiles)

@@ -13,6 +13,7 @@ import pyarrow.json as pajson
 
 from penstock.core.columns import describe, whole
 from penstock.core.deferred import IS_NULL
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import Source, with_changes
 from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
@@ -27,8 +28,6 @@ _BRACKETS[[ord("]"), ord("}")]] = -1
 
 class JsonLines(LineFiles, Source):
     """JSON lines files. A key that a line lacks is a null; a key that the first lines lack does not exist."""
-
-    suffixes = (".jsonl", ".ndjson")
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(paths)
@@ -164,3 +163,6 @@ def _load_object(line: bytes) -> None:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
+
+
+FORMAT = SourceFormat((".jsonl", ".ndjson"), lambda paths, reading: JsonLines(paths))

@@ -11,6 +11,7 @@ from typing import IO
 import numpy as np
 
 from penstock.core.columns import describe
+from penstock.core.kinds import SourceFormat
 from penstock.core.records import Array, Block, Column, Columns, Extent, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.file_source import FileSource, origin_of_run, spans_of_files
@@ -24,8 +25,6 @@ _BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct
 
 class ArrayFiles(FileSource):
     """`.npy` files (one column, `data`) or `.npz` files (a column for each array), all with the same columns."""
-
-    suffixes = (".npy", ".npz")
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(paths)
@@ -228,3 +227,6 @@ class _Inflated:
             return np.frombuffer(raw, member.dtype).reshape(rows, *member.shape[1:])
         except _BROKEN as error:
             raise _damaged(self._path, str(error)) from error
+
+
+FORMAT = SourceFormat((".npy", ".npz"), lambda paths, reading: ArrayFiles(paths))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.columns import describe, whole
+from penstock.core.kinds import SourceFormat
 from penstock.core.records import Block, Column, Extent, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.file_source import FileSource, even_parts, origin_of_run
@@ -27,8 +28,6 @@ _KEPT_FOOTERS = 16
 
 class ParquetFiles(FileSource):
     """Parquet files with the same columns."""
-
-    suffixes = (".parquet", ".pq", ".parq")
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(paths)
@@ -237,3 +236,6 @@ def _damaged(path: str, reason: str) -> InputError:
         received=f"{path}: {first_line}",
         hint="write it again, or leave it out",
     )
+
+
+FORMAT = SourceFormat((".parquet", ".pq", ".parq"), lambda paths, reading: ParquetFiles(paths))

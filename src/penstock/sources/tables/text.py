@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
@@ -22,8 +23,6 @@ _NEWLINE = ord("\n")
 
 class TextLines(Source):
     """Text files with a single column, `text`. A line ends with a line feed, with or without a carriage return."""
-
-    suffixes = (".txt",)
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._lines = _EveryLine(paths)
@@ -164,3 +163,6 @@ def _to_arrow(raw: bytes) -> pa.Array:
     offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
     content = raw.translate(None, b"\n")
     return pa.Array.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+
+
+FORMAT = SourceFormat((".txt",), lambda paths, reading: TextLines(paths), is_last_resort=True)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.kinds import SourceFormat
 from penstock.core.records import STRING, Array, Block, Extent, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
@@ -69,7 +70,6 @@ class TarFiles(FileSource):
     So does one row for every place at which an archive is cut or damaged, with the number of bytes that were lost.
     """
 
-    suffixes = (".tar", ".tgz", ".tar.gz")
     keeps = ("path",)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
@@ -297,3 +297,6 @@ def _content(file: BinaryIO, member: Member) -> bytes:
     if len(content) < member.size:
         raise ValueError(CUT)
     return content
+
+
+FORMAT = SourceFormat((".tar", ".tgz", ".tar.gz"), TarFiles)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import with_changes
 from penstock.core.records import STRING, Block, Extent, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
@@ -51,8 +52,6 @@ class TFRecordFiles(FileSource):
     A feature that a record lacks is null. A record that cannot be read keeps its place and fails; bytes that are no
     record, and a tail that is cut, are one failed row each.
     """
-
-    suffixes = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz")
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         super().__init__(paths)
@@ -259,3 +258,10 @@ def _parsed(raw: bytes, is_sequence: bool) -> Message | None:
         return parse(raw, is_sequence)
     except BadExample:
         return None
+
+
+FORMAT = SourceFormat(
+    (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz"),
+    TFRecordFiles,
+    recognises=looks_like_tfrecord,
+)

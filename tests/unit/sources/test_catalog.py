@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.core.kinds import source_formats
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
-from penstock.registry import SOURCES, open_files
+from penstock.sources.catalog import open_files
 from penstock.sources.images.columns import ImageColumns
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.tables.parquet import ParquetFiles
@@ -32,7 +33,7 @@ def record(content: bytes) -> bytes:
 
 
 def test_no_suffix_belongs_to_two_sources() -> None:
-    suffixes = [suffix for source in SOURCES for suffix in source.suffixes]
+    suffixes = [suffix for each in source_formats().values() for suffix in each.suffixes]
     assert len(set(suffixes)) == len(suffixes)
 
 

@@ -1,0 +1,192 @@
+"""Records that describe each source, runtime and model format. Every table of them derives from these.
+
+A record stands beside the code that it describes; `penstock.plugins` finds it by name. A sink needs no record: the
+`Sink` itself says what its parts are called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Protocol
+
+from penstock import plugins
+from penstock.core.protocols import Runtime, Sink, Source
+from penstock.core.records import ModelFile
+from penstock.options.records import ReadOptions
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """Files of one format.
+
+    Args:
+        suffixes: How their names end, in lower case with the dot.
+        open: Makes the source of paths and the options of reading, of which it takes what concerns it.
+        is_row_per_file: Each file is a row: one that cannot be read is a failed row, not the end of the job.
+        is_last_resort: Files of a folder are taken only where the folder holds no file of another format.
+        recognises: Whether a file whose suffix no format has is of this one.
+        open_beside: As `open`, with a few files of other formats that lie in the same folder and are left out.
+    """
+
+    suffixes: tuple[str, ...]
+    open: Callable[[Sequence[str], ReadOptions], Source]
+    is_row_per_file: bool = False
+    is_last_resort: bool = False
+    recognises: Callable[[str], bool] | None = None
+    open_beside: Callable[[Sequence[str], ReadOptions, Sequence[str]], Source] | None = None
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a model's file says without being loaded.
+
+    Args:
+        writer: The framework and version that wrote it, as far as the file says.
+        num_bytes: What has to be read to load it.
+        needs_trust: Sentences: what it does that needs trust, with names. Empty for a file that only computes.
+        notes: Sentences that people should know besides.
+    """
+
+    writer: str | None
+    num_bytes: int
+    needs_trust: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Recognise(Protocol):
+    """Opens a model of one format.
+
+    `own` are modules of its classes, which the user named. None means another format; ModelError means a model of this
+    format that is damaged or needs trust.
+    """
+
+    def __call__(
+        self, location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
+    ) -> ModelFile | None: ...
+
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """Models of one format.
+
+    Args:
+        kind: The kind of the `ModelFile` that it gives.
+        looks_like: How people recognise it: a suffix with its dot, or a few words.
+        recognise: Opens a model of this format.
+        facts: What the file of such a model says about itself.
+        has_steps: A runtime that `writes_steps` can convert it. (Of a model that a function builds, the weights are
+            unknown before it runs: what was converted may be of others.)
+    """
+
+    kind: str
+    looks_like: str
+    recognise: Recognise
+    facts: Callable[[ModelFile], FileFacts]
+    has_steps: bool = False
+
+
+@dataclass(frozen=True)
+class Package:
+    """The library behind a runtime.
+
+    Args:
+        modules: What is imported; one of them is enough.
+        distributions: What they are called in a package index, in the same order.
+        install: The line that installs it.
+    """
+
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+    install: str
+
+    @property
+    def is_installed(self) -> bool:
+        """Found out without importing it."""
+        return self.version is not None
+
+    @property
+    def version(self) -> str | None:
+        for module, distribution in zip(self.modules, self.distributions, strict=True):
+            if importlib.util.find_spec(module) is not None:
+                try:
+                    return metadata.version(distribution)
+                except metadata.PackageNotFoundError:
+                    continue  # another distribution may bring the module: onnxruntime-gpu
+        return None
+
+    @property
+    def described(self) -> str:
+        """What is installed, by its own name: `onnxruntime 1.31.1`."""
+        is_there = (importlib.util.find_spec(module) is not None for module in self.modules)
+        names = [name for name, there in zip(self.distributions, is_there, strict=True) if there]
+        return f"{names[0]} {self.version}" if names else "nothing"
+
+
+CONVERTER = Package(("tf2onnx",), ("tf2onnx",), "pip install 'penstock[convert]'")
+"""What writes the step of a runtime as ONNX, for the runtimes that read that."""
+
+
+@dataclass(frozen=True)
+class RuntimeEntry:
+    """A way to execute models.
+
+    Args:
+        make: Makes the runtime. Neither this nor importing the record imports a framework.
+        package: The library that it needs.
+        device_kinds: Where it runs.
+        kinds: Kinds of models that it executes besides those whose formats name it.
+        variant_of: A runtime whose models it executes, in its own way.
+        rank: By kind of device, when a plan tries it instead of another one: the lowest first, absent never.
+        gpu_probe: Python code that prints how many GPUs the library sees.
+        loader: The library that loads the models. Where one runtime cannot load a model, others with this loader
+            cannot either.
+        compiles_each_size: It compiles anew for each shape of batches: rows of many sizes keep it busy.
+        reads_steps: It executes steps that were converted to ONNX.
+        writes_steps: Its steps can be converted to ONNX.
+        narrows: The dtypes of inputs that it cuts down to fewer bits.
+        has_float64: It computes in float64 where the model does.
+    """
+
+    make: Callable[[], Runtime]
+    package: Package
+    device_kinds: tuple[str, ...] = ("gpu", "cpu")
+    kinds: tuple[str, ...] = ()
+    variant_of: str | None = None
+    rank: Mapping[str, int] = field(default_factory=dict)
+    gpu_probe: str | None = None
+    loader: str | None = None
+    compiles_each_size: bool = False
+    reads_steps: bool = False
+    writes_steps: bool = False
+    narrows: tuple[str, ...] = ()
+    has_float64: bool = True
+
+
+def sink(name: str) -> Sink:
+    """The sink of `--format`."""
+    found: Sink = plugins.load(plugins.SINKS, name, Sink)
+    return found
+
+
+def runtime(name: str) -> RuntimeEntry:
+    """The runtime of `--runtime`."""
+    entry: RuntimeEntry = plugins.load(plugins.RUNTIMES, name, RuntimeEntry)
+    return entry
+
+
+def runtimes() -> dict[str, RuntimeEntry]:
+    """All runtimes by name."""
+    return plugins.load_all(plugins.RUNTIMES, RuntimeEntry)
+
+
+def source_formats() -> dict[str, SourceFormat]:
+    """All formats of sources by name."""
+    return plugins.load_all(plugins.SOURCES, SourceFormat)
+
+
+def model_formats() -> dict[str, ModelFormat]:
+    """All formats of models by name, in the order in which they are asked."""
+    return plugins.load_all(plugins.MODELS, ModelFormat)

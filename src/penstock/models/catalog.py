@@ -1,0 +1,57 @@
+"""Opens a model by its format, which each format recognises itself."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.core.kinds import FileFacts, model_formats
+from penstock.core.records import ModelFile
+from penstock.errors import ModelError
+
+
+def open_model(
+    location: str, *, signature: str | None = None, trust: bool = False, own: tuple[str, ...] = ()
+) -> ModelFile:
+    """The model behind a path or `module:function`. `own` are modules of its classes, which the user named.
+
+    Raises:
+        ModelError: No format recognises it, or it is damaged, or needs trust.
+    """
+    file = find_model(location, signature=signature, trust=trust, own=own)
+    if file is not None:
+        return file
+    if not os.path.exists(location):
+        raise ModelError("no such model", received=location, allowed=_allowed())
+    is_checkpoint = os.path.isfile(os.path.join(location, "checkpoint"))
+    raise ModelError(
+        "this is not a model that penstock knows",
+        received=location,
+        allowed=_allowed(),
+        hint=f"of an Estimator's checkpoint: --estimator module:function --checkpoint {location}"
+        if is_checkpoint
+        else None,
+    )
+
+
+def _allowed() -> str:
+    forms = [each.looks_like for each in model_formats().values()]
+    suffixes = ", ".join(form for form in forms if form.startswith("."))
+    *others, last = [form for form in forms if not form.startswith(".")]
+    return ", ".join([f"a file ({suffixes})", *others, f"or {last}"])
+
+
+def find_model(
+    location: str, *, signature: str | None = None, trust: bool = False, own: tuple[str, ...] = ()
+) -> ModelFile | None:
+    """As `open_model`, but None where no format recognises it."""
+    for each in model_formats().values():
+        file = each.recognise(location, signature=signature, trust=trust, own=own)
+        if file is not None:
+            return file
+    return None
+
+
+def facts_of(model: ModelFile) -> FileFacts:
+    """What a model's file says about itself, without running it."""
+    found = next((each for each in model_formats().values() if each.kind == model.kind), None)
+    return found.facts(model) if found is not None else FileFacts(None, 0)

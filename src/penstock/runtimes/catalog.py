@@ -1,0 +1,111 @@
+"""Which runtime executes a model: the one asked for, or the first that is installed and loads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.core.kinds import runtime, runtimes
+from penstock.core.records import ModelFile
+from penstock.errors import DeviceError, ModelError, RefusedByRuntime
+
+Loaded = TypeVar("Loaded")
+
+
+def is_installed(name: str) -> bool:
+    """Whether a runtime can be used, found out without importing its framework."""
+    return runtime(name).package.is_installed
+
+
+def executes(model: ModelFile, name: str) -> bool:
+    """Whether a runtime reads this kind of model."""
+    entry = runtime(name)
+    return name in model.runtimes or entry.variant_of in model.runtimes or model.kind in entry.kinds
+
+
+def choose_runtime(model: ModelFile, wanted: str | None) -> str:
+    """The runtime to use: the one asked for, or the first that is installed and executes this kind of model.
+
+    Raises:
+        DeviceError: The framework is not installed.
+        ModelError: The runtime asked for does not execute this kind of model.
+    """
+    if wanted is not None and not executes(model, wanted):
+        raise ModelError(
+            f"the {wanted} runtime does not execute this kind of model",
+            received=f"{model.kind} at {model.location}",
+            allowed=", ".join(model.runtimes),
+        )
+    candidates = (wanted,) if wanted is not None else _preferred(model)
+    for name in candidates:
+        if is_installed(name):
+            return name
+    raise DeviceError(
+        f"{' or '.join(candidates)} is not installed",
+        received=f"a model of kind {model.kind}",
+        hint=runtime(candidates[0]).package.install,
+    )
+
+
+def _preferred(model: ModelFile) -> tuple[str, ...]:
+    """The runtimes of a model, best first. The code of a builder means by `tf.keras` what it means in this process."""
+    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    if model.kind == "builder" and is_legacy and "tf_keras" in model.runtimes:
+        return ("tf_keras", *(name for name in model.runtimes if name != "tf_keras"))
+    # What only another package's runtime executes: its model format names it, or it names the kind.
+    return model.runtimes or tuple(name for name, entry in runtimes().items() if model.kind in entry.kinds)
+
+
+def on_the_first_that_loads(
+    model: ModelFile, wanted: str | None, load: Callable[[str], Loaded]
+) -> tuple[Loaded, str | None]:
+    """What `load` makes of a runtime: the one that was asked for, or the first that does not refuse the model.
+
+    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells. The second value says, for people,
+    why it is not the first choice.
+    """
+    first = choose_runtime(model, wanted)
+    try:
+        return load(first), None
+    except RefusedByRuntime as error:
+        other = _after_refusal(model, first) if wanted is None else None
+        if other is None:
+            raise
+        refusal = error
+    try:
+        return load(other), f"{other} is used, because {first} refuses the model: {refusal.received}"
+    except RefusedByRuntime as second:
+        # What the first choice says comes first: the other was only a last resort.
+        reasons = f"{refusal.received}; {second.received}"
+        raise ModelError(refusal.problem, received=reasons, allowed=refusal.allowed, hint=refusal.hint) from None
+
+
+def _after_refusal(model: ModelFile, refused: str) -> str | None:
+    """The runtime that may load what another one refused; None where there is none."""
+    others = [name for name in model.runtimes if name != refused and not _have_one_loader(name, refused)]
+    return next((name for name in others if is_installed(name)), None)
+
+
+def _have_one_loader(name: str, other: str) -> bool:
+    """Whether two runtimes load models with the same library: where one refuses a model, both do."""
+    loader = runtime(name).loader
+    return loader is not None and loader == runtime(other).loader
+
+
+def like(model: ModelFile, used: str) -> list[str]:
+    """The runtimes that load what `used` did: Keras 3 runs on several frameworks, and tf_keras is another Keras."""
+    return [name for name in model.runtimes if name == used or _have_one_loader(name, used)]
+
+
+def own_runtime(model: ModelFile, used: str) -> str:
+    """The runtime that counts as the model's own: what others are compared with.
+
+    Keras models count as TensorFlow's, where they were most likely trained, unless only tf_keras reads them.
+    """
+    first = next(iter(model.runtimes), used)
+    if _have_one_loader(first, used) and is_installed(first):
+        return first
+    # A runtime that the model does not name reads what was converted from it, or compiles what another one loads.
+    chosen = used if used in model.runtimes else choose_runtime(model, None)
+    return used if chosen == used else own_runtime(model, chosen)

@@ -1,0 +1,84 @@
+"""Opens files by their format: the format of a file is told by its suffix, or else by its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from penstock.core.kinds import SourceFormat, source_formats
+from penstock.core.protocols import Source
+from penstock.errors import InputError
+from penstock.options.records import ReadOptions
+from penstock.sources.files.listing import NUMBERED
+from penstock.sources.files.paths import Paths, expand, is_url
+from penstock.sources.images.columns import ImageColumns
+
+FEW_FILES, FEW_SHARE = 3, 10
+
+
+def open_files(arguments: Sequence[str], reading: ReadOptions | None = None) -> Source:
+    """The source behind files, folders, globs and URLs, which must all be of one format.
+
+    Args:
+        arguments: Paths or URLs.
+        reading: What files do not say themselves; sources take of it what concerns them.
+
+    Raises:
+        InputError: Nothing matches, the format is unknown, or there are several.
+    """
+    reading = reading or ReadOptions()
+    formats = list(source_formats().values())
+    suffixes = [suffix for each in formats if not each.is_last_resort for suffix in each.suffixes]
+    last_resort = [suffix for each in formats if each.is_last_resort for suffix in each.suffixes]
+    source = _open(expand(arguments, suffixes, (*last_resort, NUMBERED)), formats, reading)
+    return ImageColumns(source, reading.images, reading) if reading.images else source
+
+
+def _open(paths: Paths, formats: Sequence[SourceFormat], reading: ReadOptions) -> Source:
+    for each in formats:
+        if each.open_beside is not None:
+            own, others = _without_few_others(paths, each.suffixes)
+            if others:
+                return each.open_beside(own, reading, others)
+    chosen = _format_of(paths, formats)
+    if not chosen.is_row_per_file:
+        _check_access(paths)
+    return chosen.open(paths, reading)
+
+
+def _without_few_others(paths: Paths, suffixes: Sequence[str]) -> tuple[Paths, list[str]]:
+    """Files of folders without the few of another kind that lie beside them, such as a table of labels beside photos.
+
+    They are few where they are three at most, or one for ten photos, and fewer than the photos.
+    """
+    if paths.examples().keys().isdisjoint(suffixes):
+        return paths, []
+    own, others = paths.split(suffixes)
+    is_few = len(others) <= max(FEW_FILES, len(own) // FEW_SHARE) and len(others) < len(own)
+    return (own, others) if is_few else (paths, [])
+
+
+def _format_of(paths: Paths, formats: Sequence[SourceFormat]) -> SourceFormat:
+    examples: dict[int, str] = {}
+    for suffix, path in paths.examples().items():
+        named = (number for number, each in enumerate(formats) if suffix in each.suffixes)
+        recognised = (number for number, each in enumerate(formats) if each.recognises and each.recognises(path))
+        number = next(named, None)
+        number = next(recognised, None) if number is None else number
+        if number is None:
+            known = ", ".join(suffix for each in formats for suffix in each.suffixes)
+            raise InputError("unknown format", received=path, allowed=known)
+        examples.setdefault(number, path)
+    if len(examples) > 1:
+        raise InputError(
+            "the input mixes formats",
+            received=", ".join(examples.values()),
+            hint="give the files of one format only, for example with a glob: 'folder/*.parquet'",
+        )
+    return formats[next(iter(examples))]
+
+
+def _check_access(paths: Paths) -> None:
+    for path in paths:
+        if not is_url(path) and not os.access(path, os.R_OK):
+            raise InputError("the file cannot be read", received=f"{path}: permission denied")
