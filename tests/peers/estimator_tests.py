@@ -107,7 +107,7 @@ def public_names() -> dict[str, Any]:
     from tensorflow.python.saved_model.model_utils import export_utils
 
     from penstock import estimator
-    from penstock.estimator import canned, run_config
+    from penstock.estimator import canned, tf_config
 
     found: dict[str, Any] = {name: getattr(estimator.experimental, name) for name in canned.EXPERIMENTAL}
     for module in (estimator.experimental, estimator.export, estimator.inputs, estimator):
@@ -115,7 +115,7 @@ def public_names() -> dict[str, Any]:
         values = {name: getattr(module, name) for name in names if not name.startswith("_")}
         found |= {name: value for name, value in values.items() if not isinstance(value, ModuleType)}
     tags = {"EXPORT_TAG_MAP": export_utils.EXPORT_TAG_MAP}  # of TensorFlow, where it is now
-    return {**found, **HELPERS, **tags, "TaskType": run_config.TaskType}
+    return {**found, **HELPERS, **tags, "TaskType": tf_config.TaskType}
 
 
 def write_metrics(folder: str, metrics: dict[str, float], step: int) -> None:

@@ -27,7 +27,7 @@ from penstock.core.output_selection import Answers
 from penstock.core.records import Device
 from penstock.errors import PenstockError
 from penstock.estimator import handing_over
-from penstock.estimator.legacy_keras import user_code
+from penstock.estimator.calling import user_code
 from penstock.estimator.opening import open_estimator
 from penstock.runtimes.tensorflow import session as graph_session
 from tests.support import digits_model_fn, scaled_model_fn, words_model_fn

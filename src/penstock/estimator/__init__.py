@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.estimator import canned, experimental, export, inputs, tpu
-from penstock.estimator.estimator import Estimator
-from penstock.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
-from penstock.estimator.extending import add_metrics
+from penstock.estimator import experimental, export, inputs, tpu
+from penstock.estimator.canned import HEADS, MADE_READY, find
+from penstock.estimator.checkpoints import WarmStartSettings
+from penstock.estimator.estimator import Estimator, add_metrics
 from penstock.estimator.installing import install
 from penstock.estimator.parsing_specs import classifier_parse_example_spec, regressor_parse_example_spec
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.run_config import RunConfig
+from penstock.estimator.saved_models import BestExporter, Exporter, FinalExporter, LatestExporter
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
 from penstock.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
-from penstock.estimator.warm_start import WarmStartSettings
 
 __all__ = [
     "BestExporter",
@@ -77,8 +77,8 @@ def __getattr__(name: str) -> Any:
         import tensorflow as tf
 
         return getattr(tf.compat.v1.train, name)
-    return canned.find(name, canned.MADE_READY + canned.HEADS)
+    return find(name, MADE_READY + HEADS)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *OF_TENSORFLOW, *canned.MADE_READY, *canned.HEADS])
+    return sorted([*__all__, *OF_TENSORFLOW, *MADE_READY, *HEADS])

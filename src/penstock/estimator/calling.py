@@ -1,13 +1,19 @@
-"""Calling the user's two functions: which arguments they take, and what they return."""
+"""Calling the user's two functions: which arguments they take, what they return, and what is around them."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from penstock.errors import DeviceError, ModelError, PenstockError, one_line
+from penstock.estimator.installing import doorway_in_place
+from penstock.estimator.legacy_keras import SWITCH, SharedChange, keras_of_its_time, quiet
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec
@@ -135,3 +141,58 @@ def begin_graph(config: RunConfig) -> Any:
 
     tf.compat.v1.set_random_seed(config.tf_random_seed)
     return tf.compat.v1.train.create_global_step()
+
+
+@contextmanager
+def user_code(seed: int | None = None) -> Iterator[None]:
+    """Around calls of `input_fn` and `model_fn`; what is random in them follows from `seed`, where there is one."""
+    try:
+        with doorway_in_place(), keras_of_its_time(), quiet(), _seeded(seed):
+            yield
+    except PenstockError:
+        raise
+    except (AttributeError, ImportError, TypeError, ValueError, NotImplementedError) as error:
+        if importlib.util.find_spec("tf_keras") is None and isinstance(error, (ImportError, AttributeError)):
+            raise DeviceError(
+                "this model_fn needs tf_keras", received=one_line(error), hint="pip install tf_keras"
+            ) from error
+        if _arose_in_keras_3(error):
+            raise ModelError(
+                "this model_fn needs the older Keras, and its code holds Keras 3",
+                received=one_line(error),
+                hint="call penstock.estimator.install() before the first `import tensorflow` or `from tensorflow.keras "
+                f"import …`, or start with {SWITCH}=1 in the environment",
+            ) from error
+        raise
+
+
+def _arose_in_keras_3(error: BaseException) -> bool:
+    place = error.__traceback__
+    while place is not None:
+        if str(place.tb_frame.f_globals.get("__name__", "")).startswith("keras."):
+            return True
+        place = place.tb_next
+    return False
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Initializers of Keras take their seeds from Python's own generator, not from the graph's seed."""
+    if seed is None:
+        yield
+        return
+    with _generator_kept():
+        random.seed(seed)
+        yield
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+_generator_kept = SharedChange(_kept)

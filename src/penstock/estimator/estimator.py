@@ -1,4 +1,4 @@
-"""`Estimator`: a `model_fn` and a folder of checkpoints."""
+"""`Estimator`: a `model_fn` and a folder of checkpoints; and `add_metrics`, the same one with more metrics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from penstock.estimator import checkpoints
-from penstock.estimator.calling import LOG, Called, call_model_fn, check_model_fn
+from penstock.estimator.calling import LOG, Called, argument_names, call_model_fn, check_model_fn
+from penstock.estimator.checkpoints import check_path, global_step_of, settings_of
+from penstock.estimator.evaluating import Evaluation, evaluate
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.placing import check_alone
+from penstock.estimator.predicting import predict
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig, path_to_str
+from penstock.estimator.saved_models import Export, export
 from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks, check_listeners
-from penstock.estimator.warm_start import settings_of
+from penstock.estimator.training import Training, train
 from penstock.runtimes.tensorflow.checkpoint_fitting import no_such_variable
 from penstock.runtimes.tensorflow.restoring import find_checkpoint, newest_checkpoint
 
 InputFn = Callable[..., Any]
 
+_METRIC_FN_TAKES = ("features", "labels", "predictions", "config")
 _MAY_BE_OVERRIDDEN = {"model_fn", "latest_checkpoint", "_export_all"}
 
 
@@ -116,18 +120,16 @@ class Estimator:
             max_steps: Until the global step is this; nothing is done where it is already.
             saving_listeners: Called around every checkpoint.
         """
-        from penstock.estimator import training
-
         check_alone(self._config)
         if steps is not None and max_steps is not None:
             raise WrongValue("steps or max_steps, not both", received=f"steps={steps}, max_steps={max_steps}")
         _check_steps("steps", steps)
         _check_steps("max_steps", max_steps)
-        if max_steps is not None and checkpoints.global_step_of(self.model_dir) >= max_steps:
+        if max_steps is not None and global_step_of(self.model_dir) >= max_steps:
             LOG.info("no training: max_steps is reached")
             return self
-        loss = training.train(
-            training.Training(
+        loss = train(
+            Training(
                 self._called(),
                 input_fn,
                 [*check_hooks(hooks), *_stop_hooks(steps, max_steps)],
@@ -158,12 +160,10 @@ class Estimator:
         Raises:
             NoCheckpoint: There is none, and variables would be random numbers.
         """
-        from penstock.estimator import evaluating
-
         _check_steps("steps", steps)
-        found = checkpoints.check_path(checkpoint_path) or self.latest_checkpoint()
-        return evaluating.evaluate(
-            evaluating.Evaluation(
+        found = check_path(checkpoint_path) or self.latest_checkpoint()
+        return evaluate(
+            Evaluation(
                 self._called(),
                 input_fn,
                 steps,
@@ -191,14 +191,12 @@ class Estimator:
             checkpoint_path: Another checkpoint than the newest.
             yield_single_examples: Yield rows; else whole batches.
         """
-        from penstock.estimator import predicting
-
-        return predicting.predict(
+        return predict(
             self._as_model_function(),
             input_fn,
             predict_keys=predict_keys,
             hooks=list(check_hooks(hooks)),
-            checkpoint_path=checkpoints.check_path(checkpoint_path),
+            checkpoint_path=check_path(checkpoint_path),
             yield_single_examples=yield_single_examples,
         )
 
@@ -264,15 +262,13 @@ class Estimator:
         *,
         strip_default_attrs: bool = True,
     ) -> bytes:
-        from penstock.estimator import saved_model_export
-
-        found = checkpoints.check_path(checkpoint_path) or self.latest_checkpoint()
+        found = check_path(checkpoint_path) or self.latest_checkpoint()
         if found is None and self._warm_start is not None:
-            found = checkpoints.check_path(self._warm_start.ckpt_to_initialize_from)
+            found = check_path(self._warm_start.ckpt_to_initialize_from)
         found = found or find_checkpoint(self.model_dir)
-        job = saved_model_export.Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
+        job = Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
         # Bytes, as the original returned: old scripts call `.decode()` on it.
-        return os.fsencode(saved_model_export.export(job, os.fsdecode(base)))
+        return os.fsencode(export(job, os.fsdecode(base)))
 
     def _called(self) -> Called:
         return Called(self._model_fn, self.params, self.config)
@@ -283,6 +279,32 @@ class Estimator:
         return ModelFunction(
             name, called.model_fn, called.params, called.config, self.model_dir, warm_start=self._warm_start
         )
+
+
+def add_metrics(estimator: Estimator, metric_fn: Callable[..., dict[str, Any]]) -> Estimator:
+    """The same Estimator, whose evaluations also compute what `metric_fn` returns.
+
+    Args:
+        estimator: The one to extend.
+        metric_fn: Takes any of `features`, `labels`, `predictions` and `config`; returns what `eval_metric_ops` takes.
+    """
+    names = argument_names(metric_fn)
+    others = [name for name in names if name not in (*_METRIC_FN_TAKES, "self")]
+    if others:
+        raise WrongValue(
+            "metric_fn takes what no one gives it", received=", ".join(others), allowed=", ".join(_METRIC_FN_TAKES)
+        )
+    model_fn = estimator.model_fn
+
+    def extended(features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
+        spec = model_fn(features, labels, mode, config)
+        if mode != ModeKeys.EVAL:
+            return spec
+        offered = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
+        added = metric_fn(**{name: offered[name] for name in names if name in offered}) or {}
+        return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **added})
+
+    return Estimator(extended, estimator.model_dir, estimator.config, warm_start_from=estimator._warm_start)
 
 
 def _no_receiver() -> WrongValue:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn, take_input, user_code
 from penstock.estimator.checkpoints import check_initial_values
 from penstock.estimator.installing import doorway_in_place
-from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
@@ -165,3 +165,19 @@ def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
     for number, value in enumerate(found.value):
         value.tag = f"{name}/{number}"
     summary.value.extend(found.value)
+
+
+def metrics_of_events(path: str) -> list[tuple[int, dict[str, float]]]:
+    """(step, metrics) of every evaluation in a file of events, as far as it can be read."""
+    import tensorflow as tf
+
+    found = []
+    try:
+        for event in tf.compat.v1.train.summary_iterator(path):
+            values = event.summary.value if event.HasField("summary") else ()
+            metrics = {value.tag: value.simple_value for value in values if value.HasField("simple_value")}
+            if metrics:
+                found.append((int(event.step), metrics))
+    except tf.errors.DataLossError:
+        LOG.warning("the rest of %s is damaged", path)
+    return found

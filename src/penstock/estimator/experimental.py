@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.estimator import canned
 from penstock.estimator.calling import argument_names
-from penstock.estimator.export import build_raw_supervised_input_receiver_fn
-from penstock.estimator.refusals import WrongValue
-from penstock.estimator.stopping import (
+from penstock.estimator.canned import EXPERIMENTAL, find
+from penstock.estimator.early_stopping import (
     make_early_stopping_hook,
     make_stop_at_checkpoint_step_hook,
     read_eval_metrics,
@@ -18,6 +16,8 @@ from penstock.estimator.stopping import (
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
+from penstock.estimator.export import build_raw_supervised_input_receiver_fn
+from penstock.estimator.refusals import WrongValue
 
 __all__ = [
     "build_raw_supervised_input_receiver_fn",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return canned.find(name, canned.EXPERIMENTAL)
+    return find(name, EXPERIMENTAL)
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from penstock.errors import DeviceError
 from penstock.estimator.canned import LeftTensorFlow
-from penstock.estimator.shared_change import SharedChange
-from penstock.estimator.swapped_keras import SWITCH
+from penstock.estimator.legacy_keras import SWITCH, SharedChange
 
 _PARTS = ("export", "experimental", "inputs", "tpu")
 _STANDS_IN = "tensorflow_estimator"

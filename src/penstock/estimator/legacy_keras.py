@@ -1,78 +1,106 @@
-"""Around the user's functions: the names and the Keras of their time, and errors that say what to do."""
+"""What old code needs of its process: the Keras of its time, and no warnings that it is old."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import logging
-import random
+import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
-from penstock.errors import DeviceError, ModelError, PenstockError, one_line
-from penstock.estimator.installing import doorway_in_place
-from penstock.estimator.shared_change import SharedChange
-from penstock.estimator.swapped_keras import SWITCH, keras_of_its_time
-
-_OF_KERAS_3 = "keras."
+SWITCH = "TF_USE_LEGACY_KERAS"
+"""The variable of the environment by which TensorFlow decides."""
+_LEGACY = "__internal__.legacy."
 
 
-@contextlib.contextmanager
-def user_code(seed: int | None = None) -> Iterator[None]:
-    """Around calls of `input_fn` and `model_fn`; what is random in them follows from `seed`, where there is one."""
-    try:
-        with doorway_in_place(), keras_of_its_time(), quiet(), _seeded(seed):
+class SharedChange:
+    """The first thread that comes in makes the change, and the last one that leaves undoes it.
+
+    No thread waits for another to leave: two of them may be in at the same time, and one may come in twice.
+
+    Args:
+        change: Makes the change when it is entered, and undoes it when it is left.
+    """
+
+    def __init__(self, change: Callable[[], AbstractContextManager[None]]) -> None:
+        self._change = change
+        self._lock = threading.RLock()
+        self._users = 0
+        self._made: AbstractContextManager[None] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                made = self._change()
+                made.__enter__()
+                self._made = made
+            self._users += 1
+        try:
             yield
-    except PenstockError:
-        raise
-    except (AttributeError, ImportError, TypeError, ValueError, NotImplementedError) as error:
-        if importlib.util.find_spec("tf_keras") is None and isinstance(error, (ImportError, AttributeError)):
-            raise DeviceError(
-                "this model_fn needs tf_keras", received=one_line(error), hint="pip install tf_keras"
-            ) from error
-        if _arose_in_keras_3(error):
-            raise ModelError(
-                "this model_fn needs the older Keras, and its code holds Keras 3",
-                received=one_line(error),
-                hint="call penstock.estimator.install() before the first `import tensorflow` or `from tensorflow.keras "
-                f"import …`, or start with {SWITCH}=1 in the environment",
-            ) from error
-        raise
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users and self._made is not None:
+                    made, self._made = self._made, None
+                    made.__exit__(None, None, None)
 
 
-def _arose_in_keras_3(error: BaseException) -> bool:
-    place = error.__traceback__
-    while place is not None:
-        if str(place.tb_frame.f_globals.get("__name__", "")).startswith(_OF_KERAS_3):
-            return True
-        place = place.tb_next
-    return False
-
-
-@contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Initializers of Keras take their seeds from Python's own generator, not from the graph's seed."""
-    if seed is None:
-        yield
+@contextmanager
+def _swapped() -> Iterator[None]:
+    before = os.environ.get(SWITCH)
+    if before in ("1", "true", "True") and not any(map(_is_keras_3, (vars(at)[name] for at, name, _ in _places()))):
+        yield  # as in processes of our own: decided from the start
         return
-    with _generator_kept():
-        random.seed(seed)
-        yield
-
-
-@contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    state = random.getstate()
+    os.environ[SWITCH] = "1"
+    replaced = [(module, name, vars(module)[name]) for module, name, _ in _places()]
+    for module, name, loader in _places():
+        setattr(module, name, loader)
     try:
         yield
     finally:
-        random.setstate(state)
+        for module, name, was in replaced:
+            setattr(module, name, was)
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
 
 
-_generator_kept = SharedChange(_kept)
+keras_of_its_time = SharedChange(_swapped)
+"""While this is open, `tf.keras`, `tf.compat.v1.keras`, `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell` are those
+of tf_keras. Afterwards they are what they were.
+
+TensorFlow decides at the first use of each name which Keras stands behind it, by a variable of the environment. In a
+process of the user's it may have decided for Keras 3 already, which has no `tf.compat.v1.layers` and does not build
+graphs of TensorFlow 1. So each name gets a new, undecided loader for the time being: nothing is imported unless it is
+used.
+"""
 
 
-@contextlib.contextmanager
+def _is_keras_3(place: Any) -> bool:
+    known = vars(place)  # asking the loader itself would make it decide
+    return known.get("_tfll_keras_version") == "keras_3" or str(known.get("__name__", "")).startswith("keras.")
+
+
+def _places() -> list[tuple[Any, str, Any]]:
+    """Every module and name behind which Keras stands, with a loader that has not decided."""
+    import tensorflow as tf
+    from tensorflow.python.util.lazy_loader import KerasLazyLoader
+
+    v1, v2 = tf.compat.v1, tf.compat.v2
+    return [
+        (tf, "keras", KerasLazyLoader({})),
+        (v2, "keras", KerasLazyLoader({}, mode="v2")),
+        (v1, "keras", KerasLazyLoader({}, mode="v1")),
+        (v1, "layers", KerasLazyLoader({}, mode="v1", submodule=_LEGACY + "layers", name="layers")),
+        (v1.nn, "rnn_cell", KerasLazyLoader({}, mode="v1", submodule=_LEGACY + "rnn_cell", name="rnn_cell")),
+    ]
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     logger = logging.getLogger("tensorflow")
     is_default = logger.level in (logging.NOTSET, logging.WARNING)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import DeviceError, ModelError, PenstockError, one_line
-from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn
-from penstock.estimator.checkpoints import NoCheckpoint, check_initial_values
+from penstock.estimator.calling import Called, argument_names, begin_graph, call_model_fn, user_code
+from penstock.estimator.checkpoints import check_initial_values
 from penstock.estimator.installing import install
-from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
-from penstock.runtimes.tensorflow.restoring import find_checkpoint, initial_values, newest_checkpoint
+from penstock.runtimes.tensorflow.restoring import NoCheckpoint, find_checkpoint, initial_values, newest_checkpoint
 
 OUTPUT = "output"
 """The name of a prediction that is a single tensor, where it needs one."""

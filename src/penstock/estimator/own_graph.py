@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import ModelError
-from penstock.estimator.calling import LOG, take_input
-from penstock.estimator.legacy_keras import quiet, user_code
+from penstock.estimator.calling import LOG, take_input, user_code
+from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.spec import ModeKeys
 from penstock.runtimes.tensorflow.restoring import plan_restoring, session_creator

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import DeviceError
 from penstock.estimator.refusals import WrongValue
-from penstock.estimator.run_config import RunConfig, TaskType
+from penstock.estimator.run_config import RunConfig
+from penstock.estimator.tf_config import TaskType
 from penstock.pool.devices.inventory import choose
 
 

@@ -8,10 +8,8 @@ import os
 from typing import Any
 
 from penstock.estimator.refusals import WrongType, WrongValue
-from penstock.estimator.tf_config import Task, TaskType, read_task
+from penstock.estimator.tf_config import Task, read_task
 from penstock.options.records import DeviceRequest
-
-__all__ = ["RunConfig", "TaskType"]
 
 USE_DEFAULT: Any = object()
 """Told apart from None, which means: never."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from penstock.estimator.export import serving_outputs
 from penstock.estimator.refusals import WrongType, WrongValue
 
 LOSS = "loss"
@@ -164,8 +165,6 @@ def _check_prediction(prediction: Any, name: str) -> Any:
 
 
 def _check_exports(exports: dict[str, Any] | None, predictions: Any, mode: str) -> dict[str, Any] | None:
-    from penstock.estimator.export import serving_outputs
-
     return serving_outputs(exports, predictions) if mode == ModeKeys.PREDICT else exports
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.estimator import canned
+from penstock.estimator.canned import OF_TPU, find
 
 
 def __getattr__(name: str) -> Any:
-    return canned.find(name, canned.OF_TPU)
+    return find(name, OF_TPU)

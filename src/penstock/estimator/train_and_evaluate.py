@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from penstock.estimator.estimator import Estimator
-from penstock.estimator.exporters import Exporter
 from penstock.estimator.placing import check_alone
 from penstock.estimator.refusals import WrongType, WrongValue
-from penstock.estimator.run_config import RunConfig, TaskType
+from penstock.estimator.run_config import RunConfig
+from penstock.estimator.saved_models import Exporter
 from penstock.estimator.spec import check_hooks, check_listeners
+from penstock.estimator.tf_config import TaskType
 
 
 class _TrainFields(NamedTuple):

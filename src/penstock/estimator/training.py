@@ -1,15 +1,30 @@
-"""Training in this process: the loop, its hooks and its checkpoints, on one device or on several."""
+"""Training in this process: the loop, its hooks and its checkpoints, on one device or on several.
+
+On several devices, each has a copy of the model, and the variables are mirrored. Each takes the next batch of the
+dataset, so a step sees as many batches as there are devices. The optimizers of `tf.compat.v1.train` scale the loss by
+the number of copies: a step over N devices is one over the N batches together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from penstock.estimator.calling import LOG, Called, begin_graph, call_model_fn, take_input
+from penstock.estimator.calling import (
+    LOG,
+    Called,
+    begin_graph,
+    call_input_fn,
+    call_model_fn,
+    split_element,
+    starts_iterator,
+    take_input,
+    user_code,
+)
 from penstock.estimator.checkpoints import repair_note
 from penstock.estimator.installing import doorway_in_place
-from penstock.estimator.legacy_keras import quiet, user_code
-from penstock.estimator.placing import Placing, place
+from penstock.estimator.legacy_keras import quiet
+from penstock.estimator.placing import Placing, place, strategy_over
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
 from penstock.runtimes.tensorflow.restoring import check_restorable, newest_checkpoint
@@ -26,7 +41,7 @@ class Training(NamedTuple):
     """`WarmStartSettings`, or None."""
 
 
-class Built(NamedTuple):
+class _Built(NamedTuple):
     """What the graph of training holds."""
 
     spec: EstimatorSpec
@@ -41,11 +56,9 @@ def train(training: Training) -> Any:
     placing = place(config) if config.train_distribute is None else Placing((), True)
     if len(placing.devices) == 1:
         return _train_on_one(training, placing, options)
-    from penstock.estimator.mirrored import NoDataset, train_on_several
-
     try:
-        return train_on_several(training, placing, options)
-    except NoDataset as refusal:
+        return _train_on_several(training, placing, options)
+    except _NoDataset as refusal:
         if placing.is_asked_for:
             raise WrongValue(
                 "to train on several devices, input_fn must return a tf.data.Dataset",
@@ -66,11 +79,110 @@ def _train_on_one(training: Training, placing: Placing, options: Any) -> Any:
         with user_code(config.tf_random_seed):
             taken = take_input(training.called, training.input_fn, ModeKeys.TRAIN)
             spec = call_model_fn(training.called, taken.features, taken.labels, ModeKeys.TRAIN)
-        built = Built(spec, tf.compat.v1.train.get_global_step(), list(taken.hooks))
-        return run_loop(training, built, options)
+        built = _Built(spec, tf.compat.v1.train.get_global_step(), list(taken.hooks))
+        return _run_loop(training, built, options)
 
 
-def run_loop(training: Training, built: Built, options: Any) -> Any:
+class _NoDataset(Exception):
+    """The input cannot be dealt out to several devices."""
+
+
+def _train_on_several(training: Training, placing: Placing, options: Any) -> Any:
+    """Build the graph under the strategy of `config`, or one over `placing`, and run the loop of training over it."""
+    import tensorflow as tf
+
+    called = training.called
+    graph = tf.Graph()
+    with graph.as_default(), quiet():
+        strategy = called.config.train_distribute or strategy_over(placing, options)
+        strategy.configure(options)
+    with graph.as_default(), strategy.scope(), strategy._scale_loss_for_estimator_enabled():
+        with user_code(called.config.tf_random_seed):
+            tf.compat.v1.set_random_seed(called.config.tf_random_seed)
+            iterator = _deal_out(training, strategy)
+            global_step = begin_graph(called.config)
+            _read_step_once(strategy, global_step)
+            features, labels = split_element(iterator.get_next())
+            grouped = strategy.extended.call_for_each_replica(
+                lambda inputs, targets: call_model_fn(called, inputs, targets, ModeKeys.TRAIN), args=(features, labels)
+            )
+        with quiet():
+            spec = _ungroup(grouped, strategy)
+        hooks = [starts_iterator(iterator.initialize)]
+        return _run_loop(training, _Built(spec, global_step, hooks), options)
+
+
+def _deal_out(training: Training, strategy: Any) -> Any:
+    import tensorflow as tf
+
+    def dataset(context: Any) -> Any:
+        as_dataset = getattr(training.input_fn, "as_dataset", None)
+        if as_dataset is not None:
+            return as_dataset()
+        result = call_input_fn(training.called, training.input_fn, ModeKeys.TRAIN, context)
+        if not isinstance(result, tf.data.Dataset):
+            raise _NoDataset(type(result).__name__)
+        return result
+
+    return strategy.make_input_fn_iterator(dataset)
+
+
+def _read_step_once(strategy: Any, global_step: Any) -> None:
+    """The hooks look for the operation that reads the step; a mirrored one must be read by the strategy."""
+    import tensorflow as tf
+    from tensorflow.python.training import training_util
+
+    tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, strategy.extended.read_var(global_step))
+
+
+def _ungroup(grouped: Any, strategy: Any) -> EstimatorSpec:
+    """One spec out of those of all copies: their operations together, the loss over all, the hooks of the first."""
+
+    def of_first(hooks: Any) -> list[Any]:
+        return [strategy.experimental_local_results(hook)[0] for hook in hooks]
+
+    return EstimatorSpec(
+        mode=ModeKeys.TRAIN,
+        loss=strategy.reduce(_loss_reduction(), grouped.loss, axis=None),
+        train_op=strategy.group(grouped.train_op),
+        training_hooks=of_first(grouped.training_hooks),
+        training_chief_hooks=of_first(grouped.training_chief_hooks),
+        scaffold=_one_scaffold(strategy.experimental_local_results(grouped.scaffold), strategy),
+    )
+
+
+def _loss_reduction() -> Any:
+    """Where an optimizer scaled the loss of each copy, they add up as it says; else they are summed."""
+    import tensorflow as tf
+
+    if getattr(tf.compat.v1.get_default_graph(), "_is_loss_scaled_by_optimizer", False):
+        return tf.compat.v1.distribute.get_loss_reduction()
+    return tf.distribute.ReduceOp.SUM
+
+
+def _one_scaffold(scaffolds: Any, strategy: Any) -> Any:
+    import tensorflow as tf
+
+    def together(name: str) -> Any:
+        operations = [getattr(s, name) for s in scaffolds if getattr(s, name) is not None]
+        return strategy.group(operations) if operations else None
+
+    def first(name: str) -> Any:
+        return next((getattr(s, name) for s in scaffolds if getattr(s, name) is not None), None)
+
+    return tf.compat.v1.train.Scaffold(
+        init_op=together("init_op"),
+        init_feed_dict=first("init_feed_dict"),
+        init_fn=first("_user_init_fn"),
+        ready_op=first("ready_op"),
+        ready_for_local_init_op=first("ready_for_local_init_op"),
+        local_init_op=together("local_init_op"),
+        summary_op=first("summary_op"),
+        saver=first("saver"),
+    )
+
+
+def _run_loop(training: Training, built: _Built, options: Any) -> Any:
     """The loop over a graph that is built, in a session that restores, saves, summarises and recovers."""
     import tensorflow as tf
 
@@ -150,7 +262,7 @@ def _add_saver(training: Training, spec: EstimatorSpec) -> None:
     tf.compat.v1.add_to_collection(savers, saver)
 
 
-def _watching(training: Training, built: Built) -> list[Any]:
+def _watching(training: Training, built: _Built) -> list[Any]:
     """Stop at a loss that is no number, and log the loss."""
     import tensorflow as tf
 

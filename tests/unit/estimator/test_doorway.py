@@ -10,7 +10,7 @@ import pytest
 from penstock import estimator
 from penstock.errors import ModelError
 from penstock.estimator.calling import argument_names, check_model_fn, split_element
-from penstock.estimator.warm_start import settings_of
+from penstock.estimator.checkpoints import settings_of
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ModelError
-from penstock.estimator.legacy_keras import quiet
+from penstock.estimator.legacy_keras import SharedChange, quiet
 from penstock.estimator.refusals import WrongValue, also_model_error
-from penstock.estimator.shared_change import SharedChange
 
 
 def test_the_last_thread_that_leaves_undoes_a_change() -> None:

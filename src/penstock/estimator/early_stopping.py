@@ -9,8 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.estimator.estimator import Estimator
-from penstock.estimator.exporters import metrics_of_events
+from penstock.estimator.evaluating import metrics_of_events
 from penstock.estimator.refusals import WrongType, WrongValue
+
+Rule = Callable[[list[tuple[int, float]]], bool]
+"""Whether to stop, by the steps of all evaluations so far and a metric of each."""
+Better = Callable[[float, float], bool]
 
 
 def make_early_stopping_hook(
@@ -76,8 +80,8 @@ def stop_if_higher_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stop when a metric is above `threshold`."""
-    crossed = _crossed(_values(estimator, metric_name, eval_dir, min_steps), threshold, operator.gt)
-    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+    rule = _crosses(operator.gt, threshold)
+    return _stops_by(rule, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
@@ -90,8 +94,8 @@ def stop_if_lower_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stop when a metric is below `threshold`."""
-    crossed = _crossed(_values(estimator, metric_name, eval_dir, min_steps), threshold, operator.lt)
-    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+    rule = _crosses(operator.lt, threshold)
+    return _stops_by(rule, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
@@ -104,8 +108,8 @@ def stop_if_no_increase_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stop when a metric has not grown for so many steps."""
-    stuck = _stuck(_values(estimator, metric_name, eval_dir, min_steps), max_steps_without_increase, operator.gt)
-    return make_early_stopping_hook(estimator, stuck, run_every_secs, run_every_steps)
+    rule = _is_stuck(operator.gt, max_steps_without_increase)
+    return _stops_by(rule, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
@@ -118,35 +122,39 @@ def stop_if_no_decrease_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stop when a metric has not shrunk for so many steps."""
-    stuck = _stuck(_values(estimator, metric_name, eval_dir, min_steps), max_steps_without_decrease, operator.lt)
-    return make_early_stopping_hook(estimator, stuck, run_every_secs, run_every_steps)
+    rule = _is_stuck(operator.lt, max_steps_without_decrease)
+    return _stops_by(rule, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
-Values = Callable[[], list[tuple[int, float]]]
-Better = Callable[[float, float], bool]
-
-
-def _values(estimator: Estimator, metric: str, eval_dir: str | None, min_steps: int) -> Values:
+def _stops_by(
+    rule: Rule,
+    estimator: Estimator,
+    metric: str,
+    eval_dir: str | None,
+    min_steps: int,
+    run_every_secs: float | None,
+    run_every_steps: int | None,
+) -> Any:
     folder = eval_dir or estimator.eval_dir()
 
-    def values() -> list[tuple[int, float]]:
-        return [(step, found[metric]) for step, found in read_eval_metrics(folder).items() if step >= min_steps]
+    def should_stop() -> bool:
+        return rule([(step, found[metric]) for step, found in read_eval_metrics(folder).items() if step >= min_steps])
 
-    return values
-
-
-def _crossed(values: Values, threshold: float, is_better: Better) -> Callable[[], bool]:
-    return lambda: any(is_better(value, threshold) for _, value in values())
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
-def _stuck(values: Values, most_steps: int, is_better: Better) -> Callable[[], bool]:
-    def is_stuck() -> bool:
+def _crosses(is_beyond: Better, threshold: float) -> Rule:
+    return lambda values: any(is_beyond(value, threshold) for _, value in values)
+
+
+def _is_stuck(is_better: Better, most_steps: int) -> Rule:
+    def rule(values: list[tuple[int, float]]) -> bool:
         best: tuple[int, float] | None = None
-        for step, value in values():
+        for step, value in values:
             if best is None or is_better(value, best[1]):
                 best = (step, value)
             if step - best[0] >= most_steps:
                 return True
         return False
 
-    return is_stuck
+    return rule
