@@ -246,8 +246,8 @@ def another_model() -> Any:
 
 
 def handed_over() -> Any:
-    """Features of every kind and size, through this process and then through three others; requests one by one then,
-    and one that the model rejects."""
+    """Features of every kind and size, through this process and then through three others, one of which is killed;
+    requests one by one then, and one that the model rejects."""
     handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
     flags.FLAGS(["scenarios", "--factor=2"])
     wrong: list[str] = []
@@ -277,6 +277,8 @@ def handed_over() -> Any:
         time.sleep(0.05)
     processes = len(psutil.Process().children())
     taker.reaches(taker.count + 3_000, 60.0)
+    psutil.Process().children()[0].kill()
+    has_gone_on = taker.reaches(taker.count + 3_000, 60.0)
     requests.is_gated = True
     answered = 0
     for _ in range(10):
@@ -292,7 +294,14 @@ def handed_over() -> Any:
     left = len(psutil.Process().children())
     requests.tokens.put("")  # whoever reads still waits for it
     ended = [taker.ended, taker.count == requests.rows_before_bad]
-    return {"wrong": wrong[:3], "processes": processes, "answered": answered, "ended": ended, "left": left}
+    return {
+        "wrong": wrong[:3],
+        "processes": processes,
+        "has_gone_on": has_gone_on,
+        "answered": answered,
+        "ended": ended,
+        "left": left,
+    }
 
 
 SCENARIOS = (

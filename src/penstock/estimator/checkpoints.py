@@ -42,17 +42,17 @@ def check_path(path: Any) -> str | None:
 
 
 def check_initial_values(scaffold: Any, model_dir: str) -> None:
-    """Before a model in the default graph runs without a checkpoint: are the values that it begins with worth it?
+    """Check the values that the variables of the default graph begin with, where there is no checkpoint.
 
     A model may have no variables, bring their values along, or take them from elsewhere.
 
     Raises:
         NoCheckpoint: Some would be random numbers.
     """
-    found = initial_values(scaffold)
-    if found.random:
-        raise none_there(model_dir, found.random)
-    if found.given:
+    values = initial_values(scaffold)
+    if values.random:
+        raise none_there(model_dir, values.random)
+    if values.given:
         LOG.warning("%s has no checkpoint: the variables begin with what the model_fn gives them", model_dir)
 
 
@@ -63,17 +63,17 @@ def repair_note(model_dir: str) -> None:
     """
     import tensorflow as tf
 
-    found = newest_checkpoint(model_dir)
-    if found is None:
+    newest = newest_checkpoint(model_dir)
+    if newest is None:
         return
     state = tf.train.get_checkpoint_state(model_dir)
     if state is not None and _is_there(state.model_checkpoint_path):
         return
     noted = state.all_model_checkpoint_paths if state is not None else ()
     moved = [os.path.join(model_dir, os.path.basename(path)) for path in noted]
-    kept = [path for path in moved if path != found and _is_there(path)]
+    kept = [path for path in moved if path != newest and _is_there(path)]
     with quiet():
-        tf.compat.v1.train.update_checkpoint_state(model_dir, found, [*kept, found])
+        tf.compat.v1.train.update_checkpoint_state(model_dir, newest, [*kept, newest])
 
 
 def _is_there(prefix: str) -> bool:

@@ -63,11 +63,11 @@ def make_stop_at_checkpoint_step_hook(
 
 def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     """Step to the metrics of its evaluation, in the order of steps."""
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(eval_dir), "events.out.tfevents.*"))):
         for step, metrics in metrics_of_events(path):
-            found.setdefault(step, {}).update(metrics)
-    return dict(sorted(found.items()))
+            by_step.setdefault(step, {}).update(metrics)
+    return dict(sorted(by_step.items()))
 
 
 def stop_if_higher_hook(
@@ -138,7 +138,9 @@ def _stops_by(
     folder = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
-        return rule([(step, found[metric]) for step, found in read_eval_metrics(folder).items() if step >= min_steps])
+        return rule(
+            [(step, metrics[metric]) for step, metrics in read_eval_metrics(folder).items() if step >= min_steps]
+        )
 
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 

@@ -93,10 +93,10 @@ class Estimator:
         """The value of one variable in the newest checkpoint."""
         import tensorflow as tf
 
-        found = find_checkpoint(self.model_dir)
-        reader = tf.train.load_checkpoint(found)
+        checkpoint = find_checkpoint(self.model_dir)
+        reader = tf.train.load_checkpoint(checkpoint)
         if not reader.has_tensor(name):
-            raise no_such_variable(found, name)
+            raise no_such_variable(checkpoint, name)
         return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
@@ -155,20 +155,20 @@ class Estimator:
             steps: So many batches; None takes all.
             hooks: Session hooks.
             checkpoint_path: Another checkpoint than the newest.
-            name: Told apart from other evaluations in TensorBoard by this.
+            name: Keeps these evaluations apart from others in TensorBoard.
 
         Raises:
             NoCheckpoint: There is none, and variables would be random numbers.
         """
         _check_steps("steps", steps)
-        found = check_path(checkpoint_path) or self.latest_checkpoint()
+        checkpoint = check_path(checkpoint_path) or self.latest_checkpoint()
         return evaluate(
             Evaluation(
                 self._called(),
                 input_fn,
                 steps,
                 list(check_hooks(hooks)),
-                found,
+                checkpoint,
                 self._warm_start,
                 self.eval_dir(name),
             )
@@ -262,11 +262,11 @@ class Estimator:
         *,
         strip_default_attrs: bool = True,
     ) -> bytes:
-        found = check_path(checkpoint_path) or self.latest_checkpoint()
-        if found is None and self._warm_start is not None:
-            found = check_path(self._warm_start.ckpt_to_initialize_from)
-        found = found or find_checkpoint(self.model_dir)
-        job = Export(self._called(), receivers, found, as_text, assets_extra, strip_default_attrs)
+        checkpoint = check_path(checkpoint_path) or self.latest_checkpoint()
+        if checkpoint is None and self._warm_start is not None:
+            checkpoint = check_path(self._warm_start.ckpt_to_initialize_from)
+        checkpoint = checkpoint or find_checkpoint(self.model_dir)
+        job = Export(self._called(), receivers, checkpoint, as_text, assets_extra, strip_default_attrs)
         # Bytes, as the original returned: old scripts call `.decode()` on it.
         return os.fsencode(export(job, os.fsdecode(base)))
 
@@ -312,17 +312,17 @@ def _no_receiver() -> WrongValue:
 
 
 def _with_model_dir(config: RunConfig | None, model_dir: str | None) -> RunConfig:
-    found = RunConfig() if config is None else config
-    if model_dir and found.model_dir and found.model_dir != model_dir:
+    config = RunConfig() if config is None else config
+    if model_dir and config.model_dir and config.model_dir != model_dir:
         raise WrongValue(
             "model_dir differs between the Estimator and its config",
-            received=f"{model_dir!r} and {found.model_dir!r}",
+            received=f"{model_dir!r} and {config.model_dir!r}",
         )
-    if model_dir or found.model_dir:
-        return found.replace(model_dir=model_dir or found.model_dir)
+    if model_dir or config.model_dir:
+        return config.replace(model_dir=model_dir or config.model_dir)
     temporary = tempfile.mkdtemp(prefix="penstock-estimator-")
     LOG.warning("no model_dir: checkpoints go to %s", temporary)
-    return found.replace(model_dir=temporary)
+    return config.replace(model_dir=temporary)
 
 
 def _refuse_overrides(estimator: Estimator) -> None:

@@ -158,26 +158,26 @@ def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
     import tensorflow as tf
 
     try:
-        found = tf.compat.v1.Summary.FromString(serialized)
+        parsed = tf.compat.v1.Summary.FromString(serialized)
     except Exception:  # whichever implementation of protobuf is installed has an error of its own
         LOG.info("no event for the metric %s: its text is no summary", name)
         return
-    for number, value in enumerate(found.value):
+    for number, value in enumerate(parsed.value):
         value.tag = f"{name}/{number}"
-    summary.value.extend(found.value)
+    summary.value.extend(parsed.value)
 
 
 def metrics_of_events(path: str) -> list[tuple[int, dict[str, float]]]:
     """(step, metrics) of every evaluation in a file of events, as far as it can be read."""
     import tensorflow as tf
 
-    found = []
+    by_step = []
     try:
         for event in tf.compat.v1.train.summary_iterator(path):
             values = event.summary.value if event.HasField("summary") else ()
             metrics = {value.tag: value.simple_value for value in values if value.HasField("simple_value")}
             if metrics:
-                found.append((int(event.step), metrics))
+                by_step.append((int(event.step), metrics))
     except tf.errors.DataLossError:
         LOG.warning("the rest of %s is damaged", path)
-    return found
+    return by_step

@@ -176,8 +176,8 @@ def _check_columns(columns: Any, name: str) -> Any:
 def _check_lengths(features: Any, labels: Any) -> None:
     shapes = {name: np.shape(array) for name, array in _items(features, "x") + _items(labels, "y")}
     if len({shape[:1] for shape in shapes.values()}) > 1:
-        told = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise WrongValue("arrays of x and y differ in length", received=told)
+        lengths = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise WrongValue("arrays of x and y differ in length", received=lengths)
 
 
 def _items(columns: Any, name: str) -> list[tuple[str, Any]]:

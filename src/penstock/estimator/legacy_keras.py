@@ -127,4 +127,4 @@ def _is_not_about_old_code(record: logging.LogRecord) -> bool:
 
 
 quiet = SharedChange(_quiet)
-"""TensorFlow's warnings about old code do not reach people who run old code, unless they asked to hear more."""
+"""While this is open, TensorFlow does not warn about old code, unless its logger was set to another level."""

@@ -21,17 +21,17 @@ class Reference(NamedTuple):
     once: Any
     again: Any
 
-    def unlike(self, found: Any, kind: str) -> str | None:
-        """Where the predictions of another process are others, in words; None where they are the same."""
-        once, again, theirs = flatten(self.once), flatten(self.again), flatten(found)
+    def unlike(self, predictions: Any, kind: str) -> str | None:
+        """How the predictions of another process differ, in words; None where they are the same."""
+        once, again, theirs = flatten(self.once), flatten(self.again), flatten(predictions)
         if list(once) != list(theirs):
             return f"predictions are {', '.join(once)} here, {', '.join(theirs)} there"
         for name, mine in once.items():
             if _difference(name, mine, again[name], 0.0) is not None:
                 continue
-            told = _difference(name, mine, theirs[name], TOLERANCE[kind])
-            if told is not None:
-                return told
+            difference = _difference(name, mine, theirs[name], TOLERANCE[kind])
+            if difference is not None:
+                return difference
         return None
 
 
@@ -47,10 +47,10 @@ def flatten(predictions: Any, name: str = "") -> dict[str, Any]:
         parts = enumerate(predictions)
     else:
         return {name or "the prediction": np.asarray(predictions)}
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for key, part in parts:
-        found |= flatten(part, f"{name}/{key}" if name else str(key))
-    return found
+        arrays |= flatten(part, f"{name}/{key}" if name else str(key))
+    return arrays
 
 
 def _difference(name: str, mine: Any, other: Any, tolerance: float) -> str | None:
@@ -62,5 +62,5 @@ def _difference(name: str, mine: Any, other: Any, tolerance: float) -> str | Non
         unequal = int(np.count_nonzero(np.asarray(mine != other)))
         if unequal <= (_MOST_UNEQUAL * mine.size if tolerance else 0):
             return None
-    found = compare({name: np.atleast_1d(mine)}, {name: np.atleast_1d(other)}, tolerance)
-    return None if found is None else str(found)
+    disagreement = compare({name: np.atleast_1d(mine)}, {name: np.atleast_1d(other)}, tolerance)
+    return None if disagreement is None else str(disagreement)

@@ -61,8 +61,9 @@ class ModelFunction:
         return Called(self.model_fn, copy.deepcopy(self.params), self.config or RunConfig())
 
     def resolved(self) -> ModelFunction:
-        """The same with the function itself, imported where only its name is known. Only replicas call this: the
-        package is put in the place of `tf.estimator` for good.
+        """The same with the function itself, imported where only its name is known.
+
+        Only replicas call this: it puts the package in the place of `tf.estimator` for good.
 
         Raises:
             ModelError: The module does not import, has no such function, or it is neither a `model_fn` nor returns an
@@ -155,8 +156,7 @@ class ModelFunction:
 
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:
-        """Around the user's own code: what it raises becomes an error that says where. It is still what it was: code
-        that catches the one of the user's finds it."""
+        """Wraps the user's own code: an exception becomes an error that names the line, and stays of its own class."""
         try:
             yield
         except (ModelError, DeviceError):
@@ -185,13 +185,13 @@ class ModelFunction:
         try:
             return getattr(imported, function)
         except AttributeError:
-            found = [name for name, value in vars(imported).items() if inspect.isfunction(value)]
+            functions = [name for name, value in vars(imported).items() if inspect.isfunction(value)]
             raise ModelError(
-                "the module has no such function", received=self.name, allowed=", ".join(found[:12]) or "none"
+                "the module has no such function", received=self.name, allowed=", ".join(functions[:12]) or "none"
             ) from None
 
     def _completed(self, own: ModelFunction) -> ModelFunction:
-        """What an Estimator brings, with what was said here instead."""
+        """What an Estimator brings, overridden by what this one has."""
         params = own.params
         if self.params:
             params = {**params, **self.params} if isinstance(params, Mapping) else self.params

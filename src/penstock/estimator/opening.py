@@ -42,15 +42,15 @@ def open_estimator(location: str, checkpoint: str | None = None, params: Mapping
     Raises:
         ModelError: There is no such module or checkpoint.
     """
-    found = builder.recognise(location)
-    if found is None:
+    module = builder.recognise(location)
+    if module is None:
         raise ModelError(
             "this is not a function",
             received=f"--estimator {location}",
             allowed="module:function, a model_fn or a function that returns an Estimator",
         )
     prefix = None
-    digests = [found.digest, json.dumps(params, sort_keys=True, default=repr)]
+    digests = [module.digest, json.dumps(params, sort_keys=True, default=repr)]
     if checkpoint is not None:
         prefix = find_checkpoint(checkpoint if "://" in checkpoint else os.path.abspath(checkpoint))
         if "://" not in prefix:

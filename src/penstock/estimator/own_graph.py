@@ -1,7 +1,7 @@
 """`input_fn` and `model_fn` in one graph of this process, as the original had them: nothing to start, nothing to copy.
 
-For one device this is all there is. Where there are several, the same session hands its elements out later: fetching
-the features instead of the predictions takes the next element without predicting it.
+One device needs nothing else. With several, the same session also reads elements for replicas: fetching the features
+instead of the predictions takes the next element without predicting it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OwnGraph:
         input_fn: The user's function.
         hooks: Session hooks of the caller.
         place: TensorFlow's name of the device.
-        is_alone: Whether no other process is going to help, on the same device and others.
+        is_alone: Whether this process predicts alone, without replicas on its device and on others.
     """
 
     def __init__(
@@ -186,8 +186,7 @@ def _never_ends(graph: Any) -> bool:
 
 
 def _specs(features: Any) -> Any:
-    """What the features are, so that another process can make room for them: specs of the tensors, all else as it is.
-    None where others cannot have them."""
+    """The structure of the features, with specs in place of tensors. None where another process cannot have them."""
     import tensorflow as tf
 
     leaves = tf.nest.flatten(features)

@@ -1,4 +1,4 @@
-"""On which devices this process trains."""
+"""The devices on which this process trains, evaluates and predicts."""
 
 from __future__ import annotations
 

@@ -104,10 +104,9 @@ def rows_of(predictions: Any) -> Iterator[Any]:
             raise _not_rows(name, shape)
         lengths[name] = shape[0]
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {rows}" for name, rows in lengths.items())
         raise WrongValue(
             "the predictions differ in their number of rows",
-            received=told,
+            received=", ".join(f"{name} {rows}" for name, rows in lengths.items()),
             hint="yield_single_examples=False yields whole batches",
         )
     names = list(predictions)

@@ -1,4 +1,4 @@
-"""What a wrong call of the doorway gets: penstock's own errors, which code written for the original can still catch.
+"""Errors for wrong calls of the doorway: penstock's own, which code written for the original can still catch.
 
 The original raised `ValueError` and `TypeError`; old code has `except ValueError` around it.
 """

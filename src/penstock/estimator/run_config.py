@@ -42,7 +42,7 @@ class RunConfig:
     """How an Estimator runs.
 
     Args:
-        model_dir: Where checkpoints and summaries lie; None takes what the Estimator is told.
+        model_dir: Where checkpoints and summaries lie; None takes that of the Estimator.
         tf_random_seed: The seed of every graph.
         save_summary_steps: Steps between summaries.
         save_checkpoints_steps: Steps between checkpoints; None with `save_checkpoints_secs=None` saves none.
@@ -125,7 +125,9 @@ class RunConfig:
         given["save_checkpoints_steps"], given["save_checkpoints_secs"] = _saving(
             save_checkpoints_steps, save_checkpoints_secs
         )
-        has_strategy = any(found is not None for found in (train_distribute, eval_distribute, experimental_distribute))
+        has_strategy = any(
+            strategy is not None for strategy in (train_distribute, eval_distribute, experimental_distribute)
+        )
         self._task = read_task(os.environ.get("TF_CONFIG"), protocol, needs_leader=not has_strategy)
         given["model_dir"] = _model_dir(model_dir, self._task.model_dir)
         for name, value in given.items():
@@ -157,7 +159,7 @@ class RunConfig:
         return self.replace(train_distribute=None, eval_distribute=None, experimental_distribute=None)
 
     def session_options(self) -> Any:
-        """The `ConfigProto` of a session. A GPU's memory is taken as needed, where nobody says other."""
+        """The `ConfigProto` of a session. A GPU's memory is taken as needed by default."""
         import tensorflow as tf
 
         given = vars(self)["_session_config"]  # what TF_CONFIG says is about other machines

@@ -1,4 +1,4 @@
-"""What a `model_fn` is told and what it returns: `ModeKeys` and `EstimatorSpec`."""
+"""What a `model_fn` is called for and what it returns: `ModeKeys` and `EstimatorSpec`."""
 
 from __future__ import annotations
 
@@ -92,28 +92,28 @@ class EstimatorSpec(_SpecFields):
 
 def check_hooks(hooks: Any) -> tuple[Any, ...]:
     """The hooks as a tuple, or an error that names the one that is none."""
-    found = tuple(hooks or ())
-    if not found:
+    checked = tuple(hooks or ())
+    if not checked:
         return ()
     import tensorflow as tf
 
-    for hook in found:
+    for hook in checked:
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
             raise WrongType("hooks must be SessionRunHook instances", received=repr(hook))
-    return found
+    return checked
 
 
 def check_listeners(listeners: Any) -> tuple[Any, ...]:
     """The listeners of checkpoints as a tuple, or an error that names the one that is none."""
-    found = tuple(listeners or ())
-    if not found:
+    checked = tuple(listeners or ())
+    if not checked:
         return ()
     import tensorflow as tf
 
-    for listener in found:
+    for listener in checked:
         if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
             raise WrongType("saving_listeners must be CheckpointSaverListener instances", received=repr(listener))
-    return found
+    return checked
 
 
 def _check_train_op(train_op: Any, mode: str) -> Any:

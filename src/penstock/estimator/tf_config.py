@@ -1,7 +1,7 @@
 """TF_CONFIG: which machines train together, and which of them this process is.
 
 It is read as the original read it, also where a cluster is refused later: code asks a `RunConfig` for its role long
-before it trains, and a mistake in TF_CONFIG is told when the `RunConfig` is made.
+before it trains, and a mistake in TF_CONFIG is reported when the `RunConfig` is made.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Task:
 
     @property
     def global_id(self) -> int | None:
-        """The number of this process among all: first who leads, last the parameter servers. An evaluator has none."""
+        """The number of this process among all: leaders first, parameter servers last. An evaluator has none."""
         if self.type == TaskType.EVALUATOR:
             return None
         others = sorted(set(self.cluster) - {*_LEADING, TaskType.PS})
@@ -141,10 +141,10 @@ def _parsed(text: str | None) -> Mapping[str, Any]:
 
 
 def _table(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = said.get(name) or {}
-    if not isinstance(found, dict):
-        raise WrongType(f"{name} in TF_CONFIG must be a table", received=f"{name}={found!r}")
-    return found
+    table = said.get(name) or {}
+    if not isinstance(table, dict):
+        raise WrongType(f"{name} in TF_CONFIG must be a table", received=f"{name}={table!r}")
+    return table
 
 
 def _check_local(task: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ class EvalSpec(_EvalFields):
     Args:
         input_fn: As in `Estimator.evaluate`.
         steps: Batches of an evaluation; None takes all.
-        name: Told apart from other evaluations in TensorBoard by this.
+        name: Keeps these evaluations apart from others in TensorBoard.
         hooks: Session hooks.
         exporters: Called after every evaluation.
         start_delay_secs: Accepted; there is one process.
@@ -87,8 +87,16 @@ class EvalSpec(_EvalFields):
         for label, seconds in (("start_delay_secs", start_delay_secs), ("throttle_secs", throttle_secs)):
             if seconds < 0:
                 raise WrongValue(f"{label} must not be negative", received=f"{label}={seconds}")
-        found, checked = check_hooks(hooks), _check_exporters(exporters)
-        return super().__new__(cls, input_fn, steps, name, found, checked, start_delay_secs, throttle_secs)
+        return super().__new__(
+            cls,
+            input_fn,
+            steps,
+            name,
+            check_hooks(hooks),
+            _check_exporters(exporters),
+            start_delay_secs,
+            throttle_secs,
+        )
 
 
 def train_and_evaluate(
@@ -188,11 +196,11 @@ def _check_input_fn(input_fn: Any) -> None:
 def _check_exporters(exporters: Any) -> tuple[Exporter, ...]:
     if not exporters:
         return ()
-    found = tuple(exporters) if isinstance(exporters, Iterable) else (exporters,)
-    for exporter in found:
+    checked = tuple(exporters) if isinstance(exporters, Iterable) else (exporters,)
+    for exporter in checked:
         if not isinstance(exporter, Exporter):
             raise WrongType("exporters must be Exporter instances", received=repr(exporter))
-    names = [exporter.name for exporter in found]
+    names = [exporter.name for exporter in checked]
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise WrongValue("every exporter has a name of its own", received=str(names))
-    return found
+    return checked

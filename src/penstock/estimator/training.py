@@ -221,9 +221,9 @@ def _run_loop(training: Training, built: _Built, options: Any) -> Any:
 
 def _check_newest(model_dir: str, scaffold: Any) -> None:
     """TensorFlow is about to go on from the newest checkpoint: see that it does, and that it can."""
-    found = newest_checkpoint(model_dir)
-    if found is not None:
-        check_restorable(found, scaffold)
+    newest = newest_checkpoint(model_dir)
+    if newest is not None:
+        check_restorable(newest, scaffold)
         repair_note(model_dir)
 
 
@@ -269,8 +269,8 @@ def _watching(training: Training, built: _Built) -> list[Any]:
     hooks = [tf.compat.v1.train.NanTensorHook(built.spec.loss)]
     every = training.called.config.log_step_count_steps
     if every is not None:
-        told = {"loss": built.spec.loss, "step": built.global_step}
-        hooks.append(tf.compat.v1.train.LoggingTensorHook(told, every_n_iter=every))
+        logged = {"loss": built.spec.loss, "step": built.global_step}
+        hooks.append(tf.compat.v1.train.LoggingTensorHook(logged, every_n_iter=every))
     return hooks
 
 
