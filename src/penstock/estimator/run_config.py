@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+from operator import attrgetter
 from typing import Any
 
 from penstock.estimator.refusals import WrongType, WrongValue
@@ -195,46 +196,17 @@ class RunConfig:
 
         return tf.train.ClusterSpec(self._task.cluster)
 
-    @property
-    def is_in_cluster(self) -> bool:
-        """Whether TF_CONFIG names more than this process."""
-        return self._task.in_cluster
-
-    @property
-    def task_type(self) -> str:
-        return self._task.type
-
-    @property
-    def task_id(self) -> int:
-        return self._task.id
-
-    @property
-    def global_id_in_cluster(self) -> int | None:
-        return self._task.global_id
-
-    @property
-    def is_chief(self) -> bool:
-        return self._task.is_chief
-
-    @property
-    def num_ps_replicas(self) -> int:
-        return self._task.num_ps
-
-    @property
-    def num_worker_replicas(self) -> int:
-        return self._task.num_workers
-
-    @property
-    def master(self) -> str:
-        return self._task.master
-
-    @property
-    def evaluation_master(self) -> str:
-        return self._task.evaluation_master
-
-    @property
-    def service(self) -> dict[str, Any] | None:
-        return self._task.service
+    is_in_cluster = property(attrgetter("_task.in_cluster"))
+    """Whether TF_CONFIG names more than this process."""
+    task_type = property(attrgetter("_task.type"))
+    task_id = property(attrgetter("_task.id"))
+    global_id_in_cluster = property(attrgetter("_task.global_id"))
+    is_chief = property(attrgetter("_task.is_chief"))
+    num_ps_replicas = property(attrgetter("_task.num_ps"))
+    num_worker_replicas = property(attrgetter("_task.num_workers"))
+    master = property(attrgetter("_task.master"))
+    evaluation_master = property(attrgetter("_task.evaluation_master"))
+    service = property(attrgetter("_task.service"))
 
 
 SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(value, _Setting))

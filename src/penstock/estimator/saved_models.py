@@ -151,7 +151,11 @@ class _SavedModelExporter(Exporter):
     def name(self) -> str:
         return self._name
 
-    def _write(self, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Metrics, is_the_final_export: bool
+    ) -> Any:
+        if not self._is_wanted(estimator, eval_result, is_the_final_export):
+            return None
         written = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -162,6 +166,9 @@ class _SavedModelExporter(Exporter):
         if self._keep is not None:
             _remove_older(export_path, self._keep)
         return written
+
+    def _is_wanted(self, estimator: Any, metrics: Metrics, is_final: bool) -> bool:
+        return True
 
 
 def _remove_older(folder: str, keep: int) -> None:
@@ -196,11 +203,6 @@ class LatestExporter(_SavedModelExporter):
     ) -> None:
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
-    def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Metrics, is_the_final_export: bool
-    ) -> Any:
-        return self._write(estimator, export_path, checkpoint_path)
-
 
 class FinalExporter(_SavedModelExporter):
     """Exports once, when training is done."""
@@ -214,10 +216,8 @@ class FinalExporter(_SavedModelExporter):
     ) -> None:
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
 
-    def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Metrics, is_the_final_export: bool
-    ) -> Any:
-        return self._write(estimator, export_path, checkpoint_path) if is_the_final_export else None
+    def _is_wanted(self, estimator: Any, metrics: Metrics, is_final: bool) -> bool:
+        return is_final
 
 
 def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
@@ -261,21 +261,18 @@ class BestExporter(_SavedModelExporter):
         self._best: Metrics | None = None
         self._has_exported = False
 
-    def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Metrics, is_the_final_export: bool
-    ) -> Any:
+    def _is_wanted(self, estimator: Any, metrics: Metrics, is_final: bool) -> bool:
         if self._model_dir != estimator.model_dir and self._pattern:
             self._model_dir = estimator.model_dir
             self._best = self._best_of_events(os.path.join(estimator.model_dir, self._pattern))
         is_best = (
             self._best is None
             or not self._has_exported
-            or self._compare(best_eval_result=self._best, current_eval_result=eval_result)
+            or self._compare(best_eval_result=self._best, current_eval_result=metrics)
         )
-        if not is_best:
-            return None
-        self._best, self._has_exported = eval_result, True
-        return self._write(estimator, export_path, checkpoint_path)
+        if is_best:
+            self._best, self._has_exported = metrics, True
+        return is_best
 
     def _best_of_events(self, pattern: str) -> Metrics | None:
         import tensorflow as tf

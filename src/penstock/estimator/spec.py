@@ -92,27 +92,22 @@ class EstimatorSpec(_SpecFields):
 
 def check_hooks(hooks: Any) -> tuple[Any, ...]:
     """The hooks as a tuple, or an error that names the one that is none."""
-    checked = tuple(hooks or ())
-    if not checked:
-        return ()
-    import tensorflow as tf
-
-    for hook in checked:
-        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
-            raise WrongType("hooks must be SessionRunHook instances", received=repr(hook))
-    return checked
+    return _check_kind(hooks, "hooks", "SessionRunHook")
 
 
 def check_listeners(listeners: Any) -> tuple[Any, ...]:
     """The listeners of checkpoints as a tuple, or an error that names the one that is none."""
-    checked = tuple(listeners or ())
-    if not checked:
-        return ()
-    import tensorflow as tf
+    return _check_kind(listeners, "saving_listeners", "CheckpointSaverListener")
 
-    for listener in checked:
-        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-            raise WrongType("saving_listeners must be CheckpointSaverListener instances", received=repr(listener))
+
+def _check_kind(values: Any, name: str, kind: str) -> tuple[Any, ...]:
+    checked = tuple(values or ())
+    if checked:
+        import tensorflow as tf
+
+        for value in checked:
+            if not isinstance(value, getattr(tf.compat.v1.train, kind)):
+                raise WrongType(f"{name} must be {kind} instances", received=repr(value))
     return checked
 
 
