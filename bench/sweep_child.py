@@ -18,22 +18,23 @@ from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
 from penstock.core.agreement import Proof
 from penstock.core.events import Measure
 from penstock.core.plans import Choice, plan_from_json
+from penstock.core.protocols import Tunable
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
-from penstock.engines.local import LocalEngine
 from penstock.errors import PenstockError
-from penstock.jobs import start as jobs
+from penstock.jobs import bring_up
+from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Request
 from penstock.jobs.open import log_without_folder, open_data, open_model
+from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.start import Started
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.planning import contender, store
 from penstock.planning.candidates import candidates
 from penstock.planning.clock import Clock
-from penstock.planning.contender import Beside, Contender, Setting
+from penstock.planning.contender import Contender
 from penstock.pool.devices.inventory import shared
 from penstock.pool.devices.memory import available_bytes
-from penstock.telemetry.meter import Meter
 
 LIMIT_S = 1800.0
 WINDOW_S = 0.3
@@ -64,7 +65,7 @@ class Side:
         return {
             "runtime": setting.runtime,
             "batch_size": self.batch_size,
-            "replicas": setting.replicas,
+            "replicas": setting.placement.replicas,
             "threads": setting.threads,
             "lanes": self.lanes,
         }
@@ -77,7 +78,7 @@ class Sweep:
     model: ModelFile
     choice: Choice
     started: Started
-    around: RunContext
+    context: RunContext
     call_limit_s: float
     smallest: int
     cleanup: contextlib.ExitStack
@@ -106,7 +107,7 @@ class Sweep:
         choice = self.choice
         for _, side in self._ran:
             setting = side.contender.setting
-            if (setting.runtime, setting.replicas, setting.threads) == (
+            if (setting.runtime, setting.placement.replicas, setting.threads) == (
                 choice.runtime,
                 choice.replicas,
                 choice.threads,
@@ -117,7 +118,8 @@ class Sweep:
         if self.kind == "cpu":
             devices = tuple(replace(device, index=index) for index in range(choice.replicas))
         model = store.converted_model(self.model, choice.converted) if choice.converted else self.model
-        started = self._start(Setting(choice.runtime, model, choice.threads, devices, choice.lanes))
+        placement = replace(self.started.placement, devices=devices, lanes=choice.lanes)
+        started = self._start(Setting(choice.runtime, model, choice.threads, placement))
         return Side(started, choice.batch_size, choice.lanes)
 
     @property
@@ -126,8 +128,8 @@ class Sweep:
 
     def _contenders(self) -> Iterator[Contender]:
         recipe, devices = self.started.recipe, self.started.placement.devices[:1]
-        assert isinstance(self.started.engine, LocalEngine)
-        own = Setting(recipe.runtime, self.model, recipe.threads, devices, self.started.placement.lanes)
+        assert isinstance(self.started.engine, Tunable)
+        own = self.started.decision.setting.placed(devices=devices)
         yield Contender(own, self.started.engine, self.started.start_s, Proof(0.0), is_own=True)
         if self.started.options.runtime is not None:
             return
@@ -146,9 +148,9 @@ class Sweep:
                 self.left_out[candidate.runtime] = f"{error.problem}: {error.received}"[:200]
 
     def _start(self, setting: Setting) -> Contender:
-        clock = Clock(self.around.stop, LIMIT_S)
+        clock = Clock(self.context.stop, LIMIT_S)
         tolerance = self.started.options.tolerance
-        found = contender.start(setting, Beside.of(self.started), tolerance, self.around, clock)
+        found = contender.start(setting, self.started, tolerance, self.context, clock)
         self.cleanup.callback(found.engine.close)
         return found
 
@@ -156,9 +158,9 @@ class Sweep:
         """The folder of the converted step, the plan's own where it has one; or why there is none."""
         if self.choice.converted is not None:
             return self.choice.converted, None
-        assert isinstance(self.started.engine, LocalEngine)
+        assert isinstance(self.started.engine, Tunable)
         folder = self.cleanup.enter_context(tempfile.TemporaryDirectory())
-        problem = self.started.engine.convert(folder, self.around.stop)
+        problem = self.started.engine.convert(folder, self.context.stop)
         return (folder, None) if problem is None else (None, f"the model does not convert: {problem}")
 
     def _climb(self, each: Contender) -> None:
@@ -187,7 +189,7 @@ class Sweep:
         return 1 << (most.bit_length() - 1)
 
     def _room_of(self, each: Contender) -> int:
-        device = each.setting.devices[0]
+        device = each.setting.placement.devices[0]
         return (device.memory_limit or device.free_bytes) if device.kind == "gpu" else available_bytes()
 
     def _with_best_lanes(self, rate: float, side: Side) -> Side:
@@ -202,7 +204,7 @@ class Sweep:
 def _measured(each: Contender, batch_size: int, lanes: int, seconds: float) -> SweepPoint:
     """One window. A process that dies of it takes this point down, and no other."""
     try:
-        found = each.engine.measure(Measure(batch_size, seconds, lanes), each.setting.replicas, StopFlag())
+        found = each.engine.measure(Measure(batch_size, seconds, lanes), each.setting.placement.replicas, StopFlag())
     except PenstockError as error:
         return SweepPoint(batch_size, problem=error.problem)
     if not found:
@@ -237,10 +239,10 @@ def main(arguments: list[str]) -> None:
     source, _ = open_data([options.input], asked.reading)
     began = time.perf_counter()
     with log_without_folder(False) as log, contextlib.ExitStack() as cleanup:
-        around = RunContext(log, StopFlag(), _note)
-        started = jobs.start(model, source, asked, Meter(), around, answers_rows=FIRST_ROWS)
+        context = RunContext(log, StopFlag(), _note)
+        started = bring_up.start(model, Request(source, asked, answers_rows=FIRST_ROWS), context)
         cleanup.callback(started.close)
-        sweep = Sweep(model, choice, started, around, options.call_limit, options.smallest, cleanup)
+        sweep = Sweep(model, choice, started, context, options.call_limit, options.smallest, cleanup)
         sweep.run()
         sides = final([sweep.chosen(), *sweep.finalists()], options.rounds)
         document = {"final": sides, "points": sweep.points, "ended": sweep.ended, "left_out": sweep.left_out}

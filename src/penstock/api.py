@@ -24,7 +24,7 @@ from penstock.models import catalog
 from penstock.models.belongings import with_belongings
 from penstock.options.parsing import text_of_constant
 from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
-from penstock.planning.starting import make_plan
+from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.python.streaming import Rows as Rows
@@ -279,8 +279,8 @@ def plan_for(
     opened, _, _ = open_model(resolved(model, options), options)
     source, _ = open_data(data, options.reading)
     with log_without_folder(is_verbose) as log, graceful(progress.note) as stop:
-        around = RunContext(log, stop, progress.note, is_verbose)
-        return make_plan(opened, source, options, around, is_fresh=is_fresh)
+        context = RunContext(log, stop, progress.note, is_verbose)
+        return make_plan(opened, source, options, context, is_fresh=is_fresh)
 
 
 def inspect(

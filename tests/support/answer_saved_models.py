@@ -13,7 +13,9 @@ from penstock.core.records import Device, ModelFile, Placement
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import PenstockError
-from penstock.jobs import start as jobs
+from penstock.jobs.bring_up import bring_up
+from penstock.jobs.decide import Request
+from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
 from penstock.sources.python.memory import InMemory
@@ -67,7 +69,7 @@ def _run(replica: Any, device: Device, case: Case, answered: Answered) -> None:
     engine = EmbeddedEngine([replica], placement, Meter().observe, StopFlag())
     options = PredictOptions(inputs=case.inputs, **{"batch_size": 4, **case.options})
     source: Any = InMemory(case.columns)
-    started = jobs._decide(engine, source, options, placement, ("tensorflow", 1), None)
+    started = bring_up(engine, Request(source, options), Setting("tensorflow", None, 1, placement))
     for result in engine.run(started.divide()):
         answered.failures += result.failures
         for name, column in result.columns.items():

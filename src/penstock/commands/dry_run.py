@@ -12,12 +12,13 @@ from penstock.commands.inspect import num_files
 from penstock.core import mapping
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
+from penstock.jobs import output_columns
+from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
-from penstock.planning import starting
+from penstock.planning import start_by_plan
 from penstock.storage.places import place_of
-from penstock.telemetry.meter import Meter
 
 
 def describe(model: str, inputs: list[str], output: str | None, options: PredictOptions) -> dict[str, Any]:
@@ -30,13 +31,14 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         to_folder.check_place(place_of(output), overwrite=False)
     task = make_task(model, inputs, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
-        around = RunContext(log, StopFlag())
-        started = starting.start(task.model, task.source, task.options, Meter(), around, may_search=False)
+        context = RunContext(log, StopFlag())
+        started = start_by_plan.start(task.model, Request(task.source, task.options), context, may_search=False)
         with contextlib.closing(started):
+            output_columns.start_finisher(started)
             manifest = to_folder.make_manifest(task, started, "")
             checked = None
             if options.check and isinstance(task.model, ModelFile):
-                checked = check_answers(task.model, started, log=log, stop=StopFlag())
+                checked = check_answers(task.model, started, context)
     return {
         "model": task.request["model"],
         "files": num_files(task.source),

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, Any
+from typing import Any
 
 from penstock.commands.batch_by_batch import KERAS_BATCH, Hooks, batches_of, in_steps
 from penstock.commands.gathering import Gathered, filled, to_numpy, to_ragged_tensor
@@ -20,16 +20,17 @@ from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.errors import InputError, UsageError
-from penstock.jobs import output_columns as written
+from penstock.jobs import output_columns, states
 from penstock.jobs import placement as placing
-from penstock.jobs import start as jobs
-from penstock.jobs import states
+from penstock.jobs.batch_size import choose_batch_size, size_with_state
 from penstock.jobs.bind import as_lenient_as_keras, bind
+from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Request
 from penstock.jobs.open import log_without_folder, open_both, open_live
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
-from penstock.planning import starting
+from penstock.planning import start_by_plan
 from penstock.pool.guard.keeping import Keeper
 from penstock.pool.loading import load_batches
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
@@ -71,13 +72,10 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wante
         )
     opened = open_both(model, data, options, needs_digest=False)
     source, options = _only(opened.source, options, wanted.steps)
-    meter = Meter(is_written=False)
-    with log_without_folder(wanted.is_verbose) as log:
-        started = _start(opened.model, source, options, log, wanted, meter)
+    with _run_context(wanted.is_verbose) as context:
+        started = _start(opened.model, source, options, context)
         with contextlib.closing(started):
-            if options.check and isinstance(opened.model, ModelFile):
-                check_answers(opened.model, started, log=log, stop=StopFlag())
-            columns = _gather(started, wanted, meter)
+            columns = _gather(started, wanted, context.meter)
     numpy = {name: to_numpy(column) for name, column in columns.items()}
     if options.postprocess is not None:
         return _pack(numpy, "single" if list(columns) == [Postprocess.only] else "dict")
@@ -97,11 +95,23 @@ def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[S
     return source, replace(options, limit=rows if options.limit is None else min(rows, options.limit))
 
 
-def _start(
-    model: ModelFile | LiveModel, source: Source, options: PredictOptions, log: IO[Any], wanted: Wanted, meter: Meter
-) -> jobs.Started:
-    around = RunContext(log, StopFlag(), is_verbose=wanted.is_verbose)
-    return starting.start(model, source, options, meter, around)
+@contextlib.contextmanager
+def _run_context(is_verbose: bool) -> Iterator[RunContext]:
+    with log_without_folder(is_verbose) as log:
+        yield RunContext(log, StopFlag(), is_verbose=is_verbose, meter=Meter(is_written=False))
+
+
+def _start(model: ModelFile | LiveModel, source: Source, options: PredictOptions, context: RunContext) -> Started:
+    """Start a job, with the user's function behind the model; check its answers where that is asked for."""
+    started = start_by_plan.start(model, Request(source, options), context)
+    try:
+        if options.check and isinstance(model, ModelFile):
+            check_answers(model, started, context)
+        output_columns.start_finisher(started)
+    except BaseException:
+        started.close()
+        raise
+    return started
 
 
 def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Any:
@@ -122,11 +132,10 @@ def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted
     elif isinstance(source, InMemory) and _is_plain(options) and _is_fed_as_it_is(source, signature):
         columns = _predict_columns(live, source, signature, options, wanted)
     else:
-        meter = Meter(is_written=False)
-        with log_without_folder(False) as log:
-            started = _start(live, source, options, log, wanted, meter)
+        with _run_context(False) as context:
+            started = _start(live, source, options, context)
             with contextlib.closing(started):
-                columns = _gather(started, wanted, meter)
+                columns = _gather(started, wanted, context.meter)
     if options.postprocess is not None:
         numpy = {name: to_numpy(column) for name, column in columns.items()}
         return _pack(numpy, "single" if list(columns) == [Postprocess.only] else "dict")
@@ -220,11 +229,11 @@ def _results_of_columns(
     live: LiveModel, source: InMemory, signature: Signature, options: PredictOptions, meter: Meter
 ) -> Iterator[Result]:
     bindings = bind(as_lenient_as_keras(signature, source.schema()), source, source.schema(), options)
-    size = jobs.choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
+    size = choose_batch_size(signature, bindings, source, options, live.devices[0].kind)
     job, placement = Job(source, bindings, options.keep, size), placing.embedded_placement(live)
     job, placement = _with_state(live, job, placement, options)
     if options.batch_size is None and signature.fixed_batch is None and job.state == NONE:
-        job = replace(job, batch_size=_bearable(live, job))
+        job = replace(job, batch_size=_shrink_if_slow(live, job))
     engine = EmbeddedEngine(live.replicas, placement, meter.observe, StopFlag())
     engine.take(job)
     row_bytes = sum(binding.row_bytes for binding in bindings)
@@ -248,13 +257,13 @@ def _with_state(live: LiveModel, job: Job, placement: Placement, options: Predic
         return job, placement
     signature, seed = live.replicas[0].signature, states.seed_of(options, is_live=True)
     is_chosen = options.batch_size is not None
-    size = jobs.size_with_state(signature, job.bindings, options, job.batch_size, is_chosen=is_chosen)
+    size = size_with_state(signature, job.bindings, options, job.batch_size, is_chosen=is_chosen)
     job = replace(job, seed=seed, batch_size=size)
     return states.settled(job, placement, signature, states.kind_of(found, seed))
 
 
-def _bearable(live: LiveModel, job: Job) -> int:
-    """The batch size by the rule of thumb, or a smaller one of a model that would be busy with it for long."""
+def _shrink_if_slow(live: LiveModel, job: Job) -> int:
+    """The batch size by the rule of thumb, or a smaller one where such a batch would take a CPU long."""
     if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
         return job.batch_size
     shapes = tuple(spec.shape for spec in job.source.schema().values())
@@ -270,22 +279,21 @@ def _bearable(live: LiveModel, job: Job) -> int:
     return tuning.bearable_size(job.batch_size, live.few_s.get(shapes, 0.0))
 
 
-def _num_rows(started: jobs.Started) -> int:
+def _num_rows(started: Started) -> int:
     """How many rows a job has; none where that is not known."""
     return 0 if started.is_streamed else sum(span.rows for span in started.divide())
 
 
-def _gather(started: jobs.Started, wanted: Wanted, meter: Meter) -> dict[str, Column]:
+def _gather(started: Started, wanted: Wanted, meter: Meter) -> dict[str, Column]:
     """All answers as one column for each output, as the user's function makes them where there is one."""
-    finisher, options = written.finisher_of(started), started.options
+    options, results = started.options, started.results()
     gathered = Gathered(wanted.on_error or "raise", options.labels, options.squeeze)
-    results = started.results()
-    if finisher is not None:
+    if started.finisher is not None:
         gathered = Gathered(wanted.on_error or "raise")
-        given = finisher.function.gives
+        given = started.finisher.function.gives
         results = (
             replace(result, columns={name: result.columns[name] for name in given if result.columns})
-            for result in written.finished(started, results)
+            for result in output_columns.finished(started, results)
         )
     with _shown(wanted.progress, meter, _num_rows(started)):
         for result in results:
@@ -325,16 +333,13 @@ def stream_blocks(model: Any, data: Any, options: PredictOptions, wanted: Wanted
 def _blocks(
     model: ModelFile | LiveModel, source: Source, options: PredictOptions, wanted: Wanted
 ) -> Iterator[dict[str, Any]]:
-    meter = Meter(is_written=False)
-    with log_without_folder(wanted.is_verbose) as log:
-        started = _start(model, source, options, log, wanted, meter)
-        with contextlib.closing(started):
-            if options.check and isinstance(model, ModelFile):
-                check_answers(model, started, log=log, stop=StopFlag())
-            with _shown(wanted.progress, meter, _num_rows(started)):
-                for result in written.finished(started, started.results()):
-                    meter.failed += len(result.failures)
-                    yield _block(result, wanted.on_error or "skip")
+    with _run_context(wanted.is_verbose) as context:
+        meter = context.meter
+        started = _start(model, source, options, context)
+        with contextlib.closing(started), _shown(wanted.progress, meter, _num_rows(started)):
+            for result in output_columns.finished(started, started.results()):
+                meter.failed += len(result.failures)
+                yield _block(result, wanted.on_error or "skip")
 
 
 def _block(result: Result, on_error: str) -> dict[str, Any]:

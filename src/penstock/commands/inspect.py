@@ -13,16 +13,16 @@ from penstock.core import kinds
 from penstock.core.protocols import HasPaths, Source
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
-from penstock.engines.local import LocalEngine
 from penstock.errors import InputError
+from penstock.jobs.bring_up import open_engine
 from penstock.jobs.open import log_without_folder
+from penstock.jobs.placement import Setting
+from penstock.jobs.run_context import RunContext
 from penstock.models.catalog import facts_of
 from penstock.pool.devices.inventory import cpu_device
-from penstock.pool.processes.supervisor import Launch
 from penstock.runtimes.catalog import is_installed, like, on_the_first_that_loads
 from penstock.sources.catalog import open_files
 from penstock.sources.files.paths import is_url
-from penstock.telemetry.meter import Meter
 
 
 def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[str, Any]:
@@ -59,10 +59,10 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
 
 def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
     """The signature, and the runtime that loaded the model."""
+    setting = Setting(runtime, file, 1, Placement((cpu_device(),), 1, 1))
     with log_without_folder(False) as log:
-        launch = Launch(kinds.runtime(runtime).make(), file, 1, log)
-        placement = Placement((cpu_device(),), 1, 1)
-        with contextlib.closing(LocalEngine(launch, placement, Meter().observe, StopFlag())) as engine:
+        engine, _ = open_engine(setting, RunContext(log, StopFlag()))
+        with contextlib.closing(engine):
             return engine.load(), runtime
 
 

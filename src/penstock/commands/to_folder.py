@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
 
-from penstock.commands.folder_job import FolderJob
+from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.plans import Plan
@@ -20,10 +20,11 @@ from penstock.core.state import VARIABLES
 from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.jobs import output_columns, states, steps
-from penstock.jobs import start as jobs
+from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Fixed, Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.planning import starting
+from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
 from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
 from penstock.storage.disk import output_errors
@@ -63,7 +64,7 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     check_place(place, overwrite=task.overwrite)
     existed = place.children() is not None
     fragments = task.source.fragments()
-    mark = jobs.fingerprint(task.model_digest, fragments, task.request)
+    mark = fingerprint(task.model_digest, fragments, task.request)
     with place.lock():
         try:
             check_place(place, overwrite=task.overwrite)
@@ -98,7 +99,7 @@ def _check_same_job(task: FolderJob, found: Manifest, records: list[PartRecord])
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    is_same = jobs.fingerprint(task.model_digest, found.fragments, task.request) == found.fingerprint
+    is_same = fingerprint(task.model_digest, found.fragments, task.request) == found.fingerprint
     has_files = isinstance(task.source, OfFiles)
     if not is_same or not has_files:
         raise OutputError(
@@ -183,18 +184,19 @@ class _Run:
         manifest = None if task.overwrite else found
         fixed = None
         if manifest is not None:
-            fixed = jobs.Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
+            fixed = Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
         if found is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self._progress.note(line)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
-        around = RunContext(self._log, self._stop, self._progress.note, task.is_verbose)
-        started = starting.start(task.model, task.source, task.options, self._meter, around, fixed=fixed)
+        context = RunContext(self._log, self._stop, self._progress.note, task.is_verbose, self._meter)
+        started = start_by_plan.start(task.model, Request(task.source, task.options, fixed), context)
         with contextlib.closing(started):
             for line in (*output_columns.describe_source(task.source), *output_columns.describe_feeding(started)):
                 self._progress.note(line)
             if task.options.check:
-                self._progress.note(self._check(started))
+                self._progress.note(self._check(started, context))
+            output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
                 with output_errors():
@@ -202,10 +204,8 @@ class _Run:
                     if found is not None:
                         remove_job(self._place, found)
                     manifest.save(self._place)
-            else:
-                output_columns.finisher_of(started, manifest.schema)
-                if manifest.recipe.state == VARIABLES:
-                    self._begin_again(manifest)
+            elif manifest.recipe.state == VARIABLES:
+                self._begin_again(manifest)
             return self._predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:
@@ -217,12 +217,12 @@ class _Run:
             remove_job(self._place, manifest)
             manifest.save(self._place)
 
-    def _check(self, started: jobs.Started) -> str:
+    def _check(self, started: Started, context: RunContext) -> str:
         if not isinstance(self._task.model, ModelFile):
             return "a live model is its own framework: there is nothing to check"
-        return check_answers(self._task.model, started, log=self._log, stop=self._stop)
+        return check_answers(self._task.model, started, context)
 
-    def _predict(self, started: jobs.Started, manifest: Manifest) -> Summary:
+    def _predict(self, started: Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
         sink = self._meter.watched(kinds.sink(self._task.options.format))
         with output_errors():
@@ -266,7 +266,7 @@ class _Run:
             ended.save(self._place)
         return ended
 
-    def _write_all(self, started: jobs.Started, results: Iterator[Result], committer: Committer) -> None:
+    def _write_all(self, started: Started, results: Iterator[Result], committer: Committer) -> None:
         """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
         problem: PenstockError | None = None
         digester = unchanged.Digester(started.source, started.job.columns)
@@ -290,7 +290,7 @@ class _Run:
             raise problem
 
     def _summarise(
-        self, started: jobs.Started, manifest: Manifest, committer: Committer, rows_before: int, ready: float
+        self, started: Started, manifest: Manifest, committer: Committer, rows_before: int, ready: float
     ) -> Summary:
         now = time.perf_counter()
         records = committer.records
@@ -349,7 +349,7 @@ def _told(plan: Plan | None) -> str:
     return f"{plan.choice}; {plan.reason}" if plan is not None else ""
 
 
-def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest:
+def make_manifest(task: FolderJob, started: Started, mark: str) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = output_columns.output_schema(started, started.options)
     kinds.sink(task.options.format).check(schema)
@@ -365,7 +365,7 @@ def make_manifest(task: FolderJob, started: jobs.Started, mark: str) -> Manifest
         schema=schema,
         spans=tuple(spans),
         parts=tuple(division.divide_into_parts(spans, part_rows)),
-        versions=jobs.versions(started.recipe.runtime),
+        versions=versions(started.recipe.runtime),
         weights=started.signature.weights,
         max_failures=task.options.max_failures,
         part_rows=part_rows if started.is_streamed else None,

@@ -13,6 +13,8 @@ from penstock.core.columns import leaves, to_arrow
 from penstock.core.output_selection import CLASSES, SCORES, NumpyRanking, shown
 from penstock.core.records import Array, Column
 
+CHECKED_ROWS = 64
+"""How many answers are compared with those of the model's own framework: one batch, or several small ones."""
 ENOUGH_ROWS = 16
 """So few rows are compared where they come in small batches: one alone proves nothing."""
 _NOISE = 1e-6

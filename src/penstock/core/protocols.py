@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.events import NOTHING_ASKED, Asked, Measure, Measured, Prepared
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
@@ -33,6 +33,7 @@ from penstock.core.source import SourceTraits as SourceTraits
 from penstock.core.source import Watchable as Watchable
 from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
+from penstock.core.stopping import StopFlag
 
 
 class Runtime(Protocol):
@@ -189,3 +190,21 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tunable(Engine, Protocol):
+    """An engine whose step can be measured and converted before it runs: what the search for a plan needs."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has a replica that could run."""
+        ...
+
+    def measure(self, order: Measure, replicas: int, stop: StopFlag) -> list[Measured]:
+        """How fast the step is at one batch size, on so many replicas of the placement at once. After `prepare`."""
+        ...
+
+    def convert(self, folder: str, stop: StopFlag) -> str | None:
+        """Write the whole step to `folder`; returns why that is impossible, in words, or None."""
+        ...

@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core import kinds
 from penstock.core.events import Measure
 from penstock.core.job import Job
+from penstock.core.protocols import Tunable
 from penstock.core.records import STRING, Binding, Device, ModelFile, Placement, Result, Span
 from penstock.core.stopping import StopFlag
-from penstock.engines.local import LocalEngine
 from penstock.errors import PenstockError, WorkersDied, one_line
 from penstock.estimator.calling import LOG
 from penstock.estimator.elements import COLUMN, ElementModel, ElementSource, answers_of, open_bundle, place_of
 from penstock.estimator.likeness import Reference, flatten
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.opening import RUNTIMES, pack
+from penstock.jobs.bring_up import open_engine
 from penstock.jobs.open import log_without_folder
-from penstock.pool.processes.supervisor import Launch
+from penstock.jobs.placement import Setting
+from penstock.jobs.run_context import RunContext
 
 MOST_BYTES = 16 << 20
 """Of a bundle; an element that is larger travels alone."""
@@ -178,7 +179,7 @@ class Replicas:
         self._model = ElementModel(function, features, place_of(self._sample), place_of(reference))
         self._under_way: deque[tuple[Span, int]] = deque()
         self._stop = StopFlag()
-        self._engine: LocalEngine | None = None
+        self._engine: Tunable | None = None
         self._held = ExitStack()
         self._thread = threading.Thread(target=self._bring_up, name="estimator-replicas", daemon=True)
         self._thread.start()
@@ -242,8 +243,8 @@ class Replicas:
             log = self._held.enter_context(log_without_folder(is_verbose=False))
             payload = pack(self._model, self._model.function.checkpoint)
             file = ModelFile("estimator", self._model.function.name, "", RUNTIMES, payload=payload)
-            launch = Launch(kinds.runtime(RUNTIMES[0]).make(), file, self._threads, log)
-            self._engine = LocalEngine(launch, self._placement, _unobserved, self._stop)
+            setting = Setting(RUNTIMES[0], file, self._threads, self._placement)
+            self._engine, _ = open_engine(setting, RunContext(log, self._stop))
             self._held.callback(self._engine.close)
             self._engine.load()
             job = Job(self._source, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
@@ -255,10 +256,6 @@ class Replicas:
             if not self.is_closed:
                 LOG.warning("only this process predicts: %s", _in_words(error))
                 self._held.close()
-
-
-def _unobserved(*event: object) -> None:
-    pass
 
 
 def _died(result: Result) -> WorkersDied:

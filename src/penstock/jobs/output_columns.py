@@ -1,4 +1,4 @@
-"""What people are told of a job that begins, and what is written under which names."""
+"""The columns that a job writes: their names, the user's function behind the model, and how all that is described."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from penstock import plugins
+from penstock.core import mapping
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Remarks, Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
-from penstock.jobs.start import Started
+from penstock.jobs.bring_up import Started
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
@@ -47,9 +48,12 @@ def describe_output(output: str, format_: str) -> list[str]:
 
 def describe_feeding(started: Started) -> list[str]:
     """How columns reach the model."""
-    lines = [*started.notes, *(f"input: {fed}" for fed in started.fed)]
-    schema = started.source.schema()
-    columns = {name for binding in started.job.bindings if binding.dtype != STRING for name in binding.columns}
+    source, bindings = started.source, started.job.bindings
+    is_positional = source.is_positional or source.traits.is_frame
+    fed = mapping.told(bindings, started.options.inputs, is_positional=is_positional)
+    lines = [*started.decision.notes, *(f"input: {each}" for each in fed)]
+    schema = source.schema()
+    columns = {name for binding in bindings if binding.dtype != STRING for name in binding.columns}
     if any(name in schema and schema[name].encoding == "image" for name in columns):
         lines.append(_describe_images(started.options.reading))
         if steps.make_scaling(started.options) is None and started.job.preprocess is None:
@@ -87,15 +91,17 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     return names
 
 
-def finisher_of(started: Started, schema: OutputSchema | None = None) -> Finishers | FinishedHere | None:
-    """The user's function behind the model, ready to run and with what it gives: as `schema` says, which the parts of
-    a resumed job have already, or learnt from the first rows.
+def start_finisher(started: Started, schema: OutputSchema | None = None) -> None:
+    """Start the user's function behind the model, where there is one, and find out what it gives.
+
+    It gives what `schema` says, which the parts of a resumed job have already, or else what it gives for the first
+    rows.
 
     Raises:
         UsageError: An output and a kept column have one name: the function would get only one of them.
     """
-    if started.options.postprocess is None or started.finisher is not None:
-        return started.finisher
+    if started.options.postprocess is None:
+        return
     function = Postprocess.of(started.options.postprocess)
     if schema is not None:
         function = replace(function, gives={spec.name: spec for spec in schema.columns[: schema.num_outputs]})
@@ -110,17 +116,15 @@ def finisher_of(started: Started, schema: OutputSchema | None = None) -> Finishe
         count = max(1, min(_MOST_FINISHERS, usable_cores() // 2))
         started.finisher = Finishers(function, kept, started.launch, count, started.options.row_timeout)
     started.finisher.learn(sample.columns)
-    return started.finisher
 
 
 def finished(started: Started, results: Iterable[Result]) -> Generator[Result]:
     """Results as they are written: under their names, and as the user's function makes them."""
     named = (renamed(result, started.options) for result in results)
-    finisher = finisher_of(started)
-    if finisher is None:
+    if started.finisher is None:
         yield from named
         return
-    with contextlib.closing(finisher.run(named)) as running:
+    with contextlib.closing(started.finisher.run(named)) as running:
         for result, made in running:
             origins = {failure.row: _origin(started.source, result, failure.row) for failure in made.failures}
             yield with_failures(result, made, origins)
@@ -146,10 +150,9 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
     specs |= {KEPT + name: kept[name] for name in options.keep}
     names = written_names([spec.name for spec in outputs], options)
     named = tuple(replace(spec, name=names[key]) for key, spec in specs.items())
-    finisher = finisher_of(started) if options.postprocess is not None else None
-    if finisher is None:
+    if started.finisher is None or options.postprocess is None:
         return OutputSchema(named, len(outputs))
-    given = finisher.function.gives
+    given = started.finisher.function.gives
     return OutputSchema(
         (*given.values(), *(spec for spec in named[len(outputs) :] if spec.name not in given)), len(given)
     )

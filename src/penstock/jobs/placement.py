@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.core import kinds
 from penstock.core.job import Job
@@ -20,6 +21,35 @@ from penstock.runtimes.keras.live import LiveModel
 _MOST_LOADER_THREADS = 8
 _GPU_LANES = 3
 _LEAST_GPU_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds the model: the runtime, the file that it loads, and what it gets of the machine.
+
+    Args:
+        runtime: What executes the model.
+        model: The file that processes load; None for a live model, which runs in this process.
+        threads: CPU threads of each replica.
+        placement: Where replicas and loaders run.
+    """
+
+    runtime: str
+    model: ModelFile | None
+    threads: int
+    placement: Placement
+
+    @property
+    def is_live(self) -> bool:
+        return self.model is None
+
+    @property
+    def device_kind(self) -> str:
+        return self.placement.devices[0].kind
+
+    def placed(self, **changes: Any) -> Setting:
+        """The same with some fields of its placement changed."""
+        return replace(self, placement=replace(self.placement, **changes))
 
 
 def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice | None, runtime: str) -> list[Device]:
@@ -53,7 +83,7 @@ def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str
 
 
 @contextlib.contextmanager
-def leased(chosen: list[Device], model: ModelFile, fraction: float, around: RunContext) -> Iterator[list[Device]]:
+def leased(chosen: list[Device], model: ModelFile, fraction: float, context: RunContext) -> Iterator[list[Device]]:
     """The devices with the memory that other runs leave, reserved as long as the block lasts. A CPU needs no lease.
 
     Raises:
@@ -67,8 +97,8 @@ def leased(chosen: list[Device], model: ModelFile, fraction: float, around: RunC
                 device,
                 least_bytes=least,
                 fraction=fraction,
-                say=around.note,
-                is_stopped=lambda: around.stop.is_raised,
+                say=context.note,
+                is_stopped=lambda: context.stop.is_raised,
             )
             leases.callback(lease.close)
             bytes_of[device.uuid] = lease.num_bytes
@@ -83,10 +113,10 @@ def leased(chosen: list[Device], model: ModelFile, fraction: float, around: RunC
 
 
 def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placement:
-    """Who reads for these replicas: threads inside them where reading is done by libraries, processes where Python is
-    in the way (images, audio, the user's function).
+    """The placement with loaders: threads of the replicas where libraries read, processes where Python code runs for
+    every row (images, audio, the user's function).
 
-    On a CPU loaders take cores from the model, so there is one until it is seen that replicas wait. A GPU is fed from
+    On a CPU loaders take cores from the model, so there are few until replicas wait for data. A GPU is fed from
     many cores at once.
     """
     if not needs_processes(job):
@@ -112,7 +142,7 @@ def needs_processes(job: Job) -> bool:
 
 
 def placement_on(chosen: list[Device], choice: Choice | None = None) -> Placement:
-    """How many threads read and run beside each other in each replica.
+    """A replica on each device, with the threads that read and run side by side in it.
 
     Reading releases the GIL, so loaders up to the replica's share of the cores help; on a CPU they share the cores
     with the model, and two lanes are enough to hide the copies.

@@ -1,27 +1,24 @@
-"""The same answers: the first rows of a job, predicted once more, one by one, by the model's own framework."""
+"""Reference check: the first rows of a job once more, one by one, by the model's own framework on the CPU."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
-from typing import IO, Any
 
-from penstock.core import agreement, kinds
+from penstock.core import agreement
+from penstock.core.agreement import CHECKED_ROWS
 from penstock.core.events import Asked, Prepared
 from penstock.core.records import ModelFile
 from penstock.core.state import NONE
-from penstock.core.stopping import StopFlag
-from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError, UsageError
-from penstock.jobs.start import CHECKED_ROWS, Started
+from penstock.jobs.bring_up import Started, prepare_beside
+from penstock.jobs.placement import Setting
+from penstock.jobs.run_context import RunContext
 from penstock.pool.devices.inventory import cpu_device, usable_cores
-from penstock.pool.processes.supervisor import Launch
 from penstock.runtimes.catalog import own_runtime
-from penstock.telemetry.meter import Meter
 
 
-def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: StopFlag) -> str:
-    """Compare what the compiled step gave for the first rows with a reference; returns what was found, in words.
+def check_answers(model: ModelFile, started: Started, context: RunContext) -> str:
+    """Compare what the compiled step gave for the first rows with a reference; returns the result in words.
 
     Raises:
         ModelError: They differ by more than the tolerance; names the output, the row and both values.
@@ -36,7 +33,7 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
         return (
             f"not checked: the model changes when it is called, and {name} on the CPU would draw or keep something else"
         )
-    theirs = _reference(model, name, started, log, stop)
+    theirs = _reference(model, name, started, context)
     ours = started.prepared
     assert ours.answers is not None
     # What a model that keeps state answers to a row alone says nothing: the same batches, in order, do.
@@ -59,21 +56,16 @@ def check_answers(model: ModelFile, started: Started, *, log: IO[Any], stop: Sto
     return f"checked: {rows}, within {tolerance:g} of the spread"
 
 
-def _reference(model: ModelFile, runtime: str, started: Started, log: IO[Any], stop: StopFlag) -> Prepared:
+def _reference(model: ModelFile, runtime: str, started: Started, context: RunContext) -> Prepared:
     """The same first rows on one CPU device, each of them alone."""
     # Whole outputs: near ties may rank differently, and only whole outputs show that both are right.
     answers = replace(model.answers, top_k=None, argmax=False, labels=()) if model.answers is not None else None
-    descriptors = (started.shared.descriptor,) if started.shared is not None else ()
-    whole = replace(model, answers=answers)
-    launch = Launch(kinds.runtime(runtime).make(), whole, usable_cores(), log, descriptors=descriptors)
     placement = replace(started.placement, devices=(cpu_device(),), lanes=1)
-    with contextlib.closing(
-        LocalEngine(launch, placement, Meter().observe, stop, started.options.row_timeout)
-    ) as engine:
-        engine.load()
-        return engine.prepare(
-            started.job, placement, started.sample, Asked(CHECKED_ROWS, is_alone=started.job.state == NONE)
-        )
+    setting = Setting(runtime, replace(model, answers=answers), usable_cores(), placement)
+    asked = Asked(CHECKED_ROWS, is_alone=started.job.state == NONE)
+    engine, prepared = prepare_beside(started, setting, started.job, asked, context.unseen(context.stop))
+    engine.close()
+    return prepared
 
 
 def _failed_on_one_side(ours: Prepared, theirs: Prepared) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.core.job import Job
 from penstock.core.protocols import Source
 from penstock.core.records import Placement, Signature
-from penstock.core.state import BATCH_SIZE, SEEDS, VARIABLES, State
+from penstock.core.state import SEEDS, VARIABLES, State
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import WholeBatches
 
@@ -41,13 +41,8 @@ def in_whole_batches(source: Source) -> Source:
     return WholeBatches(source) if source.traits.is_resumable else source
 
 
-def batch_size(signature: Signature, present: int, *, is_chosen: bool) -> int:
-    """The rows of a batch: what was chosen, or what the model insists on, or as many as `model.predict` takes."""
-    return present if is_chosen or signature.fixed_batch is not None else BATCH_SIZE
-
-
-def told(state: State, job: Job) -> str:
-    """What was found, and what is done about it, for people."""
+def describe(state: State, job: Job) -> str:
+    """What a call changes, and what the job does about it."""
     if job.state == SEEDS:
         return (
             f"the model draws random numbers ({state}): each batch of {job.batch_size:,} rows draws by the "

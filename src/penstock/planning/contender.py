@@ -1,4 +1,4 @@
-"""One way to run the model, in processes of its own: started, held against the model's own answers, measured."""
+"""One way to run the model, in processes of its own: started, compared with the model's own answers, measured."""
 
 from __future__ import annotations
 
@@ -6,41 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.core import kinds, tuning
-from penstock.core.agreement import Proof, prove
+from penstock.core import tuning
+from penstock.core.agreement import CHECKED_ROWS, Proof, prove
 from penstock.core.events import Asked, Measure, Prepared
-from penstock.core.job import Job
 from penstock.core.plans import Choice, Trial
-from penstock.core.records import Device, ModelFile, Placement, Span
+from penstock.core.protocols import Tunable
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
-from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
+from penstock.jobs.bring_up import Started, prepare_beside
+from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.start import CHECKED_ROWS, Started
 from penstock.planning import store
 from penstock.planning.clock import Clock
 from penstock.pool.devices.inventory import usable_cores
-from penstock.pool.processes.supervisor import Launch
-from penstock.telemetry.meter import Meter
 
 WINDOW_S = 0.4
 _ROUNDS = 5
 _HOPELESS_AFTER, _BEHIND, _BEHIND_WHILE_GAINING = 3, 0.7, 0.4
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a contender runs: the runtime, the file that it loads, and what it gets of the machine."""
-
-    runtime: str
-    model: ModelFile
-    threads: int
-    devices: tuple[Device, ...]
-    lanes: int
-
-    @property
-    def replicas(self) -> int:
-        return len(self.devices)
 
 
 @dataclass
@@ -48,10 +30,10 @@ class Contender:
     """A setting whose processes are up."""
 
     setting: Setting
-    engine: LocalEngine
+    engine: Tunable
     start_s: float
     proof: Proof | None = None
-    """How its answers were held against the model's own; None where it is that framework."""
+    """How its answers compare with the model's own; None where it is that framework."""
     is_own: bool = False
     room_bytes: int | None = None
     points: list[tuple[Point, int]] = field(default_factory=list)
@@ -67,23 +49,23 @@ class Contender:
             OutOfTime: The time of the search is over.
             WorkersDied: It did not survive that.
         """
-        lanes = self.setting.lanes if lanes is None else lanes
+        lanes = self.setting.placement.lanes if lanes is None else lanes
         order = Measure(batch_size, WINDOW_S / 2, lanes, self.room_bytes)
         point, seconds = self._glance(order, clock)
-        is_long = self.setting.replicas == 1 and seconds > 2 * WINDOW_S
+        is_long = self.setting.placement.replicas == 1 and seconds > 2 * WINDOW_S
         if point.problem is None and not is_long:
             again, _ = self._glance(replace(order, is_warm=True), clock)
             is_better = again.rows_per_s > point.rows_per_s
-            point = again if is_better or self.setting.replicas > 1 else point
+            point = again if is_better or self.setting.placement.replicas > 1 else point
         self.points.append((point, lanes))
         return point
 
     def _glance(self, order: Measure, clock: Clock) -> tuple[Point, float]:
         """What was seen, and the seconds that were measured: compiling is not among them."""
-        found = self.engine.measure(order, self.setting.replicas, clock)
+        found = self.engine.measure(order, self.setting.placement.replicas, clock)
         problem = next((each.problem for each in found if each.problem is not None), None)
         rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
-        if self.setting.devices[0].kind == "cpu":
+        if self.setting.device_kind == "cpu":
             rate = tuning.with_its_way(rate, order.batch_size, usable_cores())
         point = Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
         return point, max(each.seconds for each in found)
@@ -108,7 +90,7 @@ class Contender:
             self.setting.runtime,
             point.batch_size,
             self.setting.threads,
-            self.setting.replicas,
+            self.setting.placement.replicas,
             lanes,
             round(point.rows_per_s, 3),
             point.memory_bytes,
@@ -118,17 +100,11 @@ class Contender:
         )
 
     def choice(self, batch_size: int, lanes: int) -> Choice:
-        file = self.setting.model
+        file, setting = self.setting.model, self.setting
+        assert file is not None
         converted = file.location if file.kind == "converted" else None
-        return Choice(
-            self.setting.runtime,
-            batch_size,
-            self.setting.threads,
-            self.setting.replicas,
-            lanes,
-            file.precision,
-            converted,
-        )
+        replicas = setting.placement.replicas
+        return Choice(setting.runtime, batch_size, setting.threads, replicas, lanes, file.precision, converted)
 
 
 def in_turn(
@@ -156,50 +132,8 @@ def _is_hopeless(rates: list[float], to_beat: float) -> bool:
     return max(rates) < (_BEHIND_WHILE_GAINING if is_gaining else _BEHIND) * to_beat
 
 
-@dataclass(frozen=True)
-class Beside:
-    """The job as the model's own framework runs it: what a contender is started beside, and held against."""
-
-    job: Job
-    sample: Span
-    prepared: Prepared
-    placement: Placement
-    row_timeout: float
-    descriptors: tuple[int, ...]
-
-    @classmethod
-    def of(cls, started: Started) -> Beside:
-        """Contenders begin with the rows that are compared, and no more: the own batches may take them long."""
-        job = started.job
-        if not job.buckets and started.signature.fixed_batch is None:
-            job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
-        descriptors = (started.shared.descriptor,) if started.shared is not None else ()
-        timeout = started.options.row_timeout
-        return cls(job, started.sample, started.prepared, started.placement, timeout, descriptors)
-
-
-def open_engine(setting: Setting, beside: Beside, around: RunContext, clock: Clock) -> tuple[LocalEngine, Prepared]:
-    """The processes of a setting, with its answers to the same first rows."""
-    launch = Launch(
-        kinds.runtime(setting.runtime).make(),
-        setting.model,
-        setting.threads,
-        around.log,
-        descriptors=beside.descriptors,
-        is_verbose=around.is_verbose,
-    )
-    placement = replace(beside.placement, devices=setting.devices, lanes=setting.lanes)
-    engine = LocalEngine(launch, placement, Meter().observe, clock, beside.row_timeout)
-    try:
-        engine.load()
-        return engine, engine.prepare(beside.job, placement, beside.sample, Asked(len(beside.prepared.answered)))
-    except BaseException:
-        engine.close()
-        raise
-
-
-def start(setting: Setting, beside: Beside, tolerance: float | None, around: RunContext, clock: Clock) -> Contender:
-    """Start the processes of a setting, and hold its answers against those of the model's own framework.
+def start(setting: Setting, started: Started, tolerance: float | None, context: RunContext, clock: Clock) -> Contender:
+    """Start the processes of a setting, and compare its answers with those of `started`, the model's own framework.
 
     Without a tolerance it is that framework, and there is nothing to compare.
 
@@ -207,19 +141,32 @@ def start(setting: Setting, beside: Beside, tolerance: float | None, around: Run
         ModelError: The answers are others, or the runtime refuses the model.
     """
     began = time.perf_counter()
-    engine, prepared = open_engine(setting, beside, around, clock)
+    engine, prepared = answer_first_rows(setting, started, context, clock)
     try:
-        proof = proof_of(prepared, beside.prepared, tolerance) if tolerance is not None else None
+        proof = proof_of(prepared, started.prepared, tolerance) if tolerance is not None else None
         if proof is not None and proof.problem is not None:
-            told = "the answers are not those of" if proof.is_comparable else "not comparable with"
-            raise ModelError(f"{told} the model's own framework", received=proof.problem)
+            problem = "the answers are not those of" if proof.is_comparable else "not comparable with"
+            raise ModelError(f"{problem} the model's own framework", received=proof.problem)
     except BaseException:
         engine.close()
         raise
-    if proof is not None and setting.model.kind == "converted":
-        kind = setting.devices[0].kind
-        store.note_agreement(setting.model.location, setting.model, setting.runtime, kind, proof.difference)
+    model = setting.model
+    if proof is not None and model is not None and model.kind == "converted":
+        store.note_agreement(model.location, model, setting.runtime, setting.device_kind, proof.difference)
     return Contender(setting, engine, time.perf_counter() - began, proof)
+
+
+def answer_first_rows(
+    setting: Setting, started: Started, context: RunContext, clock: Clock
+) -> tuple[Tunable, Prepared]:
+    """Start the processes of a setting; they answer the first rows of a job, as that job's own processes did.
+
+    They compile a batch of the rows that are compared, and no more: the job's own batches may take them long.
+    """
+    job = started.job
+    if not job.buckets and started.signature.fixed_batch is None:
+        job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
+    return prepare_beside(started, setting, job, Asked(len(started.prepared.answered)), context.unseen(clock))
 
 
 def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
@@ -241,8 +188,8 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
     return proof
 
 
-def choice_of(started: Started, model: ModelFile) -> Choice:
+def choice_of(started: Started) -> Choice:
     """What a job runs by already, with the file that its processes have loaded."""
-    recipe = started.recipe
-    converted = model.location if model.kind == "converted" else None
+    recipe, model = started.recipe, started.decision.setting.model
+    converted = model.location if model is not None and model.kind == "converted" else None
     return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *started.split, recipe.precision, converted)

@@ -1,4 +1,4 @@
-"""What a plan promises for the whole input: how fast, what bounds it, and what would help."""
+"""What a plan promises for the whole input: how fast it is, what limits it, and what would help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.core.plans import Plan
 from penstock.core.records import Placement, Result, Span
 from penstock.errors import PenstockError
 from penstock.jobs import output_columns
-from penstock.jobs.start import Started
+from penstock.jobs.bring_up import Started
 from penstock.planning.search import Found
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.loading import load_batches
@@ -46,7 +46,7 @@ def plan_of(found: Found, started: Started, rows: int) -> Plan:
 
 
 def rates_of(found: Found, started: Started) -> Rates:
-    """How fast each stage is by itself, as far as a look at the first rows tells."""
+    """How fast each stage is by itself, as far as the first rows tell."""
     placement, choice = started.placement, found.choice
     on_gpu = placement.devices[0].kind == "gpu"
     devices = len({device.index for device in placement.devices}) if on_gpu else 1

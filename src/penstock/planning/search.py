@@ -15,16 +15,17 @@ from typing import TypeVar
 from penstock.core import batching, kinds, tuning
 from penstock.core.figures import rate
 from penstock.core.plans import Choice, Trial
+from penstock.core.protocols import Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
-from penstock.engines.local import LocalEngine
 from penstock.errors import Interrupted, PenstockError
+from penstock.jobs.bring_up import Started
+from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.start import Started
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock, OutOfTime
-from penstock.planning.contender import WINDOW_S, Beside, Contender, Setting, choice_of
+from penstock.planning.contender import WINDOW_S, Contender, choice_of
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.devices.memory import available_bytes
 
@@ -78,19 +79,17 @@ class Search:
     """One search. Afterwards the job's own engine is still up, unless it died of being measured.
 
     Args:
-        model: The model as it was given, or its converted step where that is what the job runs.
         step: What the converted step is kept under.
         started: The job on the model's own framework, with default settings and answers of the first rows.
         rows: How many rows the whole job has.
-        around: What processes are started with.
+        context: Log, stop flag and display of the run.
         clock: How long it may take.
     """
 
-    model: ModelFile
     step: str
     started: Started
     rows: int
-    around: RunContext
+    context: RunContext
     clock: Clock
     trials: list[Trial] = field(default_factory=list)
     _best: list[_Best] = field(default_factory=list)
@@ -123,7 +122,7 @@ class Search:
         if not self._best:
             expected = self.started.rows_per_second()
             why = "nothing could be measured: these are the rules of thumb"
-            choice = choice_of(self.started, self.model)
+            choice = choice_of(self.started)
             return Found(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short)
         best = self._best[0]
         choice = best.contender.choice(best.point.batch_size, best.lanes)
@@ -139,11 +138,17 @@ class Search:
         faster = f"{best.rate / by_rule:.2g} times as fast as"
         return f"{rate(best.rate)}, {faster} {own.setting.runtime} with batches of {size:,}"
 
+    @property
+    def model(self) -> ModelFile:
+        """The model as it was given, or its converted step where that is what the job runs."""
+        model = self.started.decision.setting.model
+        assert model is not None
+        return model
+
     def _own(self) -> Contender:
         started = self.started
-        assert isinstance(started.engine, LocalEngine)
-        recipe = started.recipe
-        setting = Setting(recipe.runtime, self.model, recipe.threads, self._devices(), started.placement.lanes)
+        assert isinstance(started.engine, Tunable)
+        setting = started.decision.setting.placed(devices=self._devices())
         return Contender(setting, started.engine, started.start_s, is_own=True)
 
     def _devices(self) -> tuple[Device, ...]:
@@ -184,10 +189,10 @@ class Search:
         if self.clock.left < expected_s + _LIGHT_START_S + _LADDER_S:
             return None
         allowed_s = _CONVERSION_SHARE * self.clock.left
-        self.around.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
+        self.context.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
         try:
             with store.staged(folder) as staging:
-                self._conversion_problem = own.engine.convert(staging, Clock(self.around.stop, allowed_s))
+                self._conversion_problem = own.engine.convert(staging, Clock(self.context.stop, allowed_s))
         except Interrupted:
             raise
         except OutOfTime:
@@ -204,12 +209,12 @@ class Search:
             self.trials.append(Trial(candidate.runtime, rejected=why_not))
             return
         model = store.converted_model(self.model, folder) if candidate.is_converted and folder else self.model
-        recipe = self.started.recipe
+        setting = replace(self.started.decision.setting, runtime=candidate.runtime, model=model)
         # On a CPU one batch keeps all their threads busy; two get into each other's way (ResNet50: 20 % slower).
-        is_busy = kinds.runtime(candidate.runtime).reads_steps and recipe.device_kind == "cpu"
-        lanes = 1 if is_busy else self.started.placement.lanes
-        setting = Setting(candidate.runtime, model, recipe.threads, self._devices(), lanes)
-        self.around.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
+        is_busy = kinds.runtime(candidate.runtime).reads_steps and setting.device_kind == "cpu"
+        lanes = 1 if is_busy else setting.placement.lanes
+        setting = setting.placed(devices=self._devices(), lanes=lanes)
+        self.context.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
         found = self._start(setting)
         if found is not None:
             self._climb(found, until=self._finals_s)
@@ -235,11 +240,9 @@ class Search:
         """A contender that gives the right answers; None, with the reason noted, where it does not."""
         is_own = (setting.runtime, setting.model) == (self.started.recipe.runtime, self.model)
         tolerance = None if is_own else self.started.options.tolerance
-        found, why = self._attempt(
-            lambda: contender.start(setting, Beside.of(self.started), tolerance, self.around, self.clock)
-        )
+        found, why = self._attempt(lambda: contender.start(setting, self.started, tolerance, self.context, self.clock))
         if found is None:
-            self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.replicas, rejected=why))
+            self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.placement.replicas, rejected=why))
         else:
             self._alive.append(found)
         return found
@@ -250,7 +253,7 @@ class Search:
             return
         ladder = self._ladder(climber)
         if climber.is_own:
-            self.around.note(f"plan: measuring {climber.setting.runtime} ({self.clock.left:.0f} s left)")
+            self.context.note(f"plan: measuring {climber.setting.runtime} ({self.clock.left:.0f} s left)")
         to_beat = self._best[0].rate if self._best else 0.0
         is_done, why = self._attempt(lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=until))
         self._is_cut_short |= is_done is False
@@ -263,10 +266,10 @@ class Search:
         if knee is None:
             self._let_go(climber)
             return
-        self.around.note(
+        self.context.note(
             f"plan: {climber.setting.runtime}: {rate(knee.rows_per_s)} with batches of {knee.batch_size:,}"
         )
-        reached = _Best(climber, knee, climber.setting.lanes)
+        reached = _Best(climber, knee, climber.setting.placement.lanes)
         if reached.rate >= _RIVAL * to_beat:
             self._tune_lanes(reached)
         self._best.append(reached)
@@ -289,10 +292,10 @@ class Search:
 
     def _room(self, climber: Contender) -> int:
         """The memory that one replica may hold."""
-        fraction, device = self.started.options.memory_fraction, climber.setting.devices[0]
+        fraction, device = self.started.options.memory_fraction, climber.setting.placement.devices[0]
         if device.kind == "gpu":
             return device.memory_limit or int(fraction * device.free_bytes)
-        return int(fraction * available_bytes() / climber.setting.replicas)
+        return int(fraction * available_bytes() / climber.setting.placement.replicas)
 
     def _play_off(self) -> None:
         """The two best were measured at different times: again, in turn, unless they are far apart."""
@@ -321,35 +324,39 @@ class Search:
     def _split(self) -> None:
         """More replicas with fewer threads each on a CPU, or more than one on a GPU, as long as that gains."""
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
-            best = self._best[0]
-            if self.clock.left < best.contender.start_s + _LADDER_S:
+            if self.clock.left < self._best[0].contender.start_s + _LADDER_S:
                 self._is_cut_short = True
                 return
-            self.around.note(f"plan: trying {setting.replicas} replicas of {setting.runtime}")
+            self.context.note(f"plan: trying {setting.placement.replicas} replicas of {setting.runtime}")
             more = self._start(setting)
             if more is None:
                 return
-            more.room_bytes = self._room(more)
-            sizes = {best.point.batch_size}
-            if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
-                sizes.add(max(1, best.point.batch_size // 2))
-            entries = [(more, size, setting.lanes) for size in sorted(sizes)]
-            found = self._in_turn([*entries, (best.contender, best.point.batch_size, best.lanes)])
-            if found is None:
-                self._let_go(more)
-                return
-            *points, best.point = found
-            fastest = max(points, key=lambda point: point.rows_per_s)
-            if fastest.rows_per_s < (1 + tuning.LEAST_GAIN) * best.rate:
+            faster = self._if_faster(more)
+            if faster is None:
                 self._let_go(more)
                 return
             self._let_go(self._best.pop(0).contender)
-            self._best.insert(0, _Best(more, fastest, setting.lanes))
+            self._best.insert(0, faster)
+
+    def _if_faster(self, more: Contender) -> _Best | None:
+        """A contender at its best size, if it is faster than the best one, measured in turn; else None."""
+        best, lanes = self._best[0], more.setting.placement.lanes
+        more.room_bytes = self._room(more)
+        sizes = {best.point.batch_size}
+        if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
+            sizes.add(max(1, best.point.batch_size // 2))
+        entries = [(more, size, lanes) for size in sorted(sizes)]
+        found = self._in_turn([*entries, (best.contender, best.point.batch_size, best.lanes)])
+        if found is None:
+            return None
+        *points, best.point = found
+        fastest = max(points, key=lambda point: point.rows_per_s)
+        return _Best(more, fastest, lanes) if fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate else None
 
     def _halved(self, setting: Setting) -> Setting | None:
         """Twice the replicas; None where there are not the cores or the memory for it."""
-        device, replicas = setting.devices[0], 2 * setting.replicas
-        taken = self._best[0].point.memory_bytes
+        placement, replicas = setting.placement, 2 * setting.placement.replicas
+        device, taken = placement.devices[0], self._best[0].point.memory_bytes
         if device.kind == "cpu":
             is_pinned = self.started.options.devices.cpu_replicas is not None
             has_room = replicas * taken <= self.started.options.memory_fraction * available_bytes()
@@ -357,11 +364,11 @@ class Search:
                 return None
             devices = tuple(replace(device, index=index) for index in range(replicas))
             threads = max(1, usable_cores() // replicas)
-            return replace(setting, devices=devices, threads=threads, lanes=min(setting.lanes, threads))
+            return replace(setting.placed(devices=devices, lanes=min(placement.lanes, threads)), threads=threads)
         share = device.memory_limit // 2
         if replicas > 2 or (share and taken > share):
             return None
-        return replace(setting, devices=(replace(device, memory_limit=share),) * replicas)
+        return setting.placed(devices=(replace(device, memory_limit=share),) * replicas)
 
     def _tune_lanes(self, best: _Best) -> None:
         """How many batches in flight: more hide the copies, but get into each other's way for the same threads."""
@@ -400,6 +407,6 @@ class Search:
             self._is_cut_short |= isinstance(error, OutOfTime)
             return None, f"{error.problem}: {error.received}" if error.received else error.problem
 
-    def _let_go(self, contender_: Contender) -> None:
-        if not contender_.is_own:
-            contender_.engine.close()
+    def _let_go(self, one: Contender) -> None:
+        if not one.is_own:
+            one.engine.close()

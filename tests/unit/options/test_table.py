@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from penstock.cli.commands import predict
 from penstock.cli.flags import flag_of, options_from_flags
 from penstock.commands import keyword_types
+from penstock.commands.folder_job import fingerprint
 from penstock.core.plans import Choice, Plan
 from penstock.core.records import Fragment
 from penstock.errors import UsageError
-from penstock.jobs.start import fingerprint
 from penstock.jobs.steps import as_json, as_request, from_request
 from penstock.options import kinds, table
 from penstock.options.records import OPTIONS, DeviceRequest, Nulls, PredictOptions, make_options

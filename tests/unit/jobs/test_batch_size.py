@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.records import Binding, Signature, TensorSpec
-from penstock.jobs.start import choose_batch_size, size_with_state
+from penstock.jobs.batch_size import choose_batch_size, size_with_state
 from penstock.options.records import PredictOptions
 from penstock.sources.tables.csv import CsvFiles
 

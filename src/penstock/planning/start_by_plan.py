@@ -1,0 +1,299 @@
+"""Starting a job by a plan: the one that was asked for, one from the cache, one that is searched for now, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from penstock.core import tuning
+from penstock.core.agreement import CHECKED_ROWS
+from penstock.core.plans import Plan
+from penstock.core.protocols import Source, Tunable
+from penstock.core.records import Device, ModelFile
+from penstock.core.state import NONE
+from penstock.core.tracing import SEARCH
+from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
+from penstock.jobs import bring_up, steps
+from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Request
+from penstock.jobs.placement import devices_for
+from penstock.jobs.run_context import RunContext
+from penstock.options.kinds import NO_PLAN
+from penstock.options.records import PredictOptions
+from penstock.planning import contender, prediction, store
+from penstock.planning.clock import Clock
+from penstock.planning.contender import choice_of
+from penstock.planning.conversion import PATIENCE_S, convert_if_needed
+from penstock.planning.search import Search
+from penstock.runtimes.catalog import choose_runtime
+from penstock.runtimes.keras.live import LiveModel
+
+_MUCH_MORE_TIME = 2.0
+"""A plan that was cut short is searched for again by a job that allows so many times as long a search."""
+_DOES_NOT_RUN = (ModelError, DeviceError, WorkersDied)
+
+
+def start(model: ModelFile | LiveModel, request: Request, context: RunContext, *, may_search: bool = True) -> Started:
+    """Start a job by its plan; search for one where the job is long enough for that to pay."""
+    if isinstance(model, LiveModel):
+        return bring_up.start(model, request, context)
+    return _PlannedStart(model, request, context).run(may_search)
+
+
+def make_plan(
+    model: ModelFile, source: Source, options: PredictOptions, context: RunContext, *, is_fresh: bool = False
+) -> Plan:
+    """The plan for a job, searched for whatever its length, unless it is known already.
+
+    Raises:
+        UsageError: The input can be read only once.
+    """
+    for name in ("plan", "trace"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"a search takes no --{name}", received=f"{name}={getattr(options, name)}")
+    if not source.traits.is_resumable:
+        raise UsageError("this input can be read only once: nothing would be left to predict after a search")
+    return _PlannedStart(model, Request(source, options), context).find_plan(is_fresh)
+
+
+@dataclass
+class _PlannedStart:
+    """One start of a job.
+
+    Args:
+        model: The model as it was given.
+        request: The input, what is asked for, and what is settled already.
+        context: Log, stop flag, display and meter of the run.
+    """
+
+    model: ModelFile
+    request: Request
+    context: RunContext
+
+    @property
+    def options(self) -> PredictOptions:
+        return self.request.options
+
+    @cached_property
+    def step(self) -> str:
+        """What a converted step is kept under. Known before anything is loaded."""
+        return store.step_key(self.model, self.request.source.schema(), self.options)
+
+    def run(self, may_search: bool) -> Started:
+        """The job as its manifest says, or by a known plan, or as asked for, after a search if that pays."""
+        if self.request.fixed is not None:
+            return self._start(self.request.runtime)
+        plan, broken = self._known_plan(), None
+        if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
+            try:
+                return self._start_by(plan)
+            except _DOES_NOT_RUN as error:
+                if self.options.plan is not None:
+                    raise
+                broken = plan
+                self._note_broken(error)
+        may_search = may_search and self.options.plan != NO_PLAN
+        wants_answers = may_search or self.options.precision != "model"
+        started = self._start(self.options.runtime, answers_rows=CHECKED_ROWS if wants_answers else 0)
+        if broken is not None:
+            store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
+        try:
+            notes = self._compare_precision(started)
+            may_search = may_search and not started.is_streamed and started.job.state == NONE
+            return self._search_if_long(started, notes) if may_search else started
+        except BaseException:
+            started.close()
+            raise
+
+    def find_plan(self, is_fresh: bool) -> Plan:
+        """The plan that is known, or one that is searched for now."""
+        known = store.load_plan(self._key()) if self._may_keep and not is_fresh else None
+        if known is not None and not (known.is_cut_short and known.budget_s < tuning.MOST_SEARCH_S):
+            rows = self._num_rows(known.choice.batch_size)
+            if not known.is_outgrown_by(rows):
+                self.context.note("plan: found in the cache; --fresh searches again")
+                return known.for_rows(rows)
+        if known is None and not is_fresh:
+            self._note_nearest()
+        self.context.note(f"loading {self.model.location}")
+        with contextlib.closing(self._start(self.options.runtime, answers_rows=CHECKED_ROWS)) as started:
+            if started.job.state != NONE:
+                raise UsageError(
+                    "there is no plan to search for: what this model answers depends on how it is run",
+                    received=started.decision.notes[-1],
+                    hint="penstock predict runs it as it is; --batch-size chooses another size",
+                )
+            notes = self._compare_precision(started)
+            return self._search(started, self._num_rows(started.job.batch_size), tuning.MOST_SEARCH_S, notes)
+
+    @property
+    def _may_keep(self) -> bool:
+        """Whether a plan may be kept: not for a function of this process, which may change, nor for a stream."""
+        return self.model.payload is None and self.request.source.traits.is_resumable
+
+    def _devices(self) -> list[Device]:
+        runtime = self.options.runtime or choose_runtime(self.model, None)
+        return devices_for(self.options, None, None, runtime)
+
+    def _key(self) -> str:
+        return store.plan_key(self.step, self.options, self._devices())
+
+    def _facts(self) -> dict[str, Any]:
+        """What a plan for this job would be made for, by name."""
+        return store.facts_of(self.model, self.request.source.schema(), self.options, self._devices())
+
+    def _note_nearest(self) -> None:
+        """Say that there is a plan, and why it is not taken."""
+        nearest = store.tell_nearest(self._facts()) if self._may_keep else None
+        if nearest is not None:
+            self.context.note(nearest)
+
+    def _note_broken(self, error: Exception) -> None:
+        problem = str(error).splitlines()[0]
+        self.context.note(f"plan: it did not run ({problem}); trying the model's own framework")
+
+    def _num_rows(self, batch_size: int) -> int:
+        source = steps.select_rows(self.request.source, self.options)
+        return sum(span.rows for span in source.divide(batch_size))
+
+    def _start(self, runtime: str | None, **settled: Any) -> Started:
+        """The job on a runtime, or on the model's own; `settled` are other fields of its request."""
+        file = convert_if_needed(runtime, self.model, self.request, self.step, self.context)
+        return bring_up.start(file, replace(self.request, **settled), self.context)
+
+    def _start_by(self, plan: Plan) -> Started:
+        """The job as a plan says. What was converted is found by the model, whatever path the plan names."""
+        where = "`penstock plan` shows why" if self.options.plan is None else "as it was given"
+        self.context.note(f"plan: {plan.choice} ({where})")
+        for line in plan.notes:
+            self.context.note(line)
+        started = self._start(plan.choice.runtime, planned=plan.choice)
+        started.plan = plan
+        return started
+
+    def _known_plan(self) -> Plan | None:
+        """The plan of the file that was named, or the one that was found for such a job before."""
+        if self.options.plan == NO_PLAN:
+            return None
+        if self.options.plan is not None:
+            return self._named_plan()
+        plan = store.load_plan(self._key()) if self._may_keep else None
+        if plan is None:
+            self._note_nearest()
+        return plan
+
+    def _named_plan(self) -> Plan:
+        options = self.options
+        for name in ("runtime", "batch_size", "threads", "replicas_per_device"):
+            if getattr(options, name) is not None:
+                raise UsageError("a plan says this already", received=f"a plan and {name}={getattr(options, name)}")
+        plan = options.plan if isinstance(options.plan, Plan) else store.read_plan(options.plan)
+        if plan.choice.precision != options.precision:
+            raise UsageError(
+                "the plan is for another precision",
+                received=f"--plan of {plan.choice.precision}, --precision {options.precision}",
+                hint=f"--precision {plan.choice.precision}",
+            )
+        if plan.step != self.step:
+            others = store.differences(self._facts(), plan.made_for) if plan.made_for else []
+            self.context.note(f"plan: it was not made for {', '.join(others[:3]) or 'this model, columns and options'}")
+        return plan
+
+    def _deserves_more(self, plan: Plan) -> bool:
+        """Whether a plan was made for so much less than this job that it is worth another search."""
+        rows = self._num_rows(plan.choice.batch_size)
+        if plan.is_outgrown_by(rows):
+            self.context.note(f"plan: the one that is known was made for {plan.rows:,} rows, and here are {rows:,}")
+            return True
+        if not plan.is_cut_short or plan.budget_s >= tuning.MOST_SEARCH_S:
+            return False
+        return tuning.Budget.of(plan.for_rows(rows).seconds).seconds > _MUCH_MORE_TIME * plan.budget_s
+
+    def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
+        """The job by the plan of a search; as it was started where it is too short, or nothing better was found."""
+        options = started.options
+        is_split = options.threads is not None or options.devices.cpu_replicas is not None
+        if None not in (options.runtime, options.batch_size) and is_split:
+            return started
+        rows = self._num_rows(started.job.batch_size)
+        predicted_s = rows / started.rows_per_second()
+        budget = tuning.Budget.of(predicted_s)
+        if not budget.seconds:
+            self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
+            return started
+        self.context.note(
+            f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
+        )
+        began = time.perf_counter()
+        plan = self._search(started, rows, budget.seconds, notes)
+        self.context.note(f"plan: {plan.reason}")
+        started = self._switch_to(plan, started)
+        started.search_s = time.perf_counter() - began
+        return started
+
+    def _switch_to(self, plan: Plan, started: Started) -> Started:
+        """The job by the plan of a search: on the processes that are up if it says these, else on new ones."""
+        assert isinstance(started.engine, Tunable)
+        # Processes that failed while they were measured are not trusted with the job itself.
+        if started.engine.is_up and not _has_failed(plan, started):
+            if plan.choice == choice_of(started):
+                started.plan = plan
+                return started
+            saved_s = plan.rows / started.rows_per_second() - plan.rows / max(plan.rate_of(plan.choice), 1e-9)
+            if saved_s < plan.start_s:
+                self.context.note("plan: starting it would take longer than it saves here; it is kept for other jobs")
+                return started
+        started.close()
+        try:
+            return self._start_by(plan)
+        except _DOES_NOT_RUN as error:
+            self._note_broken(error)
+            started = self._start(self.options.runtime)
+            store.forget(plan)
+            return started
+
+    def _search(self, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
+        clock = Clock(self.context.stop, seconds)
+        found = Search(self.step, started, rows, self.context, clock).run()
+        if self.context.meter.trace is not None:
+            self.context.meter.trace.note(SEARCH, clock.began)
+        plan = prediction.plan_of(found, started, rows)
+        plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
+        if self._may_keep:
+            plan = replace(plan, key=self._key(), made_for=self._facts())
+            store.save_plan(plan)
+        return plan
+
+    def _compare_precision(self, started: Started) -> tuple[str, ...]:
+        """Note how far the answers are from those in full precision, where another precision was asked for."""
+        setting = started.decision.setting
+        if self.model.precision == "model" or started.is_streamed:
+            return ()
+        assert setting.model is not None
+        whole = replace(setting, model=replace(setting.model, precision="model"))
+        clock = Clock(self.context.stop, PATIENCE_S)
+        whole = whole.placed(devices=setting.placement.devices[:1])
+        engine, exact = contender.answer_first_rows(whole, started, self.context, clock)
+        engine.close()
+        proof = contender.proof_of(started.prepared, exact, 1.0)
+        rows = f"in the first {len(exact.answered)} rows"
+        note = (
+            f"{self.model.precision}: answers differ by up to {proof.difference:.2g} of the spread of an output, {rows}"
+        )
+        note += f"; {proof.problem}" if proof.problem is not None else ""
+        self.context.note(note)
+        return (note,)
+
+
+def _has_failed(plan: Plan, started: Started) -> bool:
+    """Whether what a job runs by failed in the search for a plan."""
+    present = choice_of(started)
+    return any(
+        trial.rejected
+        for trial in plan.trials
+        if (trial.runtime, trial.replicas) == (present.runtime, present.replicas)
+        and trial.threads in (0, present.threads)
+    )
