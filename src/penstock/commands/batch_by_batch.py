@@ -20,7 +20,7 @@ from penstock.sources.python.memory import InMemory
 from penstock.sources.python.streaming import StreamedRows
 
 KERAS_BATCH = 32
-"""What `model.predict` takes where nobody says how many rows."""
+"""The batch size of `model.predict` where none is given."""
 
 PredictBatch = Callable[[InMemory], Iterator[Result]]
 Unpack = Callable[[Mapping[str, Column]], Any]
@@ -30,7 +30,7 @@ class Hooks:
     """The callbacks of a caller, as Keras calls them while it predicts.
 
     Args:
-        model: The model that they are told of.
+        model: The model that the callbacks get.
         callbacks: One, a list of them, or Keras's own list.
         steps: How many batches there will be; None where nobody knows.
     """
@@ -43,7 +43,7 @@ class Hooks:
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches Keras puts between two calls, as the model was compiled."""
+        """How many batches Keras runs between two calls of the callbacks, as the model was compiled."""
         return self._each
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class Hooks:
         self._list.on_predict_batch_begin(self._step)
 
     def end_batch(self, outputs: Any) -> bool:
-        """Whether it goes on. Keras counts as if the last batches were as many as those before."""
+        """Call the callbacks; returns whether to go on. Keras counts a last, shorter group as a whole one."""
         self._step += self._each
         self._list.on_predict_batch_end(self._step - 1, {"outputs": outputs})
         return not getattr(self._model, "stop_predicting", False)
@@ -83,10 +83,10 @@ def _callback_list(model: Any, callbacks: Any, steps: int | None) -> Any:
 
 
 def batches_of(source: Source, batch_size: int) -> Iterator[InMemory]:
-    """Every batch of the input, by itself: those of a stream as they come, anything else cut.
+    """Every batch of the input, by itself. A stream has batches already; other inputs are cut.
 
     Raises:
-        UsageError: The rows are decoded only when they are fed, so they cannot be had one batch at a time.
+        UsageError: Rows are decoded only when they are fed, so that there are no batches of them here.
     """
     if isinstance(source, StreamedRows):
         for piece in source.batches():
@@ -121,8 +121,8 @@ def in_steps(
     is_going_on = True
     if hooks is not None:
         hooks.begin()
-    coming = iter(batches)
-    batch = next(coming, None)
+    remaining = iter(batches)
+    batch = next(remaining, None)
     while is_going_on and batch is not None:
         if hooks is not None:
             hooks.begin_batch()
@@ -132,18 +132,18 @@ def in_steps(
             for result in predict(batch):
                 done.add(_at(result, rows))
             rows, steps = rows + len(batch), steps + 1
-            # A stream may be endless, or ask somebody: the next batch is asked for only where it is wanted.
-            batch = next(coming, None) if hooks is None or steps < hooks.batches_at_once else batch
+            # A stream may be endless, or wait for input: the next batch is read only when it is needed.
+            batch = next(remaining, None) if hooks is None or steps < hooks.batches_at_once else batch
         gathered.take(done)
         if hooks is not None:
             is_going_on = hooks.end_batch(unpack(done.joined()))
-            batch = next(coming, None) if is_going_on else None
+            batch = next(remaining, None) if is_going_on else None
     if hooks is not None:
         hooks.end()
 
 
 def _at(result: Result, first_row: int) -> Result:
-    """A result of a batch that is numbered by itself, in the numbers of the whole input."""
+    """The result of a batch, with row numbers of the whole input."""
     failures = tuple(replace(failure, row=failure.row + first_row) for failure in result.failures)
     span = replace(result.span, start=result.span.start + first_row)
     return replace(result, span=span, failures=failures)

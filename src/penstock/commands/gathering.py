@@ -1,4 +1,4 @@
-"""Results that are put together to arrays, with what is done about rows that failed."""
+"""Gathering results into arrays, and what happens to rows that failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_ERROR = ("raise", "skip", "nan")
 
 
 def check_on_error(value: str | None) -> None:
-    """Refuse what says nothing about failed rows.
+    """Refuse an unknown way to treat failed rows.
 
     Raises:
         UsageError: It is none of ON_ERROR.
@@ -47,7 +47,7 @@ class Gathered:
     failures: list[RowFailure] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        """Take a result.
+        """Add a result.
 
         Raises:
             InputError: A row failed, and that is not to be.
@@ -61,7 +61,7 @@ class Gathered:
                 self.pieces.setdefault(name, []).append(squeezed(column) if self.squeeze else column)
 
     def take(self, others: Gathered) -> None:
-        """Take all that others have gathered."""
+        """Add all that another one has gathered."""
         self.rows += others.rows
         self.failures += others.failures
         for name, pieces in others.pieces.items():
@@ -71,19 +71,19 @@ class Gathered:
         return {shown(name): join(pieces) for name, pieces in self.pieces.items()}
 
     def columns(self) -> dict[str, Column]:
-        """All that was gathered, in one piece for each output; what failed is told in a warning.
+        """All that was gathered, one column for each output. A warning names failed rows.
 
         Raises:
             TooManyFailures: No row is left.
         """
         if self.failures:
             first = self.failures[0]
-            told = f"row {first.row}: {first.reason}"
+            example = f"row {first.row}: {first.reason}"
             if len(self.failures) == self.rows:
-                raise TooManyFailures(f"all of the {self.rows:,} rows failed", received=told)
+                raise TooManyFailures(f"all of the {self.rows:,} rows failed", received=example)
             done = "left out" if self.on_error == "skip" else "NaN"
             count = f"{len(self.failures):,} of {self.rows:,} rows failed and are {done}"
-            warnings.warn(f"{count}; the first one is {told}", stacklevel=_caller())
+            warnings.warn(f"{count}; the first one is {example}", stacklevel=_caller())
         return self.joined()
 
     def _note(self, result: Result) -> None:
@@ -107,7 +107,7 @@ def _caller() -> int:
 
 
 def filled(result: Result) -> dict[str, Column]:
-    """The columns of a result with every row of its span: NaN, or None in text and lists, where one failed."""
+    """The columns of a result with every row of its span: failed rows are NaN, or None in text and lists."""
     runs = result.span.numbers or ((result.span.start, result.span.rows),)
     numbers = np.concatenate([np.arange(first, first + rows, dtype=np.int64) for first, rows in runs])
     is_there = ~np.isin(numbers, [failure.row for failure in result.failures])
@@ -128,7 +128,7 @@ def _spread(column: Column, is_there: Array) -> Column:
 
 
 def to_numpy(column: Column) -> Array:
-    """A column as an array: lists of one length in every row as one, others as an array of arrays."""
+    """A column as an array. Lists of different lengths become an array of arrays."""
     if isinstance(column, np.ndarray):
         return column if column.flags.writeable else column.copy()
     if isinstance(column, pa.ExtensionArray):
@@ -147,7 +147,7 @@ def to_numpy(column: Column) -> Array:
 
 
 def to_ragged_tensor(column: Column) -> Any:
-    """Lists as the ragged tensor of TensorFlow that the model gave."""
+    """A column of lists as a ragged tensor of TensorFlow."""
     import tensorflow as tf
 
     if isinstance(column, np.ndarray):

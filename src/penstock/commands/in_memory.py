@@ -1,4 +1,4 @@
-"""Predictions that are handed back instead of written: arrays, and streams of blocks."""
+"""Predictions that are returned instead of written: arrays, and streams of blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock.telemetry.progress import Progress, Silent
 
 @dataclass(frozen=True)
 class Wanted:
-    """How predictions are handed back.
+    """How predictions are returned.
 
     Args:
         on_error: What is done about rows that fail; None raises for arrays, and leaves them out of a stream.
@@ -83,13 +83,13 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wante
 
 
 def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[Source, PredictOptions]:
-    """The source, of which only so many batches are taken."""
+    """The source and options with which only so many batches are taken."""
     if steps is None:
         return source, options
     if isinstance(source, StreamedRows):
         return source.with_batches(steps), options
     if isinstance(source, InMemory):
-        # Keras divides all rows into so many batches, unless it is told how many rows one has.
+        # Keras divides all rows into so many batches, unless a batch size is given.
         return (source if options.batch_size is None else source.cut(0, steps * options.batch_size)), options
     rows = steps * (options.batch_size or KERAS_BATCH)
     return source, replace(options, limit=rows if options.limit is None else min(rows, options.limit))
@@ -145,19 +145,19 @@ def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted
 
 
 def _as_the_model_gave(columns: Mapping[str, Column], live: LiveModel) -> dict[str, Any]:
-    """Outputs as `model.predict` returns them: ragged tensors, and numbers that travelled as others, as they were."""
+    """Outputs as `model.predict` returns them: ragged tensors as such, and bfloat16 as bfloat16."""
     call = live.replicas[0].call
-    given = {
+    outputs = {
         name: to_ragged_tensor(column) if name in call.ragged_outputs else to_numpy(column)
         for name, column in columns.items()
     }
     for spec in live.replicas[0].signature.outputs:
-        if spec.dtype == "bfloat16" and spec.name in given:
+        if spec.dtype == "bfloat16" and spec.name in outputs:
             # It travelled as float32, which holds it exactly.
             import ml_dtypes
 
-            given[spec.name] = given[spec.name].astype(ml_dtypes.bfloat16)
-    return given
+            outputs[spec.name] = outputs[spec.name].astype(ml_dtypes.bfloat16)
+    return outputs
 
 
 def _is_taken_batch_by_batch(source: Source, signature: Signature) -> bool:
@@ -196,7 +196,7 @@ def _predict_batch_by_batch(
 
 
 def _is_plain(options: PredictOptions) -> bool:
-    """Whether this is a call such as `model.predict` takes it, with nothing that must be looked at first."""
+    """Whether a call has only options that `model.predict` has, so that nothing must be looked at first."""
     likely = {name: getattr(options, name) for name in ("inputs", "batch_size", "preset", "scale", "offset")}
     return options == PredictOptions(**likely)
 
@@ -220,7 +220,7 @@ def _predict_columns(
             meter.failed += len(result.failures)
             gathered.add(result)
             if number == 0 and result.span.rows < len(source):
-                # Not before: a call that one span answers is over, and must not wait for a display.
+                # Not before: a call that one span answers must not wait for a display.
                 shown.enter_context(_shown(wanted.progress, meter, len(source)))
     return gathered.columns()
 
@@ -245,21 +245,21 @@ def _results_of_columns(
 
 
 def _with_state(live: LiveModel, job: Job, placement: Placement, options: PredictOptions) -> tuple[Job, Placement]:
-    """The job as the model's state wants it; known by the first rows of these shapes, which are not run for it."""
+    """The job as the model's state requires it. The first rows of these shapes tell, without a run."""
     shapes = tuple(spec.shape for spec in job.source.schema().values())
     if shapes not in live.states:
         first = next(iter(job.source.divide(job.batch_size)), None)
         if first is None:
             return job, placement
         live.states[shapes] = Keeper(live.replicas[0]).look(next(load_batches(job, first)))
-    found = live.states[shapes]
-    if found.kind == NONE:
+    state = live.states[shapes]
+    if state.kind == NONE:
         return job, placement
     signature, seed = live.replicas[0].signature, states.seed_of(options, is_live=True)
     is_chosen = options.batch_size is not None
     size = size_with_state(signature, job.bindings, options, job.batch_size, is_chosen=is_chosen)
     job = replace(job, seed=seed, batch_size=size)
-    return states.settled(job, placement, signature, states.kind_of(found, seed))
+    return states.settled(job, placement, signature, states.kind_of(state, seed))
 
 
 def _shrink_if_slow(live: LiveModel, job: Job) -> int:
@@ -270,7 +270,7 @@ def _shrink_if_slow(live: LiveModel, job: Job) -> int:
     if shapes not in live.few_s:
         few = replace(job, batch_size=tuning.TRIED_ROWS)
         batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
-        # What a model rejects is told by the run itself.
+        # If the model rejects these rows, the run itself says so.
         with contextlib.suppress(Exception):
             for _ in range(2):
                 began = time.perf_counter()
@@ -280,12 +280,12 @@ def _shrink_if_slow(live: LiveModel, job: Job) -> int:
 
 
 def _num_rows(started: Started) -> int:
-    """How many rows a job has; none where that is not known."""
+    """How many rows a job has; 0 where that is not known."""
     return 0 if started.is_streamed else sum(span.rows for span in started.divide())
 
 
 def _gather(started: Started, wanted: Wanted, meter: Meter) -> dict[str, Column]:
-    """All answers as one column for each output, as the user's function makes them where there is one."""
+    """All answers, one column for each output, through the user's function where there is one."""
     options, results = started.options, started.results()
     gathered = Gathered(wanted.on_error or "raise", options.labels, options.squeeze)
     if started.finisher is not None:
@@ -313,7 +313,7 @@ def _shown(progress: Progress, meter: Meter, total: int) -> Iterator[None]:
 
 
 def _pack(columns: dict[str, Any], structure: str) -> Any:
-    # A model without declared outputs says only by its answers that there are several.
+    # Of a model without declared outputs only the answers show that there are several.
     if structure == "dict" or (structure == "single" and len(columns) > 1):
         return columns
     values = list(columns.values())
@@ -323,7 +323,7 @@ def _pack(columns: dict[str, Any], structure: str) -> Any:
 def stream_blocks(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Iterator[dict[str, Any]]:
     """The predictions of every span in order, with `row` and the kept columns.
 
-    The model and the data are opened at once: what is wrong with them is told by the call, not by its first block.
+    The model and the data are opened at once, so that the call raises their errors, not its first block.
     """
     opened = open_both(model, data, options, needs_digest=False)
     source, options = _only(opened.source, options, wanted.steps)

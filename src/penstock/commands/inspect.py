@@ -1,4 +1,4 @@
-"""What a model takes and gives, and what an input holds."""
+"""Inspection of a model, what it takes and gives, and of an input, what it holds."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ from penstock.sources.files.paths import is_url
 
 
 def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[str, Any]:
-    """What a model file is, and, loaded on the CPU in a process of its own, what it takes and gives.
+    """What a model file is and, loaded on the CPU in a process of its own, what it takes and gives.
 
-    `target` is how it was named.
-
-    A model that needs trust and was not given it is looked at, but not loaded.
+    `target` is how it was named. A model that needs trust and has none is described, but not loaded.
     """
     facts = facts_of(file)
-    found: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
+    described: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
     is_loaded = file.trust or not facts.needs_trust
     if is_loaded:
         looked_at = (
             replace(file, signature=ANY_SIGNATURE) if file.kind == "saved_model" and not file.signature else file
         )
-        (signature, runtime_used), told = on_the_first_that_loads(file, runtime, partial(_load, looked_at))
-        found["written_by"] = facts.writer or signature.writer
-        found["loaded_by"] = kinds.runtime(runtime_used).package.described
-        found |= _describe_signature(signature)
-        found["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
-        found |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
-        found["notes"] = [*facts.notes, *([told] if told is not None else signature.notes)]
+        (signature, runtime_used), fallback = on_the_first_that_loads(file, runtime, partial(_load, looked_at))
+        described["written_by"] = facts.writer or signature.writer
+        described["loaded_by"] = kinds.runtime(runtime_used).package.described
+        described |= _describe_signature(signature)
+        described["other_signatures"] = {str(other.name): _describe_signature(other) for other in signature.others}
+        described |= {"batch": signature.fixed_batch, "parameters": signature.parameters}
+        described["notes"] = [*facts.notes, *([fallback] if fallback is not None else signature.notes)]
     else:
-        found["notes"] = [*facts.notes, "it was not loaded, because it needs trust: --trust-model shows what it takes"]
-    found |= {"bytes": facts.num_bytes or None, "digest": file.digest}
-    found["needs_trust"] = list(facts.needs_trust)
+        described["notes"] = [
+            *facts.notes,
+            "it was not loaded, because it needs trust: --trust-model shows what it takes",
+        ]
+    described |= {"bytes": facts.num_bytes or None, "digest": file.digest}
+    described["needs_trust"] = list(facts.needs_trust)
     runtimes = like(file, runtime_used) if is_loaded else file.runtimes
-    found["runtimes"] = [name for name in runtimes if is_installed(name)]
-    found["run_it"] = _command(file, found, target, runtime, needs_trust=bool(facts.needs_trust))
-    found["columns_of_other_names"] = _inputs(found) or None
-    return found
+    described["runtimes"] = [name for name in runtimes if is_installed(name)]
+    described["run_it"] = _command(file, described, target, runtime, needs_trust=bool(facts.needs_trust))
+    described["columns_of_other_names"] = _inputs(described) or None
+    return described
 
 
 def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:
-    """The signature, and the runtime that loaded the model."""
+    """Load a model; returns its signature and the runtime."""
     setting = Setting(runtime, file, 1, Placement((cpu_device(),), 1, 1))
     with log_without_folder(False) as log:
         engine, _ = open_engine(setting, RunContext(log, StopFlag()))
@@ -79,11 +80,11 @@ def _describe_signature(signature: Signature) -> dict[str, Any]:
     return described
 
 
-def _command(file: ModelFile, found: dict[str, Any], target: str, runtime: str | None, *, needs_trust: bool) -> str:
-    """The line that runs the model as it was looked at. Columns are matched to its inputs by their names."""
+def _command(file: ModelFile, described: dict[str, Any], target: str, runtime: str | None, *, needs_trust: bool) -> str:
+    """The command that runs the model as it was inspected. Columns are matched to its inputs by their names."""
     parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
-    if found.get("signature") and (file.signature is not None or found.get("other_signatures")):
-        parts += ["--signature", shlex.quote(found["signature"])]
+    if described.get("signature") and (file.signature is not None or described.get("other_signatures")):
+        parts += ["--signature", shlex.quote(described["signature"])]
     for module in file.custom_objects:
         parts += ["--custom-objects", module]
     if file.weights is not None:
@@ -97,10 +98,10 @@ def _command(file: ModelFile, found: dict[str, Any], target: str, runtime: str |
     return " ".join(parts)
 
 
-def _inputs(found: dict[str, Any]) -> str:
-    """What the line needs besides, where columns are not called as the inputs are."""
-    parsed = {key.removeprefix("features of ") for key in found if key.startswith("features of ")}
-    names = [name for name in found.get("inputs", ()) if name not in parsed]
+def _inputs(described: dict[str, Any]) -> str:
+    """The flags that the command needs where columns have other names than the inputs."""
+    parsed = {key.removeprefix("features of ") for key in described if key.startswith("features of ")}
+    names = [name for name in described.get("inputs", ()) if name not in parsed]
     return " ".join("--input " + shlex.quote(f"{name}=COLUMN") for name in names)
 
 

@@ -21,7 +21,7 @@ from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
-from penstock.jobs.decide import Fixed, Request
+from penstock.jobs.decide import Request, Resumed
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.planning import start_by_plan
@@ -182,15 +182,15 @@ class _Run:
         """Go on with the job that was found, or replace it, or begin."""
         task = self._task
         manifest = None if task.overwrite else found
-        fixed = None
+        resumed = None
         if manifest is not None:
-            fixed = Fixed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
+            resumed = Resumed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
         if found is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self._progress.note(line)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
         context = RunContext(self._log, self._stop, self._progress.note, task.is_verbose, self._meter)
-        started = start_by_plan.start(task.model, Request(task.source, task.options, fixed), context)
+        started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), context)
         with contextlib.closing(started):
             for line in (*output_columns.describe_source(task.source), *output_columns.describe_feeding(started)):
                 self._progress.note(line)

@@ -1,4 +1,4 @@
-"""Which columns feed which inputs of a model, and as what they are read for it."""
+"""Binding: which columns feed which inputs of a model, and which of them are read as floats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fed_as_floats(bindings: Iterable[Binding]) -> set[str]:
 
 
 def described_as_floats(columns: Mapping[str, TensorSpec]) -> set[str]:
-    """The columns that a source calls floats: a function gets them as such, also where a word stands among them."""
+    """The columns that a source calls floats. The user's function gets floats, also where a value is no number."""
     return {name for name, spec in columns.items() if spec.dtype.startswith("float")}
 
 
@@ -50,7 +50,7 @@ def bind(
     if signature.inputs:
         return mapping.bind(signature, schema, options.inputs, options.keep, options.as_example)
     if options.inputs:
-        # Who names some inputs means these and no others.
+        # A caller that names some inputs means these and no others.
         free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
     else:
         free = tuple(spec for name, spec in schema.items() if name not in options.keep)
@@ -64,7 +64,7 @@ def bind(
 
 
 def as_lenient_as_keras(signature: Signature, schema: Mapping[str, TensorSpec]) -> Signature:
-    """`model.predict` casts floats for an integer input without a word; its drop-in does, too, on the device."""
+    """The signature with float inputs where columns are floats: `model.predict` casts them for an integer input."""
     inputs = tuple(
         replace(spec, dtype=schema[spec.name].dtype)
         if spec.name in schema and schema[spec.name].dtype.startswith("float") and "int" in spec.dtype

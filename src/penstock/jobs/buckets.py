@@ -1,4 +1,4 @@
-"""Rows of different sizes: which sizes they are padded to, chosen from the job's own data."""
+"""Buckets: the sizes that rows of different sizes are padded to, chosen from the job's own data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITHOUT_DATA = tuple(1 << power for power in range(4, 15))
 def choose_buckets(
     source: Source, bindings: Sequence[Binding], preprocess: Preprocess | None, given: Sequence[int] | None
 ) -> Buckets:
-    """Input name to the sizes of each of its dimensions that vary. Empty where nothing varies.
+    """The sizes that each varying dimension of an input is padded to, by input name. Empty where nothing varies.
 
     Raises:
         InputError: Sizes were given, and nothing varies.
@@ -47,12 +47,12 @@ def choose_buckets(
         # What the user's function gives is not known here: it runs in loaders only.
         return {binding.input: [list(_WITHOUT_DATA)] * binding.shape.count(None) for binding in varying}
     sizes = _sizes(source, bindings, [binding.input for binding in varying if binding.mask_of is None])
-    chosen = {name: [list(choose_boundaries(column)) for column in found.T] for name, found in sizes.items()}
+    chosen = {name: [list(choose_boundaries(column)) for column in rows.T] for name, rows in sizes.items()}
     return chosen | {binding.input: chosen[binding.mask_of] for binding in varying if binding.mask_of is not None}
 
 
 def sized(bindings: Iterable[Binding], buckets: Mapping[str, Sequence[Sequence[int]]]) -> tuple[Binding, ...]:
-    """Bindings as large as they can be: dimensions that vary have their largest planned size."""
+    """Bindings in their largest size: dimensions that vary have their largest bucket."""
     return tuple(
         replace(
             binding,
@@ -67,19 +67,19 @@ def sized(bindings: Iterable[Binding], buckets: Mapping[str, Sequence[Sequence[i
 
 
 def _sizes(source: Source, bindings: Sequence[Binding], names: Sequence[str]) -> dict[str, Array]:
-    """The sizes of rows from all over the input, or from its beginning where it has no other yet."""
+    """The sizes of rows from all over the input; of a stream, from its beginning."""
     job = Job(source, tuple(bindings), (), 1)
-    found: dict[str, list[Array]] = {name: [] for name in names}
+    sizes: dict[str, list[Array]] = {name: [] for name in names}
     for span in _spans_to_look_at(source):
         for piece in read_pieces(job, span):
             for name in names:
-                found[name].append(piece.feeds[name].sizes())
-    return {name: np.concatenate(pieces) for name, pieces in found.items()}
+                sizes[name].append(piece.feeds[name].sizes())
+    return {name: np.concatenate(pieces) for name, pieces in sizes.items()}
 
 
 def _spans_to_look_at(source: Source) -> list[Span]:
     if not source.traits.is_resumable:
         return list(itertools.islice(source.divide(_SAMPLE_ROWS), 1))
     spans = list(itertools.islice(source.divide(_SAMPLE_ROWS), _SPANS_SEEN))
-    places = np.unique(np.linspace(0, len(spans) - 1, _SAMPLE_SPANS, dtype=int)).tolist()
-    return [spans[place] for place in places]
+    numbers = np.unique(np.linspace(0, len(spans) - 1, _SAMPLE_SPANS, dtype=int)).tolist()
+    return [spans[number] for number in numbers]

@@ -36,7 +36,7 @@ LEARN_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Resumed:
     """What a resumed run takes from its manifest instead of deciding it again."""
 
     recipe: Recipe
@@ -61,25 +61,25 @@ class Request:
     Args:
         source: The rows.
         options: What the caller asks for.
-        fixed: What the manifest of a resumed job says.
+        resumed: What the manifest of a resumed job says.
         planned: What a plan says.
         answers_rows: How many answers are kept, to be compared with those of others.
     """
 
     source: Source
     options: PredictOptions
-    fixed: Fixed | None = None
+    resumed: Resumed | None = None
     planned: Choice | None = None
     answers_rows: int = 0
 
     @property
     def recipe(self) -> Recipe | None:
-        return self.fixed.recipe if self.fixed is not None else None
+        return self.resumed.recipe if self.resumed is not None else None
 
     @property
     def choice(self) -> Choice | None:
         """What is settled about speed: by the manifest, or by a plan."""
-        return self.fixed.choice if self.fixed is not None else self.planned
+        return self.resumed.choice if self.resumed is not None else self.planned
 
     @property
     def runtime(self) -> str | None:
@@ -165,7 +165,7 @@ def fit(request: Request, signature: Signature) -> Fitted:
     Raises:
         ModelError: A function built the model, and another one than when the job began.
     """
-    _check_weights(request.fixed, signature)
+    _check_weights(request.resumed, signature)
     source, options = request.source, request.options
     source = source.fitted_to(signature.inputs)
     preprocess = steps.make_preprocess(source, signature, options)
@@ -176,12 +176,12 @@ def fit(request: Request, signature: Signature) -> Fitted:
     return Fitted(source, preprocess, steps.keep_by_default(options, source))
 
 
-def _check_weights(fixed: Fixed | None, signature: Signature) -> None:
-    if fixed is not None and fixed.weights != signature.weights:
+def _check_weights(resumed: Resumed | None, signature: Signature) -> None:
+    if resumed is not None and resumed.weights != signature.weights:
         raise ModelError(
             "the function built another model than when this job began",
             received=f"weights {signature.weights}",
-            allowed=f"weights {fixed.weights}",
+            allowed=f"weights {resumed.weights}",
             hint="load the weights from a file, or set a seed; or start again with --overwrite",
         )
 
@@ -195,13 +195,13 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         request: What is asked for, and what is settled already.
         setting: The processes or threads that hold the model.
     """
-    options, fixed = fitted.options, request.fixed
-    bindings = fixed.bindings if fixed is not None else _bind(fitted, signature)
+    options, resumed = fitted.options, request.resumed
+    bindings = resumed.bindings if resumed is not None else _bind(fitted, signature)
     source = fitted.source
     if fitted.preprocess is None:  # else bindings name what the function gives, which is not in the file
         source = source.with_floats(sorted(fed_as_floats(bindings) - set(options.keep)))
-    if fixed is not None:
-        buckets = fixed.recipe.buckets
+    if resumed is not None:
+        buckets = resumed.recipe.buckets
     else:
         buckets = shapes.choose_buckets(source, bindings, fitted.preprocess, options.buckets)
     job = Job(
@@ -215,10 +215,10 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         seed=states.seed_of(options, is_live=setting.is_live),
     )
     placement = placing.with_loaders(setting.placement, job, options.loaders)
-    if fixed is not None and fixed.recipe.state != NONE:
-        job, placement = states.settled(job, placement, signature, fixed.recipe.state)
+    if resumed is not None and resumed.recipe.state != NONE:
+        job, placement = states.settled(job, placement, signature, resumed.recipe.state)
     setting = replace(setting, placement=placement)
-    is_padded = fixed.recipe.is_padded if fixed is not None else options.padding != "never"
+    is_padded = resumed.recipe.is_padded if resumed is not None else options.padding != "never"
     job = job if is_padded or not buckets else _of_one_size(job, setting, signature)
     asked = _asked(request, job)
     return Decision(
@@ -226,10 +226,10 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         setting,
         signature,
         options,
-        is_resumed=fixed is not None,
-        is_size_settled=request.choice is not None or fixed is not None or options.batch_size is not None,
+        is_resumed=resumed is not None,
+        is_size_settled=request.choice is not None or resumed is not None or options.batch_size is not None,
         asked=asked,
-        sample=fixed.sample if fixed is not None else _sample(job, asked),
+        sample=resumed.sample if resumed is not None else _sample(job, asked),
         notes=signature.notes,
     )
 
@@ -255,7 +255,7 @@ def _batch_size(
 def _asked(request: Request, job: Job) -> Asked:
     """What is found out with the first rows."""
     options, answers_rows = request.options, request.answers_rows
-    is_padding_tried = bool(job.buckets) and request.fixed is None and options.padding == "auto"
+    is_padding_tried = bool(job.buckets) and request.resumed is None and options.padding == "auto"
     return Asked(
         max(answers_rows, CHECKED_ROWS if options.check else 0),
         is_alone=answers_rows > 0 and bool(job.buckets) and job.state == NONE,

@@ -1,4 +1,4 @@
-"""What a call was given, opened: models and data of every kind, and a log where there is no folder for one."""
+"""Opening the arguments of a call: models and data of every kind, and a log where there is no folder for one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Opened:
 
 
 def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> Opened:
-    """A model and its data. What a live model takes decides how lists are understood, and it is built if it must be."""
+    """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read."""
     if is_live_keras_model(model):
         opened = open_live(model, data, options)
         return replace(opened, digest=digest_of_weights(model) if needs_digest else "")
@@ -68,7 +68,7 @@ def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: b
 
 
 def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
-    """A live model with its data, where it is."""
+    """Open a live model, which stays where it is, and its data."""
     _check_live(options)
     names = [str(tensor.name) for tensor in getattr(model, "inputs", None) or ()]
     takes = _taken_by(model)
@@ -101,7 +101,7 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
 
 
 def _check_live(options: PredictOptions) -> None:
-    """Refuse what cannot be chosen for a model that is loaded already.
+    """Refuse options that cannot be chosen for a model that is loaded already.
 
     Raises:
         UsageError: Something was.
@@ -116,7 +116,7 @@ def _check_live(options: PredictOptions) -> None:
 
 
 def _taken_by(model: Any) -> str | None:
-    """`text`, `images` or `numbers`, by what a live model declares; None where it declares nothing."""
+    """What a live model takes: `text`, `images` or `numbers`; None where it declares no inputs."""
     inputs = getattr(model, "inputs", None) or ()
     if not inputs:
         return None
@@ -135,18 +135,18 @@ def first_row(source: Source) -> dict[str, Array]:
     if span is None:
         raise InputError("the input has no rows", received=", ".join(f.path for f in source.fragments()[:3]))
     names = [name for name, spec in source.schema().items() if spec.dtype != OPAQUE and spec.shape is not None]
-    found: dict[str, Array] = {}
+    row: dict[str, Array] = {}
     for block in source.read(span, names):
         for name, spec in source.schema().items():
             column = block.columns.get(name)
             if isinstance(column, (np.ndarray, pa.Array)):
                 array, _ = to_array(column, "float32" if spec.dtype == "float64" else spec.dtype, spec.shape or ())
-                found[name] = array
-    return found
+                row[name] = array
+    return row
 
 
 def open_model(model: Any, options: PredictOptions) -> tuple[ModelFile, str, str | None]:
-    """A model that is not loaded yet, its digest, and the place where a later process would find it."""
+    """Open a model file or a function; returns it with its digest and the location for a later process."""
     file, location = _open_file(model, options)
     file = replace(
         file,
@@ -161,7 +161,7 @@ def open_model(model: Any, options: PredictOptions) -> tuple[ModelFile, str, str
 
 
 def _open_file(model: Any, options: PredictOptions) -> tuple[ModelFile, str | None]:
-    """What the model is, and its place for a later process."""
+    """Recognise a model; returns it with its location for a later process."""
     if isinstance(model, ModelFile):
         return model, model.location if options.loading.estimator else None
     if isinstance(model, (str, os.PathLike)):

@@ -25,11 +25,11 @@ from penstock.sources.derived.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
 _FILES = ("pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
-"""How the names of files end that people write predictions to, besides those of the formats."""
+"""Suffixes of files that people write predictions to, besides those of the formats."""
 
 
 def describe_source(source: Source) -> list[str]:
-    """What people should know about an input before it is read."""
+    """Lines about an input that are shown before it is read."""
     lines = source.remarks() if isinstance(source, Remarks) else []
     if not source.traits.is_resumable:
         lines.append("this input can be read only once: the job cannot be resumed")
@@ -37,7 +37,7 @@ def describe_source(source: Source) -> list[str]:
 
 
 def describe_output(output: str, format_: str) -> list[str]:
-    """That a name which looks like that of a file is a folder."""
+    """A line that says that an output is a folder, where its name looks like that of a file."""
     suffix = output.rstrip("/").rpartition(".")[2].lower()
     is_format = plugins.is_known(plugins.SINKS, suffix)
     if output.endswith("/") or not (is_format or suffix in _FILES):
@@ -47,7 +47,7 @@ def describe_output(output: str, format_: str) -> list[str]:
 
 
 def describe_feeding(started: Started) -> list[str]:
-    """How columns reach the model."""
+    """Lines about how columns reach the model."""
     source, bindings = started.source, started.job.bindings
     is_positional = source.is_positional or source.traits.is_frame
     fed = mapping.told(bindings, started.options.inputs, is_positional=is_positional)
@@ -69,7 +69,7 @@ def _describe_images(reading: ReadOptions) -> str:
 
 
 def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
-    """The key of every column of a Result to the name it is written under.
+    """The names under which columns are written, by their keys in a Result.
 
     A name that both an output and a kept column have is renamed for the output.
 
@@ -130,10 +130,10 @@ def finished(started: Started, results: Iterable[Result]) -> Generator[Result]:
             yield with_failures(result, made, origins)
 
 
-def _origin(source: Source, result: Result, place: int) -> str:
-    """Where the row at a place of a result comes from."""
+def _origin(source: Source, result: Result, index: int) -> str:
+    """Where a row of a result comes from."""
     every = replace(result, failures=()).row_numbers()
-    position = int(np.flatnonzero(every == result.row_numbers()[place])[0])
+    position = int(np.flatnonzero(every == result.row_numbers()[index])[0])
     return source.origin(result.span, result.span.start + position)
 
 
@@ -159,9 +159,9 @@ def output_schema(started: Started, options: PredictOptions) -> OutputSchema:
 
 
 def _labelled(started: Started) -> list[TensorSpec]:
-    """The outputs, with what their classes are called."""
+    """The outputs, with columns for the names of their classes."""
     options = started.options
-    outputs = [spec for given in started.prepared.outputs for spec in _with_label(given, options)]
+    outputs = [spec for output in started.prepared.outputs for spec in _with_label(output, options)]
     return [_squeezed(spec) for spec in outputs] if options.squeeze else outputs
 
 
@@ -170,7 +170,7 @@ def _squeezed(spec: TensorSpec) -> TensorSpec:
 
 
 def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
-    """An output, and what its classes are called where it has any."""
+    """An output, with a column for the names of its classes where it has any."""
     if not options.labels or not spec.name.startswith(CLASSES):
         return [spec]
     return [spec, TensorSpec(LABELS + spec.name.removeprefix(CLASSES), STRING, spec.shape)]

@@ -1,4 +1,4 @@
-"""Where a job runs: devices, replicas, threads and loaders. None of it changes an answer but the threads."""
+"""Placement: the devices, replicas, threads and loaders of a job. Of these only threads may change an answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice |
         if request.cpu_replicas is not None:
             replicas = 1  # cpu:4 says how many
         elif recipe is not None and recipe.device_kind == "cpu":
-            # The recipe says how many threads a replica has; as many replicas as then fill the cores.
+            # The recipe says how many threads a replica has: as many replicas as fill the cores.
             replicas = max(1, devices.usable_cores() // recipe.threads)
     return devices.choose(request, replicas, options.memory_fraction)
 
@@ -74,7 +74,7 @@ def threads_for(options: PredictOptions, recipe: Recipe | None, choice: Choice |
 
 
 def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str) -> DeviceRequest:
-    """What was asked for; a resumed run that was asked for nothing stays on the kind of device it began on."""
+    """The devices that were asked for. Without such a wish a resumed run stays on the kind of device it began on."""
     if recipe is not None and options.devices.kind == "all":
         return DeviceRequest(recipe.device_kind)
     if options.devices.kind == "all" and "gpu" not in kinds.runtime(runtime).device_kinds:
@@ -84,7 +84,7 @@ def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str
 
 @contextlib.contextmanager
 def leased(chosen: list[Device], model: ModelFile, fraction: float, context: RunContext) -> Iterator[list[Device]]:
-    """The devices with the memory that other runs leave, reserved as long as the block lasts. A CPU needs no lease.
+    """Reserve the memory of GPUs that other runs leave, as long as the block lasts. A CPU needs no lease.
 
     Raises:
         DeviceError: The model, or so many of it, do not fit.

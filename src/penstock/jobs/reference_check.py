@@ -42,8 +42,8 @@ def check_answers(model: ModelFile, started: Started, context: RunContext) -> st
     tolerance = started.options.tolerance
     problem = _failed_on_one_side(ours, theirs)
     if problem is None:
-        found = agreement.compare(ours.answers, expected, tolerance)
-        problem = str(replace(found, row=ours.answered[found.row])) if found is not None else None
+        differing = agreement.compare(ours.answers, expected, tolerance)
+        problem = str(replace(differing, row=ours.answered[differing.row])) if differing is not None else None
     if problem is not None:
         raise ModelError(
             "the answers are not those of the model's own framework",

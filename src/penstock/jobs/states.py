@@ -1,4 +1,4 @@
-"""A model that changes when it is called: what that means for the job that runs it."""
+"""Models that change when they are called: how a job runs them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from penstock.sources.derived.selection import WholeBatches
 
 
 def seed_of(options: PredictOptions, *, is_live: bool) -> int | None:
-    """By what a model draws random numbers: the job's seed. A live one goes on from where its own generators stand,
-    as in `model.predict`, unless a seed is given."""
+    """The seed by which a model draws random numbers. Without one a live model goes on from where its own generators
+    stand, as in `model.predict`."""
     return (options.seed or None) if is_live else options.seed
 
 
 def kind_of(state: State, seed: int | None) -> str:
-    """How a model is run. One that goes on from where its own generators stand runs in order, as every other state."""
+    """How a model is run. A model that goes on from where its own generators stand runs in order."""
     return VARIABLES if state.kind == SEEDS and seed is None else state.kind
 
 
 def settled(job: Job, placement: Placement, signature: Signature, kind: str) -> tuple[Job, Placement]:
     """The job for a model of this kind of state, and where it runs.
 
-    Where variables change, spans are whole batches, whatever files they come from, and there is one of everything.
+    Where variables change, spans are whole batches, whatever files they come from, and one replica runs one at a time.
     """
     job = replace(job, state=kind)
     if kind != VARIABLES:
@@ -37,7 +37,7 @@ def settled(job: Job, placement: Placement, signature: Signature, kind: str) -> 
 
 
 def in_whole_batches(source: Source) -> Source:
-    """The source in spans of one size. A stream has no others."""
+    """The source in spans of one size. The spans of a stream have one size already."""
     return WholeBatches(source) if source.traits.is_resumable else source
 
 

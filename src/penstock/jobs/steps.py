@@ -1,4 +1,4 @@
-"""What happens to rows before the model sees them: which are taken, the user's function, scaling on the device."""
+"""Steps before and behind the model: selected rows, the user's function, scaling, ranking; options as plain JSON."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def select_rows(source: Source, options: PredictOptions) -> Source:
 
 
 def keep_by_default(options: PredictOptions, source: Source) -> PredictOptions:
-    """A source of files keeps `path`: without it nobody knows which prediction is whose."""
+    """The options with the columns that a source keeps by default: `path`, where each row is a file."""
     wanted = [name for name in source.keeps if name not in options.keep]
     return replace(options, keep=(*options.keep, *wanted))
 
 
 def make_preprocess(source: Source, signature: Signature, options: PredictOptions) -> Preprocess | None:
-    """The user's function. Images come to it in the size that the model takes, where that is known."""
+    """The user's function, if there is one. It gets images in the size that the model takes, where that is known."""
     function = options.preprocess if options.preprocess is not None else options.preprocess_row
     if function is None:
         return None
-    made = replace(Preprocess.of(function, is_by_row=options.preprocess_row is not None), nulls=options.nulls)
+    preprocess = replace(Preprocess.of(function, is_by_row=options.preprocess_row is not None), nulls=options.nulls)
     images = [spec.shape for spec in signature.inputs if spec.shape is not None and len(spec.shape) == 3]
     size = images[0] if len(images) == 1 else (None, None, None)
-    return replace(made, takes={name: _sized(spec, size) for name, spec in source.schema().items()})
+    return replace(preprocess, takes={name: _sized(spec, size) for name, spec in source.schema().items()})
 
 
 def _sized(spec: TensorSpec, size: Shape) -> TensorSpec:
-    """A column of images, what is open in its size taken from the model. Other columns as they are."""
+    """A column; of images, with the model's size where the files leave it open."""
     if spec.encoding != "image" or spec.shape is None or None in size[:2]:
         return spec
     channels = spec.shape[2] or (size[2] if size[2] in (1, 3, 4) else None)
@@ -100,14 +100,14 @@ def _describe_function(function: Any, name: str) -> dict[str, Any] | None:
 
 
 def _digest_of_named(module: str, name: str) -> str:
-    found = digest_of_module(module)
-    if found is None:
+    digest = digest_of_module(module)
+    if digest is None:
         raise UsageError(
             f"the module of the {name.removesuffix('_row')}ing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )
-    return found
+    return digest
 
 
 def _digest(raw: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What could run a model on a device here, and in which order it is worth trying."""
+"""Candidates: the runtimes that could run a model on a device here, the most promising first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def candidates(
     *,
     has_many_sizes: bool = False,
 ) -> list[Candidate]:
-    """Every other runtime that could execute the model on this kind of device; those that cannot be tried last.
+    """Every other runtime that could execute the model on this kind of device. Those that cannot be tried come last.
 
     With `has_many_sizes`, every batch holds rows of one size, and there are many sizes.
     """
@@ -38,22 +38,22 @@ def candidates(
         for name, entry in kinds.runtimes().items()
         if device_kind in entry.rank and device_kind in entry.device_kinds and name != own
     )
-    found: list[Candidate] = []
+    others: list[Candidate] = []
     for _, name in ranked:
         entry = kinds.runtime(name)
         if has_many_sizes and entry.compiles_each_size:
-            found.append(Candidate(name, why_not="it compiles anew for each size of rows, and there are many"))
+            others.append(Candidate(name, why_not="it compiles anew for each size of rows, and there are many"))
         elif executes(model, name) and _is_alike(kinds.runtime(own), entry):
             why_not = _missing(entry) or _too_wide(entry, bindings, outputs)
-            found.append(Candidate(name, why_not=why_not))
+            others.append(Candidate(name, why_not=why_not))
         elif entry.reads_steps and can_convert(model, own):
             why_not = _missing(entry) or _missing_converter() or _too_wide(entry, bindings, outputs)
-            found.append(Candidate(name, is_converted=True, why_not=why_not))
-    return sorted(found, key=lambda candidate: candidate.why_not is not None)
+            others.append(Candidate(name, is_converted=True, why_not=why_not))
+    return sorted(others, key=lambda candidate: candidate.why_not is not None)
 
 
 def _is_alike(own: RuntimeEntry, other: RuntimeEntry) -> bool:
-    """Whether another runtime loads a model as its own does: what only tf_keras reads, no other Keras does."""
+    """Whether another runtime loads a model as its own does. No other Keras reads what only tf_keras reads."""
     return own.loader is None or other.loader in (None, own.loader)
 
 
@@ -71,7 +71,7 @@ def _has_steps(model: ModelFile) -> bool:
 
 
 def _too_wide(entry: RuntimeEntry, bindings: Sequence[Binding], outputs: Sequence[TensorSpec]) -> str | None:
-    """What a runtime cuts down: OpenVINO whole numbers to 32 bits, Keras on JAX or torch the weights of float64."""
+    """Why a runtime would lose digits: OpenVINO cuts integers to 32 bits, Keras on JAX or torch float64 weights."""
     cut = [binding.input for binding in bindings if binding.dtype in entry.narrows]
     if cut:
         return f"it has no whole numbers as wide as {cut[0]} takes"

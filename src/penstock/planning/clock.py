@@ -1,4 +1,4 @@
-"""How much time is left for a search."""
+"""Clock of a search: a stop flag that is also raised when the time is over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OutOfTime(PenstockError):
 
 
 class Clock(StopFlag):
-    """A stop flag that also ends what waits for it when the time of the search is over.
+    """A stop flag whose `check` also raises when the time of the search is over.
 
     Args:
         stop: The flag of the whole run.

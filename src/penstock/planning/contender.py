@@ -42,8 +42,8 @@ class Contender:
     def measure(self, batch_size: int, clock: Clock, *, lanes: int | None = None) -> Point:
         """Rows a second of all its replicas together, each running batches of this size.
 
-        The faster of two glances, as whatever else the machine does meanwhile only makes it slower; of several replicas
-        the second alone, when all of them have compiled. A batch that takes long is looked at once.
+        Measured twice, and the faster one counts, as other work of the machine only makes it slower. Of several
+        replicas the second one counts, when all have compiled. A batch that takes long is measured once.
 
         Raises:
             OutOfTime: The time of the search is over.
@@ -51,30 +51,30 @@ class Contender:
         """
         lanes = self.setting.placement.lanes if lanes is None else lanes
         order = Measure(batch_size, WINDOW_S / 2, lanes, self.room_bytes)
-        point, seconds = self._glance(order, clock)
+        point, seconds = self._measure_once(order, clock)
         is_long = self.setting.placement.replicas == 1 and seconds > 2 * WINDOW_S
         if point.problem is None and not is_long:
-            again, _ = self._glance(replace(order, is_warm=True), clock)
+            again, _ = self._measure_once(replace(order, is_warm=True), clock)
             is_better = again.rows_per_s > point.rows_per_s
             point = again if is_better or self.setting.placement.replicas > 1 else point
         self.points.append((point, lanes))
         return point
 
-    def _glance(self, order: Measure, clock: Clock) -> tuple[Point, float]:
-        """What was seen, and the seconds that were measured: compiling is not among them."""
-        found = self.engine.measure(order, self.setting.placement.replicas, clock)
-        problem = next((each.problem for each in found if each.problem is not None), None)
-        rate = sum(each.rows_per_s for each in found) if problem is None else 0.0
+    def _measure_once(self, order: Measure, clock: Clock) -> tuple[Point, float]:
+        """Rows a second, and the seconds of the measurement, without compiling."""
+        replicas = self.engine.measure(order, self.setting.placement.replicas, clock)
+        problem = next((each.problem for each in replicas if each.problem is not None), None)
+        rate = sum(each.rows_per_s for each in replicas) if problem is None else 0.0
         if self.setting.device_kind == "cpu":
             rate = tuning.with_its_way(rate, order.batch_size, usable_cores())
-        point = Point(order.batch_size, rate, max(each.peak_bytes for each in found), problem)
-        return point, max(each.seconds for each in found)
+        point = Point(order.batch_size, rate, max(each.peak_bytes for each in replicas), problem)
+        return point, max(each.seconds for each in replicas)
 
     def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> bool:
-        """Climb a ladder; returns whether there was the time to reach its end.
+        """Measure the sizes of a ladder; returns whether there was time for all of them.
 
-        One that stays behind what another reached (`to_beat`, rows a second) is not climbed to its end. The last size
-        begins before so many seconds of the search are left (`until`).
+        It ends early for a contender that stays behind `to_beat`, the rows a second of another. No size begins when
+        only `until` seconds of the search are left.
         """
         while (size := ladder.next()) is not None:
             rates = [point.rows_per_s for point in ladder.points]
@@ -110,7 +110,7 @@ class Contender:
 def in_turn(
     entries: Sequence[tuple[Contender, int, int]], look: Callable[[Contender, int, int], Point], clock: Clock
 ) -> list[Point] | None:
-    """Contenders at a size and with so many lanes, one after the other, a few times: of each the middle one.
+    """Measure contenders (each with a size and lanes) in turn, several times; returns the median point of each.
 
     Up to five times, in a third of the time that is left. None where something fails, or there is no time at all.
     """
@@ -125,7 +125,7 @@ def in_turn(
 
 
 def _is_hopeless(rates: list[float], to_beat: float) -> bool:
-    """Whether larger batches will not bring it there: far behind, or behind and no longer gaining."""
+    """Whether larger batches will not reach `to_beat`: far behind, or behind and no longer gaining."""
     if len(rates) < _HOPELESS_AFTER:
         return False
     is_gaining = rates[-1] > (1 + LEAST_GAIN) * max(rates[:-1])
@@ -189,7 +189,7 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
 
 
 def choice_of(started: Started) -> Choice:
-    """What a job runs by already, with the file that its processes have loaded."""
+    """The choice that a started job runs by."""
     recipe, model = started.recipe, started.decision.setting.model
     converted = model.location if model is not None and model.kind == "converted" else None
     return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *started.split, recipe.precision, converted)

@@ -17,7 +17,7 @@ from penstock.core.records import Placement, Result, Span
 from penstock.errors import PenstockError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
-from penstock.planning.search import Found
+from penstock.planning.search import SearchResult
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.loading import load_batches
 
@@ -26,8 +26,8 @@ _WRITTEN_BYTES = 8 << 20
 _MOST_WRITTEN_ROWS = 1 << 16
 
 
-def plan_of(found: Found, started: Started, rows: int) -> Plan:
-    """The plan behind what a search found."""
+def plan_of(found: SearchResult, started: Started, rows: int) -> Plan:
+    """The plan for what a search found."""
     promised = predict(rates_of(found, started))
     plan = Plan(
         found.choice,
@@ -45,7 +45,7 @@ def plan_of(found: Found, started: Started, rows: int) -> Plan:
     return plan.for_rows(rows)
 
 
-def rates_of(found: Found, started: Started) -> Rates:
+def rates_of(found: SearchResult, started: Started) -> Rates:
     """How fast each stage is by itself, as far as the first rows tell."""
     placement, choice = started.placement, found.choice
     on_gpu = placement.devices[0].kind == "gpu"
@@ -67,10 +67,10 @@ def _loaders(placement: Placement) -> int:
 
 
 def _seconds_to_load(started: Started) -> float:
-    """What one core takes to read and decode a row."""
+    """Seconds of one core to read and decode a row."""
     if started.prepared.rows_loaded_per_s is not None:
         return 1 / started.prepared.rows_loaded_per_s
-    # By the processor's time, not the clock's: libraries read with several threads.
+    # Processor time, not elapsed time: libraries read with several threads.
     began, until = time.process_time(), time.perf_counter() + _LOOK_S
     rows = 0
     for span in started.divide():
@@ -82,16 +82,16 @@ def _seconds_to_load(started: Started) -> float:
 
 
 def _seconds_to_write(started: Started) -> float:
-    """What the committer takes to write a row, tried on answers that are there, over and over; 0 where none are."""
+    """Seconds to write a row, measured with the answers that are there, repeated; 0 where there are none."""
     answers = started.prepared.answers
     if not answers or not started.prepared.answered:
         return 0.0
-    # Without what is not among the answers: kept columns, their new names, and what a function would make of them.
+    # Kept columns and what a function would make are not among the answers.
     options = replace(started.options, keep=(), rename={}, postprocess=None)
     schema = output_columns.output_schema(started, options)
     rows = max(1, min(_MOST_WRITTEN_ROWS, _WRITTEN_BYTES // schema.row_bytes))
-    places = np.arange(rows) % len(started.prepared.answered)
-    columns = {name: take_positions(column, places) for name, column in answers.items()}
+    positions = np.arange(rows) % len(started.prepared.answered)
+    columns = {name: take_positions(column, positions) for name, column in answers.items()}
     result = output_columns.renamed(Result(Span(0, 0, rows, ()), columns), options)
     with contextlib.suppress(PenstockError, OSError), tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

@@ -34,16 +34,16 @@ _MOST_BATCH_BYTES = 1 << 30
 _RIVAL = 0.6
 """A contender that reached this share of the best is measured once more beside it."""
 _OWN_SHARE = 0.3
-"""Of the time of a search, what the batch sizes of the model's own framework may take."""
+"""Share of the time of a search for the batch sizes of the model's own framework."""
 _FINALS_SHARE = 0.3
-"""Of the time of a search, what is kept for the best of all: a second look, other replicas, other lanes."""
+"""Share of the time of a search that is kept for the best contenders: a second look, other replicas, other lanes."""
 _LIGHT_START_S = 2.0
-"""What runtimes need to start that import neither TensorFlow nor Keras."""
+"""Seconds to start a runtime that imports neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
 _CONVERSION_SHARE = 0.6
-"""Of the time that is left, what converting may take: whoever reads it needs some, too."""
+"""Share of the time that is left for converting: the runtimes that read the step need some, too."""
 _CONVERSION_S, _PARAMETERS_A_SECOND = 3.0, 4e6
-"""What converting takes, about: of a small model, and more for a large one."""
+"""About how long converting takes: of a small model, and more for a large one."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
 _KEPT_ALIVE = {"cpu": 2, "gpu": 1}
 """How many contenders wait for the play-off; on a GPU each takes memory from the next."""
@@ -52,8 +52,8 @@ Value = TypeVar("Value")
 
 
 @dataclass
-class Found:
-    """What a search came to."""
+class SearchResult:
+    """What a search chose, and why."""
 
     choice: Choice
     rows_per_s: float
@@ -97,7 +97,7 @@ class Search:
     _conversion_problem: str | None = None
     _is_cut_short: bool = False
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Try what there is time for, and choose."""
         options = self.started.options
         try:
@@ -113,24 +113,24 @@ class Search:
             self._look_again()
             for best in self._best[:1]:
                 self._tune_lanes(best)
-            return self._found(own)
+            return self._result(own)
         finally:
             for each in self._alive:
                 each.engine.close()
 
-    def _found(self, own: Contender) -> Found:
+    def _result(self, own: Contender) -> SearchResult:
         if not self._best:
             expected = self.started.rows_per_second()
             why = "nothing could be measured: these are the rules of thumb"
             choice = choice_of(self.started)
-            return Found(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short)
+            return SearchResult(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short)
         best = self._best[0]
         choice = best.contender.choice(best.point.batch_size, best.lanes)
         reason = self._reason(best, own)
-        return Found(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short)
+        return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short)
 
     def _reason(self, best: _Best, own: Contender) -> str:
-        """Why this one: how fast it is, beside the model's own framework with batches by the rule of thumb."""
+        """How fast the best one is, compared with the model's own framework at the batch size of the rule of thumb."""
         size = self.started.job.batch_size
         by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
         if not by_rule:
@@ -152,18 +152,18 @@ class Search:
         return Contender(setting, started.engine, started.start_s, is_own=True)
 
     def _devices(self) -> tuple[Device, ...]:
-        """All replicas of a CPU, which share its cores; those of one GPU, as the others are like it."""
+        """All replicas of a CPU, which share its cores; those of one GPU, as other GPUs are like it."""
         devices = self.started.placement.devices
         return tuple(each for each in devices if each.kind == "cpu" or each.uuid == devices[0].uuid)
 
     def _candidates(self) -> list[Candidate]:
-        """What can be tried beside the job's own runtime; what cannot is noted."""
+        """Runtimes to try beside the job's own. Those that cannot be tried are noted among the trials."""
         if self.started.options.runtime is not None:
             return []
         recipe = self.started.recipe
         started = self.started
         outputs = started.prepared.outputs
-        found = candidates(
+        others = candidates(
             self.model,
             recipe.runtime,
             recipe.device_kind,
@@ -171,8 +171,8 @@ class Search:
             outputs,
             has_many_sizes=not recipe.is_padded,
         )
-        self.trials += [Trial(each.runtime, rejected=each.why_not) for each in found if each.why_not is not None]
-        return [each for each in found if each.why_not is None]
+        self.trials += [Trial(each.runtime, rejected=each.why_not) for each in others if each.why_not is not None]
+        return [each for each in others if each.why_not is None]
 
     def _converted(self, own: Contender, others: list[Candidate]) -> str | None:
         """The folder of the converted step, made where that is worth the time; None where there is none."""
@@ -203,7 +203,7 @@ class Search:
         return folder if self._conversion_problem is None and store.is_whole(folder) else None
 
     def _try(self, candidate: Candidate, folder: str | None) -> None:
-        """Start a candidate, hold its answers against the model's own, and climb its ladder."""
+        """Start a candidate, compare its answers with the model's own, and measure its batch sizes."""
         why_not = self._why_not(candidate, folder)
         if why_not is not None:
             self.trials.append(Trial(candidate.runtime, rejected=why_not))
@@ -215,9 +215,9 @@ class Search:
         lanes = 1 if is_busy else setting.placement.lanes
         setting = setting.placed(devices=self._devices(), lanes=lanes)
         self.context.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
-        found = self._start(setting)
-        if found is not None:
-            self._climb(found, until=self._finals_s)
+        started = self._start(setting)
+        if started is not None:
+            self._climb(started, until=self._finals_s)
 
     def _why_not(self, candidate: Candidate, folder: str | None) -> str | None:
         left = max(0.0, self.clock.left)
@@ -298,17 +298,17 @@ class Search:
         return int(fraction * available_bytes() / climber.setting.placement.replicas)
 
     def _play_off(self) -> None:
-        """The two best were measured at different times: again, in turn, unless they are far apart."""
+        """Measure the two best again, in turn, unless they are far apart: they were measured at different times."""
         if len(self._best) < 2 or self._best[1].rate < _RIVAL * self._best[0].rate:
             return
-        found = self._in_turn((each.contender, each.point.batch_size, each.lanes) for each in self._best)
-        if found is not None:
-            for each, point in zip(self._best, found, strict=True):
+        points = self._in_turn((each.contender, each.point.batch_size, each.lanes) for each in self._best)
+        if points is not None:
+            for each, point in zip(self._best, points, strict=True):
                 each.point = point
             self._best.sort(key=lambda each: -each.rate)
 
     def _look_again(self) -> None:
-        """The best sizes of the best contender once more, in turn: by then the machine may do something else."""
+        """Measure the best sizes of the best contender again, in turn: the machine may have been busy before."""
         if not self._best or self.started.options.batch_size is not None:
             return
         best = self._best[0]
@@ -317,12 +317,12 @@ class Search:
             if lanes == best.lanes and point.problem is None:
                 rates[point.batch_size] = max(point.rows_per_s, rates.get(point.batch_size, 0.0))
         sizes = sorted(rates, key=lambda size: -rates[size])[:3]
-        found = self._in_turn((best.contender, size, best.lanes) for size in sizes)
-        if found is not None:
-            best.point = Ladder(1, 1, best.contender.room_bytes, found).best or best.point
+        points = self._in_turn((best.contender, size, best.lanes) for size in sizes)
+        if points is not None:
+            best.point = Ladder(1, 1, best.contender.room_bytes, points).best or best.point
 
     def _split(self) -> None:
-        """More replicas with fewer threads each on a CPU, or more than one on a GPU, as long as that gains."""
+        """Try more replicas, with fewer threads each on a CPU, as long as that gains."""
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
             if self.clock.left < self._best[0].contender.start_s + _LADDER_S:
                 self._is_cut_short = True
@@ -346,10 +346,10 @@ class Search:
         if self.started.options.batch_size is None and self.started.signature.fixed_batch is None:
             sizes.add(max(1, best.point.batch_size // 2))
         entries = [(more, size, lanes) for size in sorted(sizes)]
-        found = self._in_turn([*entries, (best.contender, best.point.batch_size, best.lanes)])
-        if found is None:
+        measured = self._in_turn([*entries, (best.contender, best.point.batch_size, best.lanes)])
+        if measured is None:
             return None
-        *points, best.point = found
+        *points, best.point = measured
         fastest = max(points, key=lambda point: point.rows_per_s)
         return _Best(more, fastest, lanes) if fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate else None
 
@@ -371,7 +371,7 @@ class Search:
         return setting.placed(devices=(replace(device, memory_limit=share),) * replicas)
 
     def _tune_lanes(self, best: _Best) -> None:
-        """How many batches in flight: more hide the copies, but get into each other's way for the same threads."""
+        """Try other numbers of batches in flight: more hide the copies, but compete for the same threads."""
         for lanes in _LANES[self.started.recipe.device_kind]:
             if any(
                 known == lanes and point.batch_size == best.point.batch_size for point, known in best.contender.points
@@ -386,7 +386,7 @@ class Search:
         return contender.in_turn(list(entries), self._measured, self.clock)
 
     def _measured(self, measured: Contender, size: int, lanes: int) -> Point:
-        """One more look at a size, noted among the trials; a point with a problem where there is no time for it."""
+        """Measure a size once more and note the trial; a point with a problem where there is no time for it."""
         if not measured.engine.is_up:
             return Point(size, problem="its process is gone")
         if self.clock.left < 4 * WINDOW_S:
@@ -398,7 +398,7 @@ class Search:
         return point if point is not None else Point(size, problem=why)
 
     def _attempt(self, call: Callable[[], Value]) -> tuple[Value | None, str | None]:
-        """What a call gives, or why it gave nothing; only the user's own interrupt ends the search."""
+        """The value of a call, or why it failed. Only the user's interrupt ends the search."""
         try:
             return call(), None
         except Interrupted:

@@ -84,7 +84,7 @@ class _PlannedStart:
 
     def run(self, may_search: bool) -> Started:
         """The job as its manifest says, or by a known plan, or as asked for, after a search if that pays."""
-        if self.request.fixed is not None:
+        if self.request.resumed is not None:
             return self._start(self.request.runtime)
         plan, broken = self._known_plan(), None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
@@ -147,7 +147,7 @@ class _PlannedStart:
 
     def _note_nearest(self) -> None:
         """Say that there is a plan, and why it is not taken."""
-        nearest = store.tell_nearest(self._facts()) if self._may_keep else None
+        nearest = store.describe_nearest(self._facts()) if self._may_keep else None
         if nearest is not None:
             self.context.note(nearest)
 

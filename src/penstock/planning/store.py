@@ -1,4 +1,4 @@
-"""Where plans and converted steps are kept between runs: a cache folder of the user, written whole or not at all."""
+"""Store of plans and converted steps: a cache folder of the user, whose files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
 _SHOWN = 3
 _LONGEST = 40
-_UNTOLD = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
-"""What differs and would be too long to print."""
+_TOO_LONG = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
+"""Names for facts that are too long to print."""
 
 
 def cache_folder() -> str:
@@ -58,7 +58,7 @@ def _step_facts(model: ModelFile, schema: Mapping[str, TensorSpec], options: Pre
 
 
 def plan_key(step: str, options: PredictOptions, devices: Iterable[Device]) -> str:
-    """What a plan is good for: this step, on these devices, by these versions."""
+    """The key of a plan: this step, on these devices, with these versions."""
     return _digest({"step": step, **_run_facts(options, devices)})
 
 
@@ -73,22 +73,22 @@ def _run_facts(options: PredictOptions, devices: Iterable[Device]) -> dict[str, 
 def facts_of(
     model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions, devices: Iterable[Device]
 ) -> dict[str, Any]:
-    """All that decides which plan is found, by the names that people give it: plain JSON."""
+    """Everything that decides which plan fits, by names that people know: plain JSON."""
     facts = {**_step_facts(model, schema, options), **_run_facts(options, devices)}
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 
 
-def tell_nearest(facts: Mapping[str, Any]) -> str | None:
-    """Which kept plan for the same model comes nearest to what is wanted, and why it does not fit; None without one."""
-    found: list[list[str]] = []
+def describe_nearest(facts: Mapping[str, Any]) -> str | None:
+    """A line that says why the nearest plan for the same model does not fit; None where there is none."""
+    misfits: list[list[str]] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(os.path.dirname(_plan_path(""))):
             with contextlib.suppress(OSError, ValueError, UsageError), open(entry.path, encoding="utf-8") as file:
                 there = plan_from_json(json.load(file), entry.path).made_for
                 if there.get("model") == facts["model"] and there != facts:
-                    found.append(differences(facts, there))
-    nearest = min(found, key=len, default=None)
+                    misfits.append(differences(facts, there))
+    nearest = min(misfits, key=len, default=None)
     if nearest is None:
         return None
     more = f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
@@ -97,17 +97,17 @@ def tell_nearest(facts: Mapping[str, Any]) -> str | None:
 
 def differences(facts: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """What differs between what is wanted and what a plan was made for, in words."""
-    told: list[str] = []
+    lines: list[str] = []
     for name, value in facts.items():
         other = there.get(name)
         if value == other:
             continue
         if name == "versions":
             changed = [each for each in value if value[each] != (other or {}).get(each)]
-            told += [f"{each} {value[each] or 'gone'} (there: {(other or {}).get(each)})" for each in changed]
+            lines += [f"{each} {value[each] or 'gone'} (there: {(other or {}).get(each)})" for each in changed]
         else:
-            told.append(_UNTOLD.get(name) or f"{name}={_brief(value)} (there: {_brief(other)})")
-    return told
+            lines.append(_TOO_LONG.get(name) or f"{name}={_brief(value)} (there: {_brief(other)})")
+    return lines
 
 
 def _brief(value: Any) -> str:
@@ -117,9 +117,9 @@ def _brief(value: Any) -> str:
 
 def _versions() -> dict[str, str | None]:
     """Of everything that a plan may choose, and of what makes or reads a converted step."""
-    found = {name: entry.package.version for name, entry in kinds.runtimes().items()}
-    found["converter"] = kinds.CONVERTER.version
-    return found | {name: _version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
+    versions = {name: entry.package.version for name, entry in kinds.runtimes().items()}
+    versions["converter"] = kinds.CONVERTER.version
+    return versions | {name: _version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
 
 
 def _version(distribution: str) -> str | None:
@@ -197,13 +197,13 @@ def is_whole(folder: str) -> bool:
 
 
 def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, difference: float) -> None:
-    """A converted step gave the answers of the model's own framework on this runtime, but for this difference."""
+    """Note that a converted step answers as the model's own framework does on this runtime, but for a difference."""
     with contextlib.suppress(OSError):
         _write(_agreement_path(folder, model, runtime, device_kind), repr(difference))
 
 
 def is_agreed(folder: str, model: ModelFile, runtime: str, device_kind: str, tolerance: float) -> bool:
-    """Whether that was seen before."""
+    """Whether `note_agreement` was called for it before, with a difference within the tolerance."""
     try:
         with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8") as file:
             return float(file.read()) <= tolerance
@@ -216,7 +216,7 @@ def _agreement_path(folder: str, model: ModelFile, runtime: str, device_kind: st
 
 
 def touch(folder: str) -> None:
-    """It is used now: it is not among those that go first."""
+    """Mark a converted step as used now, so that it is not among the first to be removed."""
     with contextlib.suppress(OSError):
         os.utime(folder)
 
@@ -230,7 +230,7 @@ def staged(folder: str) -> Iterator[str]:
     staging = tempfile.mkdtemp(prefix=".staging-", dir=parent)
     try:
         yield staging
-        # Another run may have been faster with the same step, and be at work with it: it stays.
+        # Another run may have written the same step first, and use it: then that one stays.
         if is_whole(staging) and not is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -252,7 +252,7 @@ def converted_model(model: ModelFile, folder: str) -> ModelFile:
 
 
 def _drop_oldest(parent: str) -> None:
-    """Converted steps are as large as their models: only the latest are kept, and nothing of runs that were killed."""
+    """Remove all but the latest converted steps, which are as large as their models, and what killed runs left."""
     folders = [entry for entry in os.scandir(parent) if entry.is_dir()]
     for entry in [entry for entry in folders if entry.name.startswith(".")]:
         folders.remove(entry)

@@ -18,8 +18,8 @@ from penstock.core.state import NONE, SEEDS, VARIABLES, State
 from penstock.errors import InputError, ModelError
 from penstock.jobs.decide import (
     Decision,
-    Fixed,
     Request,
+    Resumed,
     decide,
     first_rows,
     fit,
@@ -95,28 +95,28 @@ def type_of(source: Source, column: str) -> Any:
 def test_resumed_job_is_what_its_manifest_says() -> None:
     bindings = (Binding("x", ("x",), "float64", (3,)),)
     recipe = Recipe("tensorflow", "cpu", 17, 3)
-    fixed = Fixed(recipe, bindings, Span(0, 0, 5, ()), weights=None, split=(2, 1))
-    request = Request(arrays(100), PredictOptions(batch_size=64), fixed)
+    resumed = Resumed(recipe, bindings, Span(0, 0, 5, ()), weights=None, split=(2, 1))
+    request = Request(arrays(100), PredictOptions(batch_size=64), resumed)
     assert (request.runtime, request.choice) == ("tensorflow", Choice("tensorflow", 17, 3, 2, 1))
     decision = decided(None, where=replace(setting(), threads=3), request=request)
-    assert (decision.recipe, decision.job.bindings, decision.sample) == (recipe, bindings, fixed.sample)
+    assert (decision.recipe, decision.job.bindings, decision.sample) == (recipe, bindings, resumed.sample)
     assert decision.is_resumed
     with pytest.raises(ModelError, match="did not when this job began"):
         with_state(decision, State(VARIABLES, ("count",)))
 
 
 def test_resumed_job_refuses_a_function_that_builds_other_weights() -> None:
-    fixed = Fixed(Recipe("tensorflow", "cpu", 8, 1), (), Span(0, 0, 5, ()), weights="abc")
+    resumed = Resumed(Recipe("tensorflow", "cpu", 8, 1), (), Span(0, 0, 5, ()), weights="abc")
     with pytest.raises(ModelError, match="built another model") as caught:
-        fit(Request(arrays(9), PredictOptions(), fixed), replace(SIGNATURE, weights="def"))
+        fit(Request(arrays(9), PredictOptions(), resumed), replace(SIGNATURE, weights="def"))
     assert (caught.value.received, caught.value.allowed) == ("weights def", "weights abc")
 
 
 def test_resumed_job_of_a_model_with_state_has_one_of_everything() -> None:
-    fixed = Fixed(Recipe("tensorflow", "cpu", 8, 1, state=VARIABLES), (), Span(0, 0, 5, ()), weights=None)
-    decision = decided(None, request=Request(arrays(9), PredictOptions(), fixed))
+    resumed = Resumed(Recipe("tensorflow", "cpu", 8, 1, state=VARIABLES), (), Span(0, 0, 5, ()), weights=None)
+    decision = decided(None, request=Request(arrays(9), PredictOptions(), resumed))
     assert (decision.placement.replicas, decision.placement.lanes) == (1, 1)
-    assert decision.recipe == fixed.recipe
+    assert decision.recipe == resumed.recipe
 
 
 def test_plan_settles_the_batch_size_as_far_as_there_are_rows() -> None:

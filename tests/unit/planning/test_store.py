@@ -94,14 +94,14 @@ def test_plan_for_other_options_is_told_with_what_differs(tmp_path: Path, monkey
     plan = kept_plan(PredictOptions(), monkeypatch, tmp_path)
     assert store.load_plan(plan.key) == plan
     wanted = PredictOptions(batch_size=64, reading=ReadOptions(image_size=(8, 8)))
-    told = store.tell_nearest(store.facts_of(MODEL, SCHEMA, wanted, CPU))
+    told = store.describe_nearest(store.facts_of(MODEL, SCHEMA, wanted, CPU))
     assert told == (
         "plan: one is known for this model, but not for image_size=[8, 8] (there: None), batch_size=64 (there: None)"
     )
     others = {name: TensorSpec(name, "float32", (4,)) for name in "xy"}
-    told = store.tell_nearest(store.facts_of(MODEL, others, PredictOptions(), ()))
+    told = store.describe_nearest(store.facts_of(MODEL, others, PredictOptions(), ()))
     assert told == "plan: one is known for this model, but not for these columns, these devices and cores"
-    assert store.tell_nearest(store.facts_of(replace(MODEL, digest="another"), SCHEMA, wanted, CPU)) is None
+    assert store.describe_nearest(store.facts_of(replace(MODEL, digest="another"), SCHEMA, wanted, CPU)) is None
 
 
 def test_nearest_of_several_plans_is_told_and_damaged_ones_are_passed_over(
@@ -110,7 +110,7 @@ def test_nearest_of_several_plans_is_told_and_damaged_ones_are_passed_over(
     kept_plan(PredictOptions(batch_size=64, threads=3, tolerance=0.5, runtime="jax"), monkeypatch, tmp_path)
     kept_plan(PredictOptions(batch_size=64), monkeypatch, tmp_path)
     (tmp_path / "plans" / "broken.json").write_text("{", encoding="utf-8")
-    told = store.tell_nearest(store.facts_of(MODEL, SCHEMA, PredictOptions(), CPU))
+    told = store.describe_nearest(store.facts_of(MODEL, SCHEMA, PredictOptions(), CPU))
     assert told == "plan: one is known for this model, but not for batch_size=None (there: 64)"
 
 
