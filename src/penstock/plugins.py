@@ -26,6 +26,7 @@ SOURCES, SINKS, RUNTIMES, MODELS = "penstock.sources", "penstock.sinks", "pensto
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     SOURCES: {
         "parquet": "penstock.sources.tables.parquet:FORMAT",
+        "arrow": "penstock.sources.tables.arrow:FORMAT",
         "npy": "penstock.sources.tables.npy:FORMAT",
         "csv": "penstock.sources.tables.csv:FORMAT",
         "jsonl": "penstock.sources.tables.jsonl:FORMAT",
@@ -40,6 +41,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "npy": "penstock.sinks.npy:SINK",
         "jsonl": "penstock.sinks.jsonl:SINK",
         "csv": "penstock.sinks.csv:SINK",
+        "arrow": "penstock.sinks.arrow:SINK",
     },
     RUNTIMES: {
         "tensorflow": "penstock.runtimes.tensorflow.runtime:RUNTIME",

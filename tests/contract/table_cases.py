@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.protocols import Source
 from penstock.sources.python.memory import InMemory
+from penstock.sources.tables.arrow import ArrowFiles
 from penstock.sources.tables.csv import CsvFiles
 from penstock.sources.tables.jsonl import JsonLines
 from penstock.sources.tables.npy import ArrayFiles
@@ -76,6 +77,20 @@ def write_parquet(*, is_nested: bool, row_group: int) -> Callable[[Path], list[s
         paths = names_of(folder, ".parquet")
         for path, piece in zip(paths, pieces(), strict=True):
             pq.write_table(table_of(piece, is_nested=is_nested), path, row_group_size=row_group)
+        return paths
+
+    return write
+
+
+def write_arrow(suffix: str, *, batch: int, is_stream: bool = False) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        paths = names_of(folder, suffix)
+        for path, piece in zip(paths, pieces(), strict=True):
+            table = table_of(piece, is_nested=True)
+            options = pa.ipc.IpcWriteOptions(compression="lz4" if suffix == ".feather" else None)
+            new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+            with pa.OSFile(path, "wb") as file, new(file, table.schema, options=options) as writer:
+                writer.write_table(table, batch)
         return paths
 
     return write
@@ -179,6 +194,11 @@ def parquet_case(name: str, row_group: int, *, is_nested: bool = True) -> Case:
     return Case(name, write, ParquetFiles, rows, row_of_file, unspoilable="pages are whole or refused", most_times=8)
 
 
+def arrow_case(name: str, suffix: str, batch: int, *, is_stream: bool = False) -> Case:
+    write = write_arrow(suffix, batch=batch, is_stream=is_stream)
+    return Case(name, write, ArrowFiles, NESTED, row_of_file, unspoilable="any bytes are numbers", most_times=8)
+
+
 def csv_case(name: str, delimiter: str) -> Case:
     rows = expected("id", "weight", word=f'w{delimiter}\n"{{}}"')
     write, spoil = write_csv(delimiter, f".{name}"), spoil_csv(delimiter)
@@ -202,6 +222,10 @@ BINARY = [
     parquet_case("parquet nested", 30),
     parquet_case("parquet small row groups", 3),
     parquet_case("parquet one row group", 10_000),
+    arrow_case("arrow", ".arrow", 30),
+    arrow_case("arrow one batch", ".arrow", 10_000),
+    arrow_case("arrow stream", ".arrow", 30, is_stream=True),
+    arrow_case("feather compressed", ".feather", 3),
 ]
 FILES = [
     *BINARY,

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,6 +26,7 @@ from penstock.core.protocols import Sink
 from penstock.core.records import STRING, Column, OutputSchema, Result, RowFailure, Span, TensorSpec
 from penstock.errors import OutputError, UsageError
 from penstock.sinks import staging
+from penstock.sinks.arrow import ArrowSink
 from penstock.sinks.csv import CsvSink
 from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
@@ -32,7 +34,13 @@ from penstock.sinks.parquet import ParquetSink
 from penstock.storage.places import place_of
 from tests.support import s3_server
 
-SINKS: dict[str, Sink] = {"parquet": ParquetSink(), "npy": NpySink(), "jsonl": JsonLinesSink(), "csv": CsvSink()}
+SINKS: dict[str, Sink] = {
+    "parquet": ParquetSink(),
+    "npy": NpySink(),
+    "jsonl": JsonLinesSink(),
+    "csv": CsvSink(),
+    "arrow": ArrowSink(),
+}
 Rows = dict[str, list[Any]]
 
 
@@ -106,7 +114,7 @@ def read(sink: str, files: dict[str, str]) -> Rows:
         return {name: [record[name] for record in records] for name in records[0]}
     if sink == "csv":
         return read_csv(path)
-    table = pq.read_table(path)
+    table = feather.read_table(path) if sink == "arrow" else pq.read_table(path)
     return {name: plain(table.column(name).combine_chunks()) for name in table.column_names}
 
 
@@ -200,6 +208,7 @@ def test_parts_are_called_as_asked_for(sink: str, tmp_path: Path) -> None:
         "npy": ["row/part-00000007_0001.npy", "y/part-00000007_0001.npy"],
         "jsonl": ["part-00000007_0001.jsonl"],
         "csv": ["part-00000007_0001.csv"],
+        "arrow": ["part-00000007_0001.arrow"],
     }
     assert sorted(files) == expected[sink]
 
@@ -210,7 +219,7 @@ NOT_FINITE: dict[str, Column] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["parquet", "npy"])
+@pytest.mark.parametrize("kind", ["parquet", "npy", "arrow"])
 def test_numbers_that_are_not_finite_are_read_back(kind: str, tmp_path: Path) -> None:
     rows = read(kind, write(kind, tmp_path, [result(0, NOT_FINITE)]))
     np.testing.assert_array_equal(rows["y"], NOT_FINITE["y"])
@@ -223,7 +232,7 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     assert rows["z"] == [[1.0, None], [None, 2.0], [3.0, 4.0], [None, None]]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "npy", "jsonl"])
+@pytest.mark.parametrize("kind", ["parquet", "npy", "jsonl", "arrow"])
 def test_kept_numbers_that_are_not_finite_are_written_like_outputs(kind: str, tmp_path: Path) -> None:
     kept = pa.array([1.5, float("nan"), float("inf")])
     lists = pa.array([[1.0, float("nan")], [2.0, 3.0], [4.0, float("-inf")]])
@@ -247,7 +256,7 @@ TEXT: dict[str, Column] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "arrow"])
 @pytest.mark.parametrize("name", TEXT)
 def test_text_is_read_back(kind: str, name: str, tmp_path: Path) -> None:
     column = TEXT[name]
@@ -423,7 +432,7 @@ def test_npy_refuses_names_that_cannot_be_folders_of_their_own(name: str) -> Non
     assert "--rename" in (error.hint or "")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "arrow"])
 def test_other_sinks_take_any_name(kind: str, tmp_path: Path) -> None:
     names = ["a/b", "../up", "_penstock", "ä ö", "a.b", "x" * 300]
     rows = read(kind, write(kind, tmp_path, [result(0, {name: np.arange(2) for name in names})]))
