@@ -64,6 +64,11 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
+def storage_of(column: pa.Array) -> pa.Array:
+    """A column without the extension type around it, such as that of a fixed-shape tensor."""
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
 def is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind)
@@ -148,8 +153,7 @@ def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int
 
 
 def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = storage_of(column)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_list(column.type):
@@ -189,8 +193,7 @@ def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
     while is_list(column.type):
         whole = whole and column.null_count == 0 and _is_uniform(column)
         column = column.flatten()
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
+        column = storage_of(column)
     return column, whole
 
 
@@ -198,8 +201,7 @@ def leaves(column: pa.Array) -> tuple[pa.Array, Array]:
     """The innermost values of nested lists, and where rows end among them. Nulls on the way have no values."""
     ends = np.arange(len(column) + 1, dtype=np.int64)
     while True:
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
+        column = storage_of(column)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if not is_list(column.type):
@@ -213,8 +215,7 @@ def common_shape(column: pa.Array) -> tuple[int, ...] | None:
     """The shape that every row of a column of lists has; None where rows differ, or one of them is or holds a null."""
     shape: list[int] = []
     rows = len(column)
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = storage_of(column)
     values, is_whole = _flatten(column)
     if not rows or not is_whole or values.null_count:
         return None
@@ -332,6 +333,11 @@ def take_positions(column: Column, positions: Array) -> Column:
 def take_rows(column: Column, keep: Array) -> Column:
     """The rows of a column where `keep` is true."""
     return column[keep] if isinstance(column, np.ndarray) else column.filter(pa.array(keep))
+
+
+def objects(items: Sequence[Any]) -> Array:
+    """Any objects as an array of them, also where they are arrays or lists themselves."""
+    return np.fromiter(items, object, len(items))
 
 
 def join(pieces: list[Column]) -> Column:

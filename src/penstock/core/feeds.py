@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 
-from penstock.core.columns import to_array
+from penstock.core.columns import storage_of, to_array
 from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.records import Array, Column, RowFailure, Shape, Watch
 
@@ -180,8 +179,7 @@ def to_ragged(column: Column, dtype: str, shape: Shape) -> tuple[Ragged, BadRows
     if isinstance(column, np.ndarray):
         values, bad = to_array(column, dtype, (column.shape[1], *inner))
         return Ragged(values.reshape(-1, *values.shape[2:]), np.arange(len(column) + 1) * column.shape[1]), bad
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = storage_of(column)
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     values, bad_values = to_array(column.flatten(), dtype, inner)

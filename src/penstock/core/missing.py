@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.columns import is_list, is_text
+from penstock.core.columns import is_list, is_text, storage_of
 from penstock.core.records import STRING, Array, Binding, Column, Signature
 from penstock.errors import UsageError
 from penstock.options.records import Nulls
@@ -93,8 +93,7 @@ def filled(column: Column, nulls: Nulls, dtype: str) -> Column:
         return column
     if isinstance(column, np.ndarray):
         return _filled_texts(column) if dtype == STRING and nulls.texts == "empty" else column
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = storage_of(column)
     if not _holds_nulls(column):
         return column
     if dtype == STRING:
@@ -114,8 +113,7 @@ def _filled_texts(column: Array) -> Array:
 
 def _holds_nulls(column: pa.Array) -> bool:
     while True:
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
+        column = storage_of(column)
         if column.null_count:
             return True
         if pa.types.is_dictionary(column.type):
@@ -127,8 +125,7 @@ def _holds_nulls(column: pa.Array) -> bool:
 
 def _rebuilt(column: pa.Array, value: float | str) -> pa.Array:
     """The same lists, with `value` in the place of every null inside of them."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = storage_of(column)
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if is_list(column.type):

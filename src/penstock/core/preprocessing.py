@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import OPAQUE, common_shape, describe, is_list, to_array
+from penstock.core.columns import OPAQUE, common_shape, describe, is_list, objects, to_array
 from penstock.core.deferred import Deferred
 from penstock.core.missing import dtype_for_a_function, filled
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, TensorSpec, Watch
@@ -308,7 +308,7 @@ def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
             return to_array(column, spec.dtype, spec.shape or ())[0]
         except (ValueError, TypeError):
             pass  # dates and the like: as Python objects, below
-    return _objects(column.to_pylist())
+    return objects(column.to_pylist())
 
 
 def _even(column: pa.Array, spec: TensorSpec) -> Array:
@@ -317,11 +317,11 @@ def _even(column: pa.Array, spec: TensorSpec) -> Array:
     if shape is None and len(column) > 1:
         raise Uneven
     if shape is None:
-        return _objects(column.to_pylist())
+        return objects(column.to_pylist())
     if spec.dtype in (STRING, OPAQUE):
         while is_list(column.type):
             column = column.flatten()
-        return _objects(column.to_pylist()).reshape(-1, *shape)
+        return objects(column.to_pylist()).reshape(-1, *shape)
     return to_array(column, spec.dtype, shape)[0]
 
 
@@ -341,14 +341,7 @@ def _decoded(column: Deferred, takes: TensorSpec) -> Array:
         rows.append(out[0])
     if len({row.shape for row in rows}) == 1:
         return np.stack(rows)
-    return _objects(rows)
-
-
-def _objects(items: Sequence[Any]) -> Array:
-    array = np.empty(len(items), object)
-    for position, item in enumerate(items):
-        array[position] = item
-    return array
+    return objects(rows)
 
 
 def _stacked(rows: Sequence[Mapping[Any, Any]]) -> Mapping[Any, Any]:
@@ -370,7 +363,7 @@ def _as_column(value: Any) -> Column:
         if all(isinstance(row, list) for row in value):
             return _lists(value)  # lists may have another length in the next row; arrays have one shape
         if all(isinstance(row, (str, bytes)) for row in value):
-            return _objects(value)  # numpy would make all as long as the longest, and lose zeros at their ends
+            return objects(value)  # numpy would make all as long as the longest, and lose zeros at their ends
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths

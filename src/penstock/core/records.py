@@ -280,15 +280,15 @@ UNWATCHED = Watch()
 class Block:
     """Decoded rows of a span, or of a piece of it. A row that failed keeps its place with a null or zero value.
 
-    `stood` says what stood in the file where a column has a null, by column and place, and is asked only for rows that
-    fail because of it.
+    `explain_null` returns what the file has where a column has a null, by column and place. It is called only for rows
+    that fail because of it.
     """
 
     start: int
     rows: int
     columns: Mapping[str, SourceColumn]
     failures: tuple[RowFailure, ...] = ()
-    stood: Callable[[str, int], str] | None = None
+    explain_null: Callable[[str, int], str] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batching import Batch
-from penstock.core.columns import join, take_positions, take_rows, to_arrow, to_lists
+from penstock.core.columns import join, storage_of, take_positions, take_rows, to_arrow, to_lists
 from penstock.core.records import KEPT, Array, Column, Result, RowFailure, Shape, Span, TensorSpec
 from penstock.errors import ModelError
 
@@ -99,4 +99,4 @@ def _as_lists(output: Array, lengths: Array) -> Column:
     rows = [row[:length] for row, length in zip(output, lengths.tolist(), strict=True)]
     flat = to_arrow(np.concatenate(rows)) if rows else to_arrow(output.reshape(-1, *output.shape[2:])[:0])
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return pa.LargeListArray.from_arrays(to_arrow(offsets), flat.storage if hasattr(flat, "storage") else flat)
+    return pa.LargeListArray.from_arrays(to_arrow(offsets), storage_of(flat))

@@ -176,9 +176,9 @@ def _cut(block: Block, first: int, count: int, row: int) -> Block:
         for failure in block.failures
         if first <= failure.row < first + count
     )
-    inside = block.stood
-    stood = None if inside is None else lambda column, place: inside(column, begin + place)
-    return Block(row, count, columns, failures, stood)
+    inside = block.explain_null
+    explain_null = None if inside is None else lambda column, place: inside(column, begin + place)
+    return Block(row, count, columns, failures, explain_null)
 
 
 def select(source: Source, *, skip: int, limit: int | None) -> SelectedRows:

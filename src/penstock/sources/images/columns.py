@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import OPAQUE, is_text
+from penstock.core.columns import OPAQUE, is_text, storage_of
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, SourceColumn, Span, TensorSpec
@@ -135,8 +135,7 @@ def _from_numpy(column: Array) -> pa.Array:
 
 def _plain(values: pa.Array) -> pa.Array:
     """Without extension types, dictionaries and views, which are read one value at a time less well."""
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
+    values = storage_of(values)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_binary_view(values.type):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import to_lists, whole
+from penstock.core.columns import objects, to_lists, whole
 from penstock.core.nesting import DENSE, RAGGED, SPARSE, Leaf, Nesting, flatten, nesting_of
 from penstock.core.records import Array, Column
 from penstock.core.sparse import SparseColumn, is_sparse, to_sparse
@@ -96,7 +96,7 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
 def from_rows(rows: Sequence[Any], what: str = "an array") -> Column:
     """Rows one by one as a column: text, one array where all have one shape, lists where their lengths differ."""
     if all(row is None or isinstance(row, (str, bytes)) for row in rows):
-        return _objects(rows)
+        return objects(rows)
     if any(row is None or isinstance(row, (Mapping, str, bytes)) for row in rows):
         return _by_arrow(rows, what)
     try:
@@ -117,12 +117,6 @@ def from_rows(rows: Sequence[Any], what: str = "an array") -> Column:
         return np.stack(arrays)
     common = np.result_type(*{array.dtype for array in arrays})
     return to_lists([array.astype(common, copy=False)[None] for array in arrays])
-
-
-def _objects(rows: Sequence[Any]) -> Array:
-    column = np.empty(len(rows), object)
-    column[:] = rows
-    return column
 
 
 def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:

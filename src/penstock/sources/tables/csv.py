@@ -97,14 +97,14 @@ class CsvFiles(LineFiles, Source):
         if table is None or table.num_rows != span.rows:
             table, failures = self._parse_by_record(excerpt, span, columns)
         read = {name: whole(table.column(name)) for name in columns}
-        yield Block(span.start, span.rows, read, failures, self._stood(excerpt))
+        yield Block(span.start, span.rows, read, failures, self._explain_null(excerpt))
 
-    def _stood(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+    def _explain_null(self, excerpt: Excerpt) -> Callable[[str, int], str]:
         """What a field holds that is read as a missing value."""
         places = {name: place for place, name in enumerate(self._types or ())}
         records: list[bytes] = []
 
-        def stood(column: str, position: int) -> str:
+        def explain_null(column: str, position: int) -> str:
             if not records:
                 records.extend(self.records(excerpt))
             csv.field_size_limit(_LONGEST_FIELD)
@@ -112,7 +112,7 @@ class CsvFiles(LineFiles, Source):
             field = next(csv.reader(text, delimiter=self._separator))[places[column]]
             return f"is missing: {field!r}" if field else "is missing: the field is empty"
 
-        return stood
+        return explain_null
 
     def _sample(self) -> pa.Table:
         path = self.sample_path()

@@ -67,19 +67,19 @@ class JsonLines(LineFiles, Source):
         if table is None or table.num_rows != span.rows:
             table, failures = self._parse_by_line(excerpt, span, wanted)
         read = {name: whole(table.column(name)) for name in columns}
-        yield Block(span.start, span.rows, read, failures, self._stood(excerpt))
+        yield Block(span.start, span.rows, read, failures, self._explain_null(excerpt))
 
-    def _stood(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+    def _explain_null(self, excerpt: Excerpt) -> Callable[[str, int], str]:
         """Whether a missing value is a `null`, or a key that is not there."""
         records: list[bytes] = []
 
-        def stood(column: str, position: int) -> str:
+        def explain_null(column: str, position: int) -> str:
             if not records:
                 records.extend(self.records(excerpt))
             found = json.loads(records[position].removeprefix(BOM))
             return IS_NULL if column in found else "is missing: the line has no such key"
 
-        return stood
+        return explain_null
 
     def _parse_by_line(
         self, excerpt: Excerpt, span: Span, schema: pa.Schema

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import to_arrow
+from penstock.core.columns import storage_of, take_rows, to_arrow
 from penstock.core.records import STRING, Array, Column, Shape
 from penstock.sources.tfrecord.example_features import FeatureSpec
 from penstock.sources.tfrecord.example_walk import MANY, FoundFeatures, Lists, Window, values_of_lists, varints
@@ -117,16 +117,12 @@ def _check_counts(spec: FeatureSpec, cells: _Cells) -> None:
     if not len(wrong):
         return
     keep = np.repeat(fits, np.where(cells.ok, cells.counts, 0))
-    cells.values = _filtered(cells.values, keep)
+    cells.values = take_rows(cells.values, keep)
     cells.ok = cells.ok & fits
     for position in wrong.tolist():
         wanted = f"a multiple of {size}" if spec.varies else str(size)
         reason = f"feature {spec.name!r} has {int(cells.counts[position])} values, not {wanted}"
         cells.reasons[position] = f"{reason} (--feature {spec.name}={spec.dtype}[?] if that varies)"
-
-
-def _filtered(values: Column, keep: Array) -> Column:
-    return values[keep] if isinstance(values, np.ndarray) else values.filter(pa.array(keep))
 
 
 def _strings(window: Window, spec: FeatureSpec, kinds: Array, inner: Array, starts: Array, ends: Array) -> _Cells:
@@ -222,7 +218,7 @@ def _assembled(inner: Shape, counts: Array, values: Column, ok: Array, per_featu
     lengths = np.zeros(len(ok), np.int64)
     lengths[ok] = counts // per_feature
     items = _fixed(inner[1:], values, np.ones(int(lengths.sum()), np.bool_), per_feature)
-    return list_of(lengths, _storage(items), ok)
+    return list_of(lengths, storage_of(to_arrow(items)), ok)
 
 
 def _fixed(shape: Shape, values: Column, ok: Array, per_row: int) -> Column:
@@ -257,11 +253,6 @@ def _with_nulls(column: pa.Array, ok: Array) -> pa.Array:
     return pa.Array.from_buffers(column.type, len(column), [bits, *column.buffers()[1:]])
 
 
-def _storage(column: Column) -> pa.Array:
-    array = to_arrow(column)
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
-
-
 def list_of(lengths: Array, items: pa.Array, ok: Array) -> pa.Array:
     """Rows of `lengths` items each."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -288,10 +279,10 @@ def sequence_columns(
         ok[record[~cells.ok]] = False
         stays = ok[record]
         counts = cells.counts[stays]
-        values = _filtered(cells.values, np.repeat(stays[cells.ok], cells.counts[cells.ok]))
+        values = take_rows(cells.values, np.repeat(stays[cells.ok], cells.counts[cells.ok]))
         items = _assembled(spec.inner, counts, values, np.ones(len(counts), np.bool_), spec.per_feature)
         lengths = np.bincount(record[stays], minlength=records)
-        columns[spec.name] = list_of(lengths, _storage(items), ok)
+        columns[spec.name] = list_of(lengths, storage_of(to_arrow(items)), ok)
     return columns
 
 

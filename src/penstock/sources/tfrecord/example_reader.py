@@ -64,7 +64,7 @@ class ExampleReader:
                 for place, why in sorted(reasons.items())
             ]
             read = {name: found[name] for name in columns}
-            yield Block(row + first, len(starts), read, tuple(failures), _stood)
+            yield Block(row + first, len(starts), read, tuple(failures), _explain_null)
 
     def _parsed(self, raw: bytes, starts: Array, stops: Array, reasons: dict[int, str]) -> dict[str, Column]:
         window = Window(raw)
@@ -110,6 +110,6 @@ class ExampleReader:
         return Window(b"".join([*pieces, PAD])), starts, stops
 
 
-def _stood(column: str, position: int) -> str:
+def _explain_null(column: str, position: int) -> str:
     """What stands in a record in the place of a value that is missing."""
     return "is missing: the record has no value for it"
