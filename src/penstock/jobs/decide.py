@@ -29,7 +29,7 @@ from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import SelectedRows
-from penstock.sources.images.search import find_images
+from penstock.sources.images.columns import find_images
 
 LEARN_ROWS = 16
 """The user's function runs on so many of the first rows, to find out what it gives."""

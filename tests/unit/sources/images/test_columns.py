@@ -11,8 +11,7 @@ import pytest
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Column, Shape, Signature, TensorSpec
 from penstock.options.records import ReadOptions
-from penstock.sources.images.columns import ImageColumns
-from penstock.sources.images.search import find_images
+from penstock.sources.images.columns import ImageColumns, find_images
 from penstock.sources.python.memory import InMemory
 
 JPEG, PNG, GIF = b"\xff\xd8\xff\xe0rest", b"\x89PNG\r\n\x1a\nrest", b"GIF89a rest"
