@@ -1,9 +1,9 @@
-"""Which columns feed which input of the model: what the user said, and what can be guessed without doubt."""
+"""Which columns feed which input of the model: as the user gave them, or guessed where there is no doubt."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +40,7 @@ def bind(
     Raises:
         InputError: A column is missing, ambiguous, or of a shape or dtype that the model does not take.
     """
-    names = [*(spec.name for spec in signature.inputs), *feature_names(signature)]
-    for name in requested:
-        if name not in names:
-            raise InputError(
-                "the model has no such input",
-                received=f"--input {name}=…",
-                allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
-                hint=_closest(name, names) or (f"name its input: --input {names[0]}=…" if len(names) == 1 else None),
-            )
+    _check_requested(signature, requested)
     for name in keep:
         find(schema, name, "--keep")
     chosen: dict[str, tuple[str, ...]] = {name: _expand(schema, name, columns) for name, columns in requested.items()}
@@ -77,12 +69,24 @@ def bind(
     return tuple(made[spec.name] for spec in signature.inputs)
 
 
+def _check_requested(signature: Signature, requested: Iterable[str]) -> None:
+    names = [*(spec.name for spec in signature.inputs), *feature_names(signature)]
+    for name in requested:
+        if name not in names:
+            raise InputError(
+                "the model has no such input",
+                received=f"--input {name}=…",
+                allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
+                hint=_closest(name, names) or (f"name its input: --input {names[0]}=…" if len(names) == 1 else None),
+            )
+
+
 def _by_name(signature: Signature) -> dict[str, TensorSpec]:
     return {spec.name: spec for spec in signature.inputs}
 
 
 def _is_mask(spec: TensorSpec) -> bool:
-    """An input that says which values of another one are real, to be made from the lengths of its rows."""
+    """Whether an input marks which values of another one are real: it is made from the lengths of its rows."""
     return "mask" in spec.name.lower() and spec.shape == (None,) and spec.dtype != STRING
 
 
