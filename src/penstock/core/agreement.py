@@ -1,4 +1,4 @@
-"""Whether two runs of a model gave the same answers, as far as numbers in another order of summing can."""
+"""Comparison of two runs of a model: whether their answers are the same, but for the order of summing numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: how large, and how blocks of any size become batches of exactly one size."""
+"""Batches: how large they are, and how rows of any number of blocks are cut into batches of one size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of different sizes: sorted by size inside their span, cut into batches, padded to one of a few sizes.
+"""Batches of rows of different sizes: the rows of a span are sorted by size, cut, and padded to one of a few sizes.
 
 Sorting first means that a span needs no more batches than it would without: the padding is what a batch's rows differ
 by, and what its largest row lacks to the next boundary. Every boundary is one compiled shape.

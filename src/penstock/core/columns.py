@@ -1,4 +1,4 @@
-"""Columns between Arrow and numpy: what a source read becomes what a device takes, and back."""
+"""Conversion of columns between Arrow, as sources read and sinks write them, and numpy, as devices take them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large spans and parts are: fixed when a job starts, and the same however many devices run it."""
+"""Sizes of spans and parts. They are fixed when a job starts, and do not depend on the number of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica and the coordinator say to each other. Descriptors only: rows travel through slots."""
+"""Messages between the coordinator, replicas and loaders. Descriptors only: rows travel through slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeds: the rows of one input as they wait to be written into a batch."""
+"""Feeds: the rows of one input before they are written into a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in words, the same wherever people read them."""
+"""Durations, rates and sizes as text for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of columns: which belong together, which are missing among them, and which are never meant by chance."""
+"""Patterns in the names of columns: which belong together, which are missing, and which are never inputs."""
 
 from __future__ import annotations
 

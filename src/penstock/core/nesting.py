@@ -1,4 +1,4 @@
-"""How a caller gave the inputs of a model: lists, tuples and dicts inside each other, and arrays at their ends."""
+"""The structure in which a caller gave the inputs of a model: arrays in lists, tuples and dicts inside each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a model's outputs: some of them, the best classes, or the best one.
+"""Selection of what is kept of a model's outputs: some of them, the best classes, or the best one.
 
 It is computed where the model runs, so that a thousand logits need not travel.
 """

@@ -1,4 +1,4 @@
-"""A plan: the recipe and the placement that were found by measuring, and what else was tried. Plain JSON."""
+"""Plans: a recipe and a placement that were found by measuring, and what else was tried. Plain JSON."""
 
 from __future__ import annotations
 

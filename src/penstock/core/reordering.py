@@ -1,4 +1,4 @@
-"""The batches of a span put together again: in the order of the input, without the rows that failed."""
+"""Assembly of the batches of a span into its result: in the order of the input, without the rows that failed."""
 
 from __future__ import annotations
 

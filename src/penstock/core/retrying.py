@@ -1,8 +1,8 @@
-"""Calls to a remote store, tried again where that may help.
+"""Retries of calls to a remote store.
 
-Which errors may pass is for the caller to say; `may_pass` knows those of the usual stores by their types. How long is
-waited is random within bounds that double (so that a hundred loaders which a store turned away do not come back in one
-instant), and the way to wait is handed in, so that tests wait for nothing.
+The caller decides which errors are tried again; `may_pass` recognises those of the usual stores by their types. Waits
+are random within bounds that double, so that a hundred loaders do not come back at the same moment. The function that
+waits is a parameter, so that tests do not wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows a job takes, where it does not take them all. Seeded: the same input gives the same rows."""
+"""Samples of rows. They are seeded: the same input gives the same rows."""
 
 from __future__ import annotations
 

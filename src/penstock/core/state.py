@@ -1,4 +1,4 @@
-"""What a call changes in the model itself, and what follows from that for a job.
+"""State of a model: what a call changes in it, and what follows from that for a job.
 
 A model that changes variables answers a batch by what it was given before: its batches run in order, on one replica,
 one at a time. A model that only draws random numbers may run anywhere, as long as every batch is drawn by a seed of

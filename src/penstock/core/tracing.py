@@ -1,4 +1,4 @@
-"""What a run tells of itself: who did what for how long, and, where it is traced, from when to when. Pure.
+"""Timings of a run: how long each activity took, and, in a traced run, when it began and ended. Pure.
 
 Times are seconds of the machine's monotonic clock, which all processes share (`time.perf_counter` on Linux). Marks are
 collected for each span where the work is done, and travel with the message that ends it.

@@ -1,4 +1,4 @@
-"""How large a batch should be: a ladder of sizes, climbed until it no longer pays. Pure: points go in, sizes come out.
+"""Search for the batch size: larger sizes are tried until they bring no more. Pure: points go in, sizes come out.
 
 sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not do
         s/2, s/4 … while the smallest is the fastest

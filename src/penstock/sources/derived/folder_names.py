@@ -1,4 +1,4 @@
-"""The name of the folder in which a photo lies, as a column: often the class that people sorted it into."""
+"""A column with the name of the folder in which a photo lies: often its class."""
 
 from __future__ import annotations
 

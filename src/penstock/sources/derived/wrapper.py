@@ -1,4 +1,4 @@
-"""Sources that are made from another source: its rows, seen differently."""
+"""Base of sources that are made from another source."""
 
 from __future__ import annotations
 

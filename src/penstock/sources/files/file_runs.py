@@ -1,4 +1,4 @@
-"""Sources of one row a file: a span is a run of files. Made for a million of them."""
+"""Files of one row each, up to a million of them. A span is a run of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many files, held compactly: a million paths with their sizes and times in less than 100 bytes each."""
+"""Compact lists of files: paths, sizes and times of a million files in less than 100 bytes each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From arguments to files, in the order that rows will have; and the one place where files are opened.
+"""Files behind the arguments of a command, in the order of their rows; and the one place where files are opened.
 
 A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
 """

@@ -1,4 +1,4 @@
-"""What lies behind URLs: objects listed in pages, held as compactly as the files of this machine."""
+"""Lists of the objects behind URLs, fetched in pages, as compact as those of local files."""
 
 from __future__ import annotations
 

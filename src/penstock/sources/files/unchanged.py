@@ -1,8 +1,8 @@
-"""Whether input files still hold what a job has read of them: by size and time while it runs, by digests later.
+"""Check that input files did not change: by size and time while a job runs, by digests when it is resumed.
 
-A digest is taken when the result of a span is written, a moment after its bytes were read: they are still in the page
-cache, and a file that has its size and its time since the listing has its bytes, too. Objects in a store have none:
-their ETag says whether they changed, and reading them twice would cost money.
+A digest is taken when the result of a span is written. The bytes are still in the page cache then, and are the bytes
+that were read, as the file has the size and the time of the listing. Objects in a store have no digest: their ETag
+changes with them, and reading them twice would cost money.
 """
 
 from __future__ import annotations

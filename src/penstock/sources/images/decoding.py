@@ -1,4 +1,4 @@
-"""One encoded image to pixels in their place: strictly, by content and never by name, as the named library decodes it.
+"""Decoding of an image into its place in a batch: by content and never by name, and as the chosen library decodes it.
 
 JPEG goes through libjpeg-turbo (simplejpeg), which gives the very pixels that TensorFlow, Pillow and OpenCV get from
 it: TensorFlow asks it for the fast transform, the others for the exact one. Everything else, and what it does not take,

@@ -1,4 +1,4 @@
-"""Folders of image files. A row is a file; what is decoded is decided by its content."""
+"""Folders of image files. A row is a file; its content decides how it is decoded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pixels to the size of their place, as the library resizes that the model was trained with.
+"""Resizing of images as the library does it that the model was trained with.
 
 Libraries differ in more than the filter: where a crop begins, how a size is rounded, on which side a spare pixel lies.
-Each is followed in all of it, so that what a model sees is within 1 of 255 of what it saw in training.
+Pixels are within 1 of 255 of what the chosen library gives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever a caller may hold as rows of one input, as a column: arrays, tensors, lists, rows of different lengths."""
+"""Columns from what a caller holds as rows of one input: arrays, tensors, lists, rows of different lengths."""
 
 from __future__ import annotations
 

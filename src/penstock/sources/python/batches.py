@@ -1,4 +1,4 @@
-"""Batches that are Python objects, as `model.predict` takes them from a generator, turned into columns."""
+"""Columns from batches that are Python objects, as `model.predict` takes them from a generator."""
 
 from __future__ import annotations
 

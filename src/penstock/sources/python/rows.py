@@ -1,4 +1,4 @@
-"""Rows that are Python objects, gathered into columns. The first one decides what all others have to be."""
+"""Columns from rows that are Python objects. The first row decides what all others have to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns laid out in one file without a name, which other processes map: numbers as they are, all else as Arrow."""
+"""Columns in a file without a name, which other processes map: numbers as they are, all else as Arrow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows that come as they come: generators, iterators, `tf.data` and streamed Hugging Face datasets.
+"""Streams of rows: generators, iterators, `tf.data` and streamed Hugging Face datasets.
 
-They are pulled in the process that has them. Each span is put into a file without a name, which loaders map, and
-which is freed when the span's result is there: what is in memory is what is under way.
+They are pulled in the process of the caller. Each span is written to a file without a name, which loaders map, and
+which is freed when the result of the span is there: only spans that are under way take memory.
 """
 
 from __future__ import annotations

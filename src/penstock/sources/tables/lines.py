@@ -1,4 +1,4 @@
-"""Text files of one record a line: scanned once for the places where records begin, then read in ranges of bytes."""
+"""Text files with one record a line. They are scanned once for where records begin, then read in ranges of bytes."""
 
 from __future__ import annotations
 

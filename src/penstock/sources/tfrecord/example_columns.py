@@ -1,4 +1,4 @@
-"""From where features lie to columns: numpy where rows are numbers of one shape and none is missing, else Arrow."""
+"""Columns from the places of features: numpy where rows are numbers of one shape and none is missing, else Arrow."""
 
 from __future__ import annotations
 

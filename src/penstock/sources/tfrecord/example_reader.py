@@ -1,4 +1,4 @@
-"""From the frames of a TFRecord to blocks of columns."""
+"""Blocks of columns from the frames of a TFRecord."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the features of many records lie, found for all of them at once.
+"""Search for the features of many records at once: where each lies.
 
 The wire format says where a field ends only at its beginning, so a record must be walked; but records of one file look
 alike, and one step of the walk is taken by all records together. Each step first tries what the first record has

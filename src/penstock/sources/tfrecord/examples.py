@@ -1,6 +1,6 @@
-"""`tf.train.Example` and `tf.train.SequenceExample`, one record at a time and with every freedom of the wire format.
+"""Parser of `tf.train.Example` and `tf.train.SequenceExample`, one record at a time, for all of the wire format.
 
-This is the slow road: for the first records of a file, from which the columns are learnt, and for records that are
+It is slow. It is used for the first records of a file, from which the columns are learnt, and for records that are
 laid out oddly, which `rewrite` puts into the one layout that `example_walk` reads in bulk.
 """
 
