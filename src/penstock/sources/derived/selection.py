@@ -141,7 +141,7 @@ def _numbers(span: Span) -> Array:
 
 
 class _Renumbered(Watch):
-    """Rows inside, as the job counts them. For those that the job does not take, no row can be blamed."""
+    """Reports rows of the source inside under the numbers of the job. Rows that it does not take are not blamed."""
 
     def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:
         self._outside = outside

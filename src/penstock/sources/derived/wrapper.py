@@ -19,7 +19,7 @@ from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Wat
 
 
 class Around(Source):
-    """A source around another one. Everything is as inside, until a subclass says otherwise."""
+    """A source around another one. It passes everything on, except what a subclass overrides."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -92,7 +92,7 @@ class PlainTape:
 class InflatedTape:
     """A gzip file of any number of members, or a zlib stream. What comes before damage is read to the last byte.
 
-    No file is held open: such a tape waits in `streams.OpenStreams` for spans that may never come.
+    No file is held open: such a tape waits in `file_source.OpenStreams` for spans that may never come.
     """
 
     def __init__(self, path: str, compression: str) -> None:
@@ -183,7 +183,7 @@ class InflatedTape:
 
 
 class TapeStream:
-    """A tape as `streams.OpenStreams` wants it; what it counts is bytes."""
+    """A tape as `file_source.OpenStreams` wants it; what it counts is bytes."""
 
     def __init__(self, path: str, compression: str) -> None:
         self._path = path

@@ -37,7 +37,7 @@ def changed(path: str, received: str) -> InputError:
 
 
 def check(source: object, span: Span, columns: Sequence[str]) -> None:
-    """See that the files of a span have the size and the time that they were listed with.
+    """Check that the files of a span have the size and the time that they were listed with.
 
     A file that is a row of its own may change: no row is made from two states of it.
 
@@ -57,7 +57,7 @@ def checked(results: Iterable[Result], source: object, columns: Sequence[str]) -
 
 
 def find_changed(fragments: Iterable[Fragment]) -> InputError | None:
-    """What there is to say of the first of these files that is not as it was listed; None where all are."""
+    """The error for the first of these files that is not as it was listed; None where all are."""
     for file in fragments:
         if not file.path.startswith("/") or not os.path.exists(file.path):
             continue  # it stands for several files, or for none; one that is gone is told as such

@@ -141,7 +141,7 @@ def _from_numpy(column: Array) -> pa.Array:
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """Without extension types, dictionaries and views, which are read one value at a time less well."""
+    """The values without extension types, dictionaries and views, whose single values are slow to read."""
     values = storage_of(values)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

@@ -84,7 +84,7 @@ def decode_into(data: bytes | memoryview, out: Array, rendition: Rendition) -> N
 
 
 def image_size(data: bytes | memoryview, *, is_turned: bool) -> Size:
-    """Height and width from the header, with EXIF's orientation where `is_turned` says so.
+    """Height and width from the header, with EXIF's orientation if `is_turned`.
 
     Raises:
         BadImage: It is broken, too large, or no image; others as `decode_into`.
@@ -245,7 +245,7 @@ def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Ar
 
 
 def _gray_as_in_libpng(image: Image.Image) -> Array:
-    """TensorFlow lets libpng weigh the colours of a PNG, which rounds down."""
+    """Gray as TensorFlow gets it: libpng weighs the colours of a PNG, and rounds down."""
     weighed = _as_mode(image, "RGB").astype(np.uint32) @ np.array([[9797], [19234], [3737]], np.uint32)
     return (weighed >> 15).astype(np.uint8)
 

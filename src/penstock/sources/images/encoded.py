@@ -37,7 +37,7 @@ _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 
 
 def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
-    """An image column as the schema lists it; what the options leave open is for the model to say."""
+    """An image column as the schema lists it; the model decides what the options leave open."""
     height, width = reading.image_size or (None, None)
     channels = _CHANNELS[reading.color] if reading.color else None
     return TensorSpec(name, "uint8", (height, width, channels), encoding="image")

@@ -43,7 +43,7 @@ def columns_of(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec
 
 
 def _whole_numbers(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec]) -> dict[str, Column]:
-    """All features of one int64 at once, where nothing is the matter with them: tables have many of these."""
+    """All features of one int64 at once, where each record has just one value for each: tables have many of these."""
     numbers = [n for n, spec in enumerate(specs) if (spec.kind, spec.dtype, spec.shape) == (INT64, "int64", ())]
     if not numbers or not (found.kinds[numbers] == INT64).all():
         return {}

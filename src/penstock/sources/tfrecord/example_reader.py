@@ -111,5 +111,5 @@ class ExampleReader:
 
 
 def _explain_null(column: str, position: int) -> str:
-    """What stands in a record in the place of a value that is missing."""
+    """Why a value is null: the record has none."""
     return "is missing: the record has no value for it"

@@ -195,7 +195,7 @@ class Scan:
             yield self._tail(self._offset, None)
 
     def _one(self) -> Stretch:
-        """What stands here is not a whole record in memory: one that goes on, a cut one, or a broken one."""
+        """Handle a record that is not whole in memory: one that goes on, a cut one, or a broken one."""
         length = self._hopper.length(self._raw[:HEADER_BYTES])
         if length is None:
             return self._gap()
