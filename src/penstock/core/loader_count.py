@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.records import Timings
+
 WINDOW_S = 1.0
 REPLICAS_WAIT = 0.1
 LOADERS_WAIT = 0.5
@@ -14,15 +16,15 @@ PATIENCE = 8
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen since the last decision: seconds by activity, and rows that were predicted.
+    """What happened since the last decision.
 
     Args:
-        seconds: How long that was.
+        seconds: The length of that time.
         rows: Rows predicted in it.
-        replica_busy_s: Lanes that computed.
-        replica_wait_s: Lanes that waited for data.
-        loader_busy_s: Loaders that loaded.
-        loader_wait_s: Loaders that waited for a slot.
+        replica_busy_s: The time that all lanes spent computing.
+        replica_wait_s: The time that all lanes waited for data.
+        loader_busy_s: The time that all loaders spent loading.
+        loader_wait_s: The time that all loaders waited for a slot.
     """
 
     seconds: float
@@ -34,8 +36,8 @@ class Observation:
 
 
 class LoaderCount:
-    """Decides once a window. Loaders that brought nothing only take cores: they are taken back, and it is a while until
-    more are tried again, twice as long each time.
+    """Decides once a window. Loaders that brought nothing only take cores: they are taken back, and the next try waits,
+    twice as long each time.
 
     Args:
         start: How many there are.
@@ -48,6 +50,50 @@ class LoaderCount:
         self._before: tuple[int, float] | None = None
         self._windows_to_wait = 0
         self._patience = PATIENCE
+        self._since: float | None = None
+        self._replicas = Timings()
+        self._loaders = (0.0, 0.0)
+
+    def take_all(self) -> int:
+        """Go to the most at once: a GPU is faster than any number of loaders."""
+        self.count = self.highest = self._most
+        return self.count
+
+    def add(self, timings: Timings) -> None:
+        """A replica has delivered a span."""
+        self._replicas.add(timings)
+
+    def look(self, now: float, busy_s: float, wait_s: float, *, has_newcomers: bool) -> int | None:
+        """How many loaders there should be from now on; None within a window.
+
+        Args:
+            now: The time on any clock that goes on.
+            busy_s: The time that all loaders have spent loading so far.
+            wait_s: The time that all loaders have waited for a slot so far.
+            has_newcomers: Whether a loader has not finished a span yet: then what it brings cannot be seen.
+        """
+        if self._since is None:
+            self._since = now
+        if now - self._since < WINDOW_S or not self._replicas.rows:
+            return None
+        seen = Observation(
+            now - self._since,
+            self._replicas.rows,
+            self._replicas.compute,
+            self._replicas.wait_for_data,
+            busy_s - self._loaders[0],
+            wait_s - self._loaders[1],
+        )
+        self._since, self._replicas, self._loaders = now, Timings(), (busy_s, wait_s)
+        return None if has_newcomers else self.decide(seen)
+
+    def describe(self, count: int) -> str:
+        """How many loaders there are and were, in words."""
+        return (
+            str(count)
+            if self.highest == self.start == count
+            else f"{count} (began with {self.start}, up to {self.highest})"
+        )
 
     def decide(self, seen: Observation) -> int:
         """How many there should be from now on."""

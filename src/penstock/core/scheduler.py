@@ -1,16 +1,21 @@
-"""Who predicts which span: an event goes in, assignments come out. Pure, so it is tested without a process.
+"""Which replica predicts which span: an event goes in, assignments come out. Pure, so it is tested without a process.
 
 Invariants:
-- every span is pending, held by exactly one replica, or finished; a lost replica's spans are pending again (a span
-  that belonged to nobody would be a row that vanishes);
+- every span is pending, held by exactly one replica, or finished; the spans of a lost replica are pending again (a span
+  that belonged to no replica would be a row that vanishes);
 - no span is handed out that lies more than `window` spans beyond the oldest unfinished one (results wait for their turn
   in memory: without the bound a slow first span would collect the whole output there);
 - spans of one group go to the replica that is reading that group, in order, as long as there is other work for the
   rest (another replica has to decode everything before them again, which is still better than an idle device).
+
+No event costs more than the number of replicas and the window, and the usual ones cost far less: a run with a thousand
+replicas is scheduled by one process.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +32,7 @@ class Assignment:
 
 @dataclass
 class _Held:
-    """What a replica has: the positions it works on, and the last one it was given."""
+    """The positions that a replica works on, and the last one that it was given."""
 
     positions: list[int] = field(default_factory=list)
     last: int | None = None
@@ -38,42 +43,57 @@ class Scheduler:
 
     Args:
         spans: The spans to be predicted, in order. They are pulled when there is room for them: a source that streams
-            makes them as it goes.
+            makes them as it goes. An error among them ends them; `check` raises it.
         depth: How many spans a replica holds at once, so that it reads ahead of its model.
         window: How far beyond the oldest unfinished span work may be handed out.
-        ahead: How many spans to have that nobody works on yet; None for the whole window, so that replicas find spans
-            of other groups. One where every span costs.
+        ahead: How many spans to pull before a replica wants them; None for the whole window, so that replicas find
+            spans of other groups. One where every span costs.
     """
 
     def __init__(self, spans: Iterable[Span], depth: int, window: int, ahead: int | None = None) -> None:
         self._more: Iterator[Span] | None = iter(spans)
+        self._error: Exception | None = None
+        self.order: deque[int] = deque()
+        """The indices of the spans that were pulled, in their order; whoever puts results in order takes them away."""
         self._spans: dict[int, Span] = {}
         self._pulled = 0
         self._position: dict[int, int] = {}
         self._depth = depth
         self._window = max(window, depth)
         self._ahead = self._window if ahead is None else ahead
-        self._pending: set[int] = set()
+        self._pending: list[int] = []
+        """Positions, sorted. All of them lie in the window: nothing is pulled beyond it."""
         self._finished: set[int] = set()
         self._head = 0
         self._replicas: dict[int, _Held] = {}
+        self._hungry: set[int] = set()
+        self._num_held = 0
+        self._readers: Counter[int] = Counter()
+        """How many replicas were given this position last."""
+        self._claims: Counter[str] = Counter()
+        """How many replicas are in the middle of this group: the position after their last one is pending."""
         self._stopped = False
 
     @property
     def is_finished(self) -> bool:
         """Nothing is held, and nothing more will be handed out."""
-        idle = all(not held.positions for held in self._replicas.values())
-        return idle and (self._stopped or (self._more is None and not self._pending))
+        return not self._num_held and (self._stopped or (self._more is None and not self._pending))
+
+    def check(self) -> None:
+        """Raise the error that ended the spans. Called when everything before it is done."""
+        if self._error is not None:
+            raise self._error
 
     def join(self, replica: int) -> list[Assignment]:
-        """A replica is ready for work."""
+        """A replica is ready for work. Once for each."""
         self._replicas[replica] = _Held()
+        self._hungry.add(replica)
         return self._assign()
 
     def finish(self, replica: int, span_index: int) -> list[Assignment]:
         """A replica has delivered a whole span."""
         position = self._position.pop(span_index)
-        self._replicas[replica].positions.remove(position)
+        self._let_go(replica, position)
         self._finished.add(position)
         while self._head in self._finished:
             self._finished.discard(self._head)
@@ -85,75 +105,108 @@ class Scheduler:
     def lose(self, replica: int) -> list[Assignment]:
         """A replica is gone: what it held is pending again."""
         held = self._replicas.pop(replica, _Held())
-        self._pending.update(held.positions)
+        self._hungry.discard(replica)
+        self._num_held -= len(held.positions)
+        self._move_reader(held.last, None)
+        for position in held.positions:
+            self._put_back(position)
         return self._assign()
 
     def give_back(self, replica: int, span_indices: Sequence[int]) -> None:
         """A replica returns spans it has not begun."""
         for index in span_indices:
             position = self._position[index]
-            self._replicas[replica].positions.remove(position)
-            self._pending.add(position)
+            self._let_go(replica, position)
+            self._put_back(position)
 
     def held_by(self, replica: int) -> list[int]:
         """The indices of the spans that a replica works on."""
-        return [self._spans[position].index for position in self._replicas.get(replica, _Held()).positions]
+        return [span.index for span in self.spans_of(replica)]
+
+    def spans_of(self, replica: int) -> list[Span]:
+        """The spans that a replica works on."""
+        return [self._spans[position] for position in self._replicas.get(replica, _Held()).positions]
 
     def stop(self) -> None:
         """Hand nothing more out; what is held may finish."""
         self._stopped = True
 
+    def _let_go(self, replica: int, position: int) -> None:
+        self._replicas[replica].positions.remove(position)
+        self._hungry.add(replica)
+        self._num_held -= 1
+
     def _assign(self) -> list[Assignment]:
         assignments: list[Assignment] = []
-        while not self._stopped:
-            hungry = [name for name, held in self._replicas.items() if len(held.positions) < self._depth]
-            if not hungry:
-                break
+        while self._hungry and not self._stopped:
             self._pull()
-            replica = min(hungry, key=lambda name: len(self._replicas[name].positions))
-            position = self._choose(replica)
-            if position is None:
+            if not self._pending:
                 break
-            held = self._replicas[replica]
-            held.positions.append(position)
-            held.last = position
-            self._pending.discard(position)
-            assignments.append(Assignment(replica, self._spans[position]))
+            replica = min(self._hungry, key=lambda name: (len(self._replicas[name].positions), name))
+            assignments.append(Assignment(replica, self._spans[self._take(replica, self._choose(replica))]))
         return assignments
+
+    def _take(self, replica: int, position: int) -> int:
+        held = self._replicas[replica]
+        del self._pending[bisect.bisect_left(self._pending, position)]
+        self._claim(position, -self._readers[position - 1])
+        self._move_reader(held.last, position)
+        held.last = position
+        held.positions.append(position)
+        self._num_held += 1
+        if len(held.positions) >= self._depth:
+            self._hungry.discard(replica)
+        return position
+
+    def _put_back(self, position: int) -> None:
+        bisect.insort(self._pending, position)
+        self._claim(position, self._readers[position - 1])
 
     def _pull(self) -> None:
         while self._more is not None and len(self._pending) < self._ahead and self._pulled < self._head + self._window:
-            span = next(self._more, None)
+            try:
+                span = next(self._more, None)
+            except Exception as error:
+                span, self._error = None, error
             if span is None:
                 self._more = None
                 return
+            self.order.append(span.index)
             self._spans[self._pulled] = span
             self._position[span.index] = self._pulled
-            self._pending.add(self._pulled)
+            self._put_back(self._pulled)
             self._pulled += 1
 
-    def _choose(self, replica: int) -> int | None:
-        window = range(self._head, min(self._head + self._window, self._pulled))
+    def _choose(self, replica: int) -> int:
         last = self._replicas[replica].last
-        if last is not None and self._group(last) is not None:
-            follower = last + 1
-            if follower in window and follower in self._pending and self._group(follower) == self._group(last):
-                return follower
-        taken = {
-            self._group(held.last)
-            for name, held in self._replicas.items()
-            if name != replica and held.last is not None and self._is_open(held)
-        } - {None}
-        candidates = [position for position in window if position in self._pending]
-        unclaimed = [position for position in candidates if self._group(position) not in taken]
-        return next(iter(unclaimed or candidates), None)
+        if last is not None and self._is_pending(last + 1) and self._follows(last + 1):
+            return last + 1
+        unclaimed = (position for position in self._pending if not self._claims[self._spans[position].group or ""])
+        return next(unclaimed, self._pending[0])
 
-    def _is_open(self, held: _Held) -> bool:
-        """Whether the group that a replica reads goes on after the last span it was given."""
-        assert held.last is not None
-        follower = held.last + 1
-        return follower in self._pending and self._group(follower) == self._group(held.last)
+    def _move_reader(self, before: int | None, after: int | None) -> None:
+        for position, change in ((before, -1), (after, 1)):
+            if position is not None:
+                self._readers[position] += change
+                if not self._readers[position]:
+                    del self._readers[position]
+                if self._is_pending(position + 1):
+                    self._claim(position + 1, change)
 
-    def _group(self, position: int) -> str | None:
-        span = self._spans.get(position)  # gone where it is long finished
-        return None if span is None else span.group
+    def _claim(self, position: int, change: int) -> None:
+        """So many replicas more are in the middle of the group at a pending position."""
+        group = self._spans[position].group
+        if change and group is not None and self._follows(position):
+            self._claims[group] += change
+            if not self._claims[group]:
+                del self._claims[group]
+
+    def _is_pending(self, position: int) -> bool:
+        place = bisect.bisect_left(self._pending, position)
+        return place < len(self._pending) and self._pending[place] == position
+
+    def _follows(self, position: int) -> bool:
+        """Whether a span goes on with the group of the one before."""
+        before = self._spans.get(position - 1)  # gone where it is long finished
+        group = self._spans[position].group
+        return before is not None and group is not None and before.group == group

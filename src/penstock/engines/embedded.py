@@ -13,17 +13,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.events import NOTHING_ASKED, Asked, Prepared
+from penstock.core.events import NOTHING_ASKED, Asked, Prepared, Work
 from penstock.core.job import Job
-from penstock.core.ordering import AsFinished, InOrder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Releases, Replica, TakesAnySize
 from penstock.core.records import UNWATCHED, Device, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
-from penstock.core.scheduler import Assignment, Scheduler
-from penstock.core.span_feed import SpanFeed
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.engines.memory_watch import Tell, quietly
+from penstock.engines.run_events import (
+    Command,
+    DeviceJoined,
+    ReplicaSaid,
+    RunBegan,
+    Send,
+    SpanFinished,
+    StopRequested,
+    Yield,
+)
+from penstock.engines.run_state import RunState
 from penstock.pool.guard.fitting import Fitting
 from penstock.pool.guard.keeping import Keeper
 from penstock.pool.guard.warmup import first_that_runs
@@ -101,41 +109,39 @@ class EmbeddedEngine:
 
     def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
         assert self._job is not None
-        coming = SpanFeed(spans)
-        if coming.first is None:
-            coming.check()
-            return
         source = self._job.source
         done: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        depth = self._placement.loaders + self._placement.lanes
-        scheduler = Scheduler(
-            coming,
-            depth,
-            window=2 * depth * self._placement.replicas,
-            ahead=None if source.traits.is_resumable else 1,
-        )
-        order = InOrder(coming.order) if is_ordered else AsFinished(coming.order)
-        for number, replica in enumerate(self._replicas[: self._placement.replicas]):
-            self._pipelines.append(self._pipeline(number, replica, done))
-            self._assign(scheduler.join(number))
+        placement = self._placement
+        state = RunState(placement)
+        depth, ahead = placement.loaders + placement.lanes, None if source.traits.is_resumable else 1
         try:
-            while not scheduler.is_finished:
+            for number, replica in enumerate(self._replicas[: placement.replicas]):
+                self._pipelines.append(self._pipeline(number, replica, done))
+                state.handle(DeviceJoined(placement.devices[number]))
+                state.handle(ReplicaSaid(number, Prepared((), 0.0)))
+            self._carry_out(state.handle(RunBegan(spans, depth, placement.replicas, ahead, is_ordered)))
+            while not state.is_finished:
                 if self._stop.is_raised:
-                    scheduler.stop()
+                    state.handle(StopRequested())  # what is held is finished; nothing is taken back
                 message = done.get()
                 if isinstance(message, BaseException):
                     raise message
                 number, result, timings = message
-                order.add(result)
-                self._observe(number, self._placement.devices[number], timings)
-                self._assign(scheduler.finish(number, result.span.index))
-                for result in order.ready():
-                    yield result
+                self._observe(number, placement.devices[number], timings)
+                for leaving in self._carry_out(state.handle(SpanFinished(number, result, timings))):
+                    yield leaving
                     if isinstance(source, Releases):
-                        source.release(result.span)
-            coming.check()
+                        source.release(leaving.span)
+            state.check()
         finally:
             self._end_pipelines()
+
+    def _carry_out(self, commands: list[Command]) -> list[Result]:
+        """Hand spans to their pipelines; returns the results whose turn has come."""
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Work):
+                self._pipelines[command.replica].add(command.message.span)
+        return [command.result for command in commands if isinstance(command, Yield)]
 
     def loaders(self) -> str | None:
         return None
@@ -168,10 +174,6 @@ class EmbeddedEngine:
             follows=self._follows,
             outputs=self._outputs,
         )
-
-    def _assign(self, assignments: list[Assignment]) -> None:
-        for assignment in assignments:
-            self._pipelines[assignment.replica].add(assignment.span)
 
     def _end_pipelines(self) -> None:
         while self._pipelines:

@@ -1,12 +1,12 @@
-"""What a run knows about the memory of its devices, and what is tried when a replica died for want of it.
+"""What a run knows about the memory of its devices, and what is tried when a replica died of too little. Pure.
 
-A replica that catches its own shortage goes on by itself (`pool.guard.fitting`) and only tells. One that dies leaves
-a notice of the batch that it was at. Its successor begins with half of that, one batch at a time, so that the next
+A replica that catches its own shortage goes on by itself (`pool.guard`) and only reports it. One that dies leaves a
+notice of the batch that it was at. Its successor begins with half of that, one batch at a time, so that the next
 notice is sure. A row at which replicas die twice, alone, is a failed row.
 
-Not everything that dies of SIGKILL had too little memory. The kernel counts whom it killed for that; where the count
-did not move, the batch is run again as it was, and only a second death at it counts. So a replica that somebody killed
-changes no bits.
+Not every process that dies of SIGKILL had too little memory. The kernel counts those that it killed for that; where the
+count did not move, the batch is run again as it was, and only a second death at it counts. So a replica that somebody
+killed changes no bits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from enum import Enum, auto
 from penstock.core.memory import Ceilings, speaks_of_memory
 from penstock.core.records import Device, RowFailure, Shortage, Span
 from penstock.errors import WorkersDied
-from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.board import Notice
-from penstock.pool.processes.supervisor import ReplicaHandle
 
 Tell = Callable[[str], None]
-"""Says a line to people."""
+"""Shows a line to the user."""
 
 _DEATHS_OF_A_ROW = 2
 _MOST_POISONED_AT_FIRST = 2
@@ -35,7 +33,7 @@ _ALL_ROWS = 1 << 62
 
 
 def quietly(text: str) -> None:
-    """Says nothing."""
+    """Show nothing."""
 
 
 class Verdict(Enum):
@@ -49,48 +47,47 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Death:
-    """How a replica ended: its exit code (None where it only gave up), its last words, and what it was at."""
+class ReplicaEnd:
+    """How a replica ended, as the engine sees it.
 
-    device: Device
+    Args:
+        pid: Its process.
+        how: In words.
+        code: Its exit code, negative for a signal; None where it only gave up.
+        words: The end of the log.
+        notice: The batch that it was at.
+        oom_kills: How many processes the kernel has killed for want of memory so far.
+    """
+
     pid: int
     how: str
-    code: int | None
-    words: str
-    notice: Notice | None
+    code: int | None = None
+    words: str = ""
+    notice: Notice | None = None
+    oom_kills: int = 0
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a replica, and what it had: its device, its spans, and whether it had run a batch of the job."""
+
+    device: Device
+    end: ReplicaEnd
     spans: Sequence[Span]
     batch_size: int
     is_prepared: bool
 
-    @classmethod
-    def of(
-        cls,
-        handle: ReplicaHandle,
-        gave_up: str | None,
-        *,
-        words: str,
-        spans: Sequence[Span],
-        batch_size: int,
-        is_prepared: bool,
-    ) -> Death:
-        """The end of a replica whose process is over, or that said that it cannot go on, and why."""
-        notice, device, pid = handle.board.read(), handle.device, handle.pid
-        if gave_up is not None:
-            return cls(device, pid, f"gave up with {gave_up}", None, gave_up, notice, spans, batch_size, is_prepared)
-        how = handle.describe_end()
-        return cls(device, pid, how, handle.exit_code, words, notice, spans, batch_size, is_prepared)
-
     @property
-    def place(self) -> int:
+    def span_index(self) -> int:
         """The span in which it died."""
-        row = self.notice.first_row if self.notice is not None else -1
+        row = self.end.notice.first_row if self.end.notice is not None else -1
         return next((span.index for span in self.spans if span.start <= row < span.stop), _WARM_UP)
 
     def as_error(self, when: str) -> WorkersDied:
-        last = self.words.rpartition("\n")[2][:300]
+        last = self.end.words.rpartition("\n")[2][:300]
         return WorkersDied(
             f"a replica on {self.device} died while {when}",
-            received=f"process {self.pid} {self.how}; its last words: {last or 'none'}",
+            received=f"process {self.end.pid} {self.end.how}; its last words: {last or 'none'}",
             hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
         )
 
@@ -108,19 +105,20 @@ class MemoryWatch:
     """The memory of all devices of a run.
 
     Args:
-        note: Writes a line into the log.
-        tell: Says a line to people.
+        tell: Shows a line to the user.
+        oom_kills: How many processes the kernel had killed for want of memory when the run began.
+        has_address_limit: Whether processes may hold only so much memory: then one that crashes is suspected.
     """
 
-    def __init__(self, note: Tell, tell: Tell) -> None:
-        self._note = note
+    def __init__(self, tell: Tell, oom_kills: int = 0, *, has_address_limit: bool = False) -> None:
         self._tell = tell
+        self._has_address_limit = has_address_limit
         self.shortages: Counter[Shortage] = Counter()
         self._memories: dict[str, _Memory] = {}
         self._poisoned: dict[int, RowFailure] = {}
         self._deaths_at: Counter[int] = Counter()
         self._suspected: set[int] = set()
-        self._kills = oom_kills()
+        self._kills = oom_kills
         self._has_progressed = True
 
     def ceilings(self, device: Device) -> Mapping[int, int]:
@@ -138,8 +136,8 @@ class MemoryWatch:
         """The rows of a span at which replicas died."""
         return tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
 
-    def told(self, device: Device, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
-        """A replica ran short and went on. What others found on the same device stays."""
+    def note_shortage(self, device: Device, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
+        """A replica ran short and went on. Lower ceilings that others found on the same device stay."""
         known = self._of(device).ceilings
         for row_bytes, most in ceilings.items():
             known.lower(row_bytes, most)
@@ -153,7 +151,7 @@ class MemoryWatch:
     def judge(self, death: Death) -> Verdict:
         """What the death of a replica means, and what the next one on its device is given."""
         verdict = self._suspect(death)
-        memory, notice = self._of(death.device), death.notice
+        memory, notice = self._of(death.device), death.end.notice
         if notice is None:
             return self._judge_without_notice(death, memory, verdict)
         if verdict is not Verdict.LESS_WAS_TRIED:
@@ -181,18 +179,18 @@ class MemoryWatch:
 
     def _suspect(self, death: Death) -> Verdict:
         """Whether it was the memory."""
-        kills, before = oom_kills(), self._kills
-        self._kills = kills
-        if death.code == -signal.SIGKILL:
-            is_sure, is_likely = kills > before, True
+        end, before = death.end, self._kills
+        self._kills = end.oom_kills
+        if end.code == -signal.SIGKILL:
+            is_sure, is_likely = end.oom_kills > before, True
         else:
-            is_sure, is_likely = speaks_of_memory(death.words), has_address_limit() and (death.code or 0) < 0
+            is_sure, is_likely = speaks_of_memory(end.words), self._has_address_limit and (end.code or 0) < 0
         if is_sure:
             return Verdict.LESS_WAS_TRIED
-        if not is_likely or death.notice is None:
+        if not is_likely or end.notice is None:
             return Verdict.ORDINARY
-        is_second = death.place in self._suspected
-        self._suspected.add(death.place)
+        is_second = death.span_index in self._suspected
+        self._suspected.add(death.span_index)
         return Verdict.LESS_WAS_TRIED if is_second else Verdict.SUSPICIOUS
 
     def _judge_row(self, death: Death, notice: Notice, memory: _Memory) -> Verdict:
@@ -205,7 +203,7 @@ class MemoryWatch:
             return Verdict.ORDINARY  # not these rows: none fits
         if self._deaths_at[row] < _DEATHS_OF_A_ROW:
             return Verdict.SUSPICIOUS
-        reason = f"does not fit into the memory by itself: the process that predicted it {death.how}"
+        reason = f"does not fit into the memory by itself: the process that predicted it {death.end.how}"
         self._poisoned[row] = RowFailure(row, "", "predict", "OutOfMemory", reason)
         self._record(Shortage(str(death.device), 1, 0))
         if self._has_progressed:
@@ -224,7 +222,6 @@ class MemoryWatch:
         """One line for each new ceiling; the others are counted."""
         self.shortages[shortage] += 1
         if self.shortages[shortage] == 1:
-            self._note(str(shortage))
             self._tell(str(shortage))
 
 

@@ -13,9 +13,11 @@ from penstock.core.loader_count import (
     LOADERS_WAIT,
     PATIENCE,
     REPLICAS_WAIT,
+    WINDOW_S,
     LoaderCount,
     Observation,
 )
+from penstock.core.records import Timings
 
 
 def starving(rate: float = 100.0) -> Observation:
@@ -159,3 +161,22 @@ def test_there_is_always_one_and_never_more_than_allowed_and_it_changes_in_steps
         assert abs(count - before) <= max(1, before // 4)
         assert policy.highest >= count
         before = count
+
+
+def test_windows_are_cut_by_the_clock_and_empty_ones_decide_nothing() -> None:
+    policy = LoaderCount(start=1, most=4)
+    starved = Timings(rows=100, compute=0.2, wait_for_data=0.8)
+    assert policy.look(10.0, 0.0, 0.0, has_newcomers=False) is None
+    assert policy.look(20.0, 1.0, 0.0, has_newcomers=False) is None, "no row was predicted"
+    policy.add(starved)
+    assert policy.look(10.0 + WINDOW_S / 2, 1.0, 0.0, has_newcomers=False) is None, "the window is not over"
+    assert policy.look(20.0, 1.0, 0.0, has_newcomers=True) is None, "what a new loader brings is not seen yet"
+    policy.add(starved)
+    assert policy.look(20.0 + WINDOW_S, 2.0, 0.0, has_newcomers=False) == 2
+
+
+def test_number_of_loaders_is_told_in_words() -> None:
+    policy = LoaderCount(start=2, most=6)
+    assert policy.describe(2) == "2"
+    assert policy.take_all() == 6
+    assert policy.describe(5) == "5 (began with 2, up to 6)"

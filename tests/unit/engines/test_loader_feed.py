@@ -82,22 +82,16 @@ class NoRuntime:
 
 
 @pytest.fixture
-def sent() -> list[tuple[int, object]]:
+def delivered() -> list[object]:
     return []
 
 
 @pytest.fixture
-def feed(sent: list[tuple[int, object]]) -> Iterator[LoaderFeed]:
-    """A feed without loaders, and two replicas, 0 and 1, that take what they are sent."""
-
-    def send(replica: int, message: object) -> bool:
-        if replica in (0, 1):
-            sent.append((replica, message))
-        return replica in (0, 1)
-
+def feed(delivered: list[object]) -> Iterator[LoaderFeed]:
+    """A feed without loaders."""
     with tempfile.TemporaryFile() as log:
         launch = Launch(NoRuntime(), ModelFile("keras", "m", "d", ("jax",)), 1, log)  # type: ignore[arg-type]
-        yield LoaderFeed(launch, send, timeout_s=60)
+        yield LoaderFeed(launch, delivered.append, timeout_s=60)
         launch.close()
 
 
@@ -105,84 +99,23 @@ def filled(span: int, slot: int | None, index: int = 0) -> Filled:
     return Filled(span, index, 4, 0, slot, (), (), ())
 
 
-def spans_of(count: int) -> list[Span]:
-    return [Span(index, index * 4, 4, ()) for index in range(count)]
-
-
 def free(feed: LoaderFeed) -> list[int]:
     return feed.pool._free
 
 
-def test_messages_go_to_the_replica_of_their_span(feed: LoaderFeed, sent: list[tuple[int, object]]) -> None:
-    first, second = spans_of(2)
-    feed.route(first, 1)
-    feed.route(second, 0)
-    messages = [filled(1, 5), Chunk((0, 0), 2, 0, 10, 10), filled(0, 3), SpanLoaded(0, 1, 0.5, 0.0)]
+def test_what_is_not_of_the_first_batch_is_delivered(feed: LoaderFeed, delivered: list[object]) -> None:
+    messages = [filled(1, 5), Chunk((0, 0), 2, 0, 10, 10), SpanLoaded(0, 1, 0.5, 0.0)]
     for message in messages:
-        feed._deliver(message)  # type: ignore[arg-type]
-    assert sent == [(0, messages[0]), (1, messages[1]), (1, messages[2]), (1, messages[3])]
-    assert free(feed) == []
-
-
-def test_slot_is_free_when_its_replica_has_emptied_it(feed: LoaderFeed) -> None:
-    feed.route(spans_of(1)[0], 0)
-    feed._deliver(filled(0, 5))
-    feed.emptied(0, 5)
-    assert free(feed) == [5]
-
-
-def test_slots_of_a_lost_replica_are_free_each_once(feed: LoaderFeed, sent: list[tuple[int, object]]) -> None:
-    first, second = spans_of(2)
-    feed.route(first, 0)
-    feed.route(second, 1)
-    for message in (filled(0, 5), filled(0, 6, 1), filled(1, 7), filled(0, 8, 2)):
-        feed._deliver(message)
-    feed.emptied(0, 6)
-    feed.lose(0)
-    assert sorted(free(feed)) == [5, 6, 8]
-    # What still comes for it has nowhere to go.
-    feed._deliver(filled(0, 9, 3))
-    feed._deliver(SpanLoaded(0, 4, 0.0, 0.0))
-    assert sorted(free(feed)) == [5, 6, 8, 9]
-    feed.lose(0)
-    assert sorted(free(feed)) == [5, 6, 8, 9]
-    assert len(sent) == 4
-
-
-def test_slot_for_a_replica_that_is_gone_is_free_at_once(feed: LoaderFeed) -> None:
-    feed.route(spans_of(1)[0], 99)
-    feed._deliver(filled(0, 5))
-    assert free(feed) == [5]
-
-
-def test_batch_without_a_slot_frees_none(feed: LoaderFeed) -> None:
-    feed._deliver(filled(3, None))
-    assert free(feed) == []
-
-
-def test_spans_that_no_loader_has_begun_are_taken_back_by_replica(feed: LoaderFeed) -> None:
-    first, second, third = spans_of(3)
-    feed.route(first, 0)
-    feed.route(second, 1)
-    feed.route(third, 0)
-    assert feed.withdraw() == {0: [0, 2], 1: [1]}
-    assert feed.withdraw() == {}
-
-
-def test_span_that_goes_to_another_replica_is_loaded_once_more_but_waits_once(feed: LoaderFeed) -> None:
-    (span,) = spans_of(1)
-    feed.route(span, 0)
-    feed.lose(0)
-    feed.route(span, 1)
-    assert feed.withdraw() == {1: [0]}
+        feed._take(message)  # type: ignore[arg-type]
+    assert delivered == messages
 
 
 def test_first_batch_stays_in_its_slot_and_the_rest_of_its_span_is_dropped(feed: LoaderFeed) -> None:
     feed._sample, warm = Span(-1, 0, 4, ()), filled(-1, 2)
-    feed._deliver(warm)
-    feed._deliver(filled(-1, 3, 1))
-    feed._deliver(Chunk((-1, 1), 6, 0, 10, 10))
-    feed._deliver(SpanLoaded(-1, 2, 2.0, 0.0))
+    feed._take(warm)
+    feed._take(filled(-1, 3, 1))
+    feed._take(Chunk((-1, 1), 6, 0, 10, 10))
+    feed._take(SpanLoaded(-1, 2, 2.0, 0.0))
     assert feed.warm == warm
     assert sorted(free(feed)) == [3, 6]
     assert feed.rows_loaded_per_s == 2.0
@@ -190,21 +123,17 @@ def test_first_batch_stays_in_its_slot_and_the_rest_of_its_span_is_dropped(feed:
 
 def test_the_first_rows_are_read_twice_as_the_first_time_is_slow(feed: LoaderFeed) -> None:
     feed._sample, feed._is_timed = Span(-1, 0, 4, ()), True
-    feed._deliver(SpanLoaded(-1, 1, 0.5, 0.0))
+    feed._take(SpanLoaded(-1, 1, 0.5, 0.0))
     assert feed.rows_loaded_per_s is None
     assert feed.pool.withdraw() == [feed._sample]
-    feed._deliver(SpanLoaded(-1, 1, 0.1, 0.0))
+    feed._take(SpanLoaded(-1, 1, 0.1, 0.0))
     assert feed.rows_loaded_per_s == 40.0
     assert feed.pool.withdraw() == []
 
 
-def test_span_that_is_finished_is_forgotten(feed: LoaderFeed) -> None:
-    (span,) = spans_of(1)
-    feed.route(span, 0)
-    feed.finish(0, Timings(rows=4))
-    feed._deliver(filled(0, 5))
-    assert free(feed) == [5]
-
-
-def test_number_of_loaders_is_told_in_words(feed: LoaderFeed) -> None:
-    assert feed.describe() == "0"
+def test_timings_of_a_finished_span_have_what_its_loader_waited(feed: LoaderFeed) -> None:
+    feed._take(SpanLoaded(0, 1, 0.5, 0.25))
+    for waited in (0.25, 0.0):
+        timings = Timings(rows=4)
+        feed.finish(0, timings)
+        assert timings.wait_for_room == waited

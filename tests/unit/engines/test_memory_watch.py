@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from penstock.core.records import Device, RowFailure, Shortage, Span
-from penstock.engines.memory_watch import Death, MemoryWatch, Verdict
+from penstock.engines.memory_watch import Death, MemoryWatch, ReplicaEnd, Verdict
 from penstock.pool.processes.board import Notice
 
 CPU, OTHER_CPU, GPU = Device("cpu", 0), Device("cpu", 1), Device("gpu", 0, uuid="GPU-1")
@@ -17,13 +17,14 @@ KILLED: dict[str, Any] = {"code": -signal.SIGKILL, "words": ""}
 
 def death(rows: int, first_row: int = 430, device: Device = CPU, **more: Any) -> Death:
     notice = Notice(0.0, first_row, rows, 16) if rows else None
-    told: dict[str, Any] = {"spans": [SPAN], "batch_size": 64, "is_prepared": True, **BAD_ALLOC, **more}
-    return Death(device, 1, "was killed", notice=notice, **told)
+    told: dict[str, Any] = {"spans": [SPAN], "is_prepared": True, "oom_kills": 0, **BAD_ALLOC, **more}
+    end = ReplicaEnd(1, "was killed", told["code"], told["words"], notice, told["oom_kills"])
+    return Death(device, end, told["spans"], 64, told["is_prepared"])
 
 
 def watch() -> tuple[MemoryWatch, list[str]]:
     said: list[str] = []
-    return MemoryWatch(lambda text: None, said.append), said
+    return MemoryWatch(said.append), said
 
 
 def test_who_died_of_memory_is_followed_by_one_with_half_and_alone() -> None:
@@ -46,6 +47,19 @@ def test_one_kill_changes_nothing_and_a_second_at_the_same_span_does() -> None:
     assert memory.judge(death(64, 950, spans=[elsewhere], **KILLED)) is Verdict.SUSPICIOUS
     assert memory.judge(death(64, **KILLED)) is Verdict.LESS_WAS_TRIED
     assert memory.ceilings(CPU) == {16: 32}
+
+
+def test_kill_that_the_kernel_counts_is_believed_at_once() -> None:
+    memory, _ = watch()
+    assert memory.judge(death(64, **KILLED, oom_kills=1)) is Verdict.LESS_WAS_TRIED
+    assert memory.judge(death(32, **KILLED, oom_kills=1)) is Verdict.SUSPICIOUS, "the count did not move"
+
+
+def test_crash_under_an_address_limit_is_suspected() -> None:
+    memory = MemoryWatch(lambda line: None, has_address_limit=True)
+    crash: dict[str, Any] = {"code": -signal.SIGSEGV, "words": ""}
+    assert memory.judge(death(64, **crash)) is Verdict.SUSPICIOUS
+    assert memory.judge(death(64, **crash)) is Verdict.LESS_WAS_TRIED
 
 
 def test_kill_at_a_span_that_was_finished_since_is_a_first_one_again() -> None:
@@ -118,8 +132,8 @@ def test_memory_that_ran_out_between_batches_makes_all_of_them_smaller() -> None
 def test_what_replicas_tell_is_counted_and_said_once_for_each_ceiling() -> None:
     memory, said = watch()
     shortage = Shortage("gpu:0", 4096, 2048)
-    memory.told(GPU, shortage, {16: 2048})
-    memory.told(GPU, shortage, {16: 2048})
+    memory.note_shortage(GPU, shortage, {16: 2048})
+    memory.note_shortage(GPU, shortage, {16: 2048})
     assert said == ["gpu:0 ran out of memory at a batch of 4,096 rows: going on with 2,048"]
     assert memory.shortages == {shortage: 2}
     assert memory.ceilings(GPU) == {16: 2048}

@@ -1,0 +1,225 @@
+"""What goes into `RunState` and what comes out of it: events and commands, small records without behaviour.
+
+An event says what happened; a command says what the engine has to do. What a replica says travels as the message that
+it is (`core.events`), inside `ReplicaSaid`; what a replica is told is the message inside `Send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.core.events import (
+    NOTHING_ASKED,
+    Asked,
+    Chunk,
+    Convert,
+    Converted,
+    Drain,
+    Emptied,
+    Failed,
+    Filled,
+    Limit,
+    Loaded,
+    Measure,
+    Measured,
+    Prepare,
+    Prepared,
+    RanShort,
+    Returned,
+    SpanLoaded,
+    Work,
+)
+from penstock.core.job import Job
+from penstock.core.records import Device, Placement, Result, Span, Timings
+from penstock.engines.memory_watch import ReplicaEnd
+
+
+@dataclass(frozen=True)
+class DeviceJoined:
+    """A device may be used: start a replica there."""
+
+    device: Device
+
+
+@dataclass(frozen=True)
+class JobTaken:
+    """Every replica is to be prepared for this job, those that start later too."""
+
+    job: Job
+    placement: Placement
+    sample: Span
+    asked: Asked = NOTHING_ASKED
+
+
+@dataclass(frozen=True)
+class ProbeAsked:
+    """Ask so many replicas of the placement at once, and start those that are missing; the first one where None."""
+
+    message: Measure | Convert
+    replicas: int | None = None
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """Predict these spans.
+
+    Args:
+        spans: The spans, in order; pulled as there is room.
+        depth: How many spans a replica holds at once.
+        most_replicas: How many replicas have work, as far as that is known.
+        ahead: How many spans to pull before a replica wants them; None for the whole window.
+        is_ordered: Whether results leave in the order of the spans, or as they are finished.
+    """
+
+    spans: Iterable[Span]
+    depth: int
+    most_replicas: int
+    ahead: int | None = None
+    is_ordered: bool = True
+
+
+@dataclass(frozen=True)
+class ReplicaSaid:
+    """A message of a replica that is not about data."""
+
+    replica: int
+    message: Loaded | Prepared | Measured | Converted | Emptied | RanShort | Returned
+
+
+@dataclass(frozen=True)
+class SpanFinished:
+    """A replica has delivered a whole span."""
+
+    replica: int
+    result: Result
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class ReplicaDied:
+    """The process of a replica is over, or it `failed`: it says that it cannot go on."""
+
+    replica: int
+    end: ReplicaEnd
+    failed: Failed | None = None
+
+
+@dataclass(frozen=True)
+class BatchLoaded:
+    """A loader process has sent something for the replica of a span."""
+
+    message: Chunk | Filled | SpanLoaded
+
+
+@dataclass(frozen=True)
+class SpansWithdrawn:
+    """The answer to `WithdrawSpans`: spans that no loader process had begun."""
+
+    spans: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Begin no more spans."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. The other figures are those of all loader processes so far."""
+
+    now: float
+    loader_busy_s: float = 0.0
+    loader_wait_s: float = 0.0
+    has_new_loaders: bool = False
+
+
+Event = (
+    DeviceJoined
+    | JobTaken
+    | ProbeAsked
+    | RunBegan
+    | ReplicaSaid
+    | SpanFinished
+    | ReplicaDied
+    | BatchLoaded
+    | SpansWithdrawn
+    | StopRequested
+    | Tick
+)
+
+
+@dataclass(frozen=True)
+class StartReplica:
+    """Start a replica on a device and have it load the model."""
+
+    replica: int
+    device: Device
+
+
+@dataclass(frozen=True)
+class CloseReplica:
+    """End what is left of a replica and free what it used."""
+
+    replica: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a replica. A replica that is gone cannot take it; its death is an event of its own."""
+
+    replica: int
+    message: Prepare | Measure | Convert | Work | Limit | Drain | Chunk | Filled | SpanLoaded
+
+
+@dataclass(frozen=True)
+class ReadSpan:
+    """Have a loader process load a span."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class WithdrawSpans:
+    """Take back the spans that no loader process has begun; `SpansWithdrawn` follows."""
+
+
+@dataclass(frozen=True)
+class FreeSlot:
+    """No replica reads this slot of the loader processes any more."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class ResizeLoaders:
+    """Have so many loader processes."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Yield:
+    """The turn of this result has come."""
+
+    result: Result
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write a line into the log; show it to the user too, where it `is_shown`."""
+
+    line: str
+    is_shown: bool = False
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Give everything up."""
+
+    error: Exception
+
+
+Command = (
+    StartReplica | CloseReplica | Send | ReadSpan | WithdrawSpans | FreeSlot | ResizeLoaders | Yield | Report | Raise
+)

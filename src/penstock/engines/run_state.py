@@ -1,0 +1,430 @@
+"""All decisions of a run, without a process, a clock or a channel: `RunState.handle(event)` returns commands.
+
+An engine turns what it reads into events and carries out the commands: `engines.local` with processes,
+`engines.embedded` with threads. `Scheduler` decides which replica gets which span, `MemoryWatch` what a death says of
+the memory, and `LoaderCount` how many loader processes are worth their cores.
+
+Invariants:
+- every span is yielded exactly once, or the run raises; what a lost replica still says is ignored;
+- a slot of the loader processes is held by one replica at most, and is free again when that is lost;
+- after a stop nothing new is handed out, and nothing is started.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.core.events import (
+    NOTHING_ASKED,
+    Asked,
+    Chunk,
+    Convert,
+    Converted,
+    Drain,
+    Emptied,
+    Failed,
+    Filled,
+    Limit,
+    Loaded,
+    Measure,
+    Measured,
+    Prepare,
+    Prepared,
+    RanShort,
+    Returned,
+    SpanLoaded,
+    Work,
+)
+from penstock.core.loader_count import LoaderCount
+from penstock.core.memory import speaks_of_memory
+from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span
+from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.state import VARIABLES
+from penstock.engines.memory_watch import Death, MemoryWatch, ReplicaEnd, Verdict
+from penstock.engines.run_events import (
+    BatchLoaded,
+    CloseReplica,
+    Command,
+    DeviceJoined,
+    Event,
+    FreeSlot,
+    JobTaken,
+    ProbeAsked,
+    Raise,
+    ReadSpan,
+    ReplicaDied,
+    ReplicaSaid,
+    Report,
+    ResizeLoaders,
+    RunBegan,
+    Send,
+    SpanFinished,
+    SpansWithdrawn,
+    StartReplica,
+    StopRequested,
+    Tick,
+    WithdrawSpans,
+    Yield,
+)
+from penstock.errors import ModelError, PenstockError
+
+DEATHS_IN_A_ROW = 3
+
+
+@dataclass
+class _Replica:
+    """What is known of a replica that was started and is not lost."""
+
+    device: Device
+    is_loaded: bool = False
+    to_prepare: int = 0
+    """How many orders to prepare it has not answered: only the last answer is about the job of now."""
+    is_ready: bool = False
+    slots: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Probe:
+    """A question that no other replica could go on with: if one dies over it, all is given up."""
+
+    message: Measure | Convert
+    is_for_all: bool
+    is_sent: bool = False
+    missing: int = 0
+    answers: list[Measured | Converted] = field(default_factory=list)
+
+
+class RunState:
+    """What an engine knows, and what it does next.
+
+    Args:
+        placement: The devices.
+        oom_kills: How many processes the kernel had killed for want of memory before this.
+        has_address_limit: Whether processes may hold only so much memory.
+    """
+
+    def __init__(self, placement: Placement, oom_kills: int = 0, *, has_address_limit: bool = False) -> None:
+        self._placement = placement
+        self._replicas: dict[int, _Replica] = {}
+        self._next_number = 0
+        self._deaths: Counter[Device] = Counter()
+        self._memory = MemoryWatch(self._show, oom_kills, has_address_limit=has_address_limit)
+        self._taken: JobTaken | None = None
+        self._scheduler: Scheduler | None = None
+        self._is_ordered = True
+        self._finished: dict[int, Result] = {}
+        self._is_stopping = False
+        self._routes: dict[int, int] = {}
+        """Which replica a span is loaded for, where loader processes read."""
+        self._probe: _Probe | None = None
+        self._commands: list[Command] = []
+        self.loader_count: LoaderCount | None = None
+        self.signature: Signature | None = None
+        self.prepared: Prepared | None = None
+        """What the first replica found out about the job of now."""
+        self.answers: list[Measured | Converted] | None = None
+        """The answers to the last probe, when all are there."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Every span of the run was finished or given back."""
+        return self._scheduler is None or self._scheduler.is_finished
+
+    @property
+    def shortages(self) -> Mapping[Shortage, int]:
+        """How the devices ran out of memory and went on, and how often."""
+        return self._memory.shortages
+
+    def check(self) -> None:
+        """Raise the error that ended the spans of the run. Called when everything before it is done."""
+        if self._scheduler is not None:
+            self._scheduler.check()
+
+    def span_of(self, replica: int, index: int) -> Span:
+        """A span that a replica works on."""
+        assert self._scheduler is not None
+        return next(span for span in self._scheduler.spans_of(replica) if span.index == index)
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take an event; returns what is to be done about it, in order."""
+        commands: list[Command] = []
+        self._commands = commands
+        match event:
+            case DeviceJoined(device=device):
+                self._start(device)
+            case JobTaken():
+                self._take(event)
+            case ProbeAsked():
+                self._ask(event)
+            case RunBegan():
+                self._begin(event)
+            case ReplicaSaid(replica=number, message=message):
+                if number in self._replicas:
+                    self._hear(number, message)
+            case SpanFinished(replica=number):
+                if number in self._replicas:
+                    self._finish(event)
+            case ReplicaDied(replica=number, end=end, failed=failed):
+                if number in self._replicas:
+                    self._fail(number, end, failed)
+            case BatchLoaded(message=message):
+                self._route(message)
+            case SpansWithdrawn(spans=spans):
+                self._withdraw(spans)
+            case StopRequested():
+                self._stop()
+            case Tick():
+                self._tick(event)
+        return commands
+
+    def _do(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def _show(self, line: str) -> None:
+        self._do(Report(line, is_shown=True))
+
+    def _start(self, device: Device) -> None:
+        self._replicas[self._next_number] = _Replica(device)
+        self._do(StartReplica(self._next_number, device))
+        self._next_number += 1
+
+    def _start_up_to(self, count: int) -> None:
+        for device in self._placement.devices[len(self._replicas) : count]:
+            self._start(device)
+
+    # The job.
+    def _take(self, event: JobTaken) -> None:
+        self._taken, self._placement = event, event.placement
+        self.prepared = self._scheduler = None
+        placement = event.placement
+        may_grow = placement.has_loader_processes and placement.loaders < placement.most_loaders
+        self.loader_count = LoaderCount(placement.loaders, placement.most_loaders) if may_grow else None
+        for number, replica in self._replicas.items():
+            if replica.is_loaded:
+                self._prepare(number, event.asked)
+
+    def _prepare(self, number: int, asked: Asked) -> None:
+        assert self._taken is not None
+        replica, taken = self._replicas[number], self._taken
+        replica.to_prepare += 1
+        replica.is_ready = False
+        prepare = Prepare(
+            taken.job,
+            taken.sample,
+            taken.placement.loaders,
+            taken.placement.lanes,
+            asked=asked,
+            ceilings=self._memory.ceilings(replica.device),
+            is_alone=self._memory.is_alone(replica.device),
+            poisoned=self._memory.poisoned(taken.sample),
+        )
+        self._do(Send(number, prepare))
+
+    def _hear(
+        self, number: int, message: Loaded | Prepared | Measured | Converted | Emptied | RanShort | Returned
+    ) -> None:
+        replica = self._replicas[number]
+        match message:
+            case Loaded(signature=signature):
+                self._load(number, signature)
+            case Prepared():
+                replica.to_prepare = max(0, replica.to_prepare - 1)
+                if not replica.to_prepare:
+                    self._ready(number, message)
+            case Measured() | Converted():
+                self._answer(message)
+            case Emptied(slot=slot):
+                replica.slots.discard(slot)
+                self._do(FreeSlot(slot))
+            case RanShort(shortage=shortage, ceilings=ceilings):
+                self._memory.note_shortage(replica.device, shortage, ceilings)
+                self._limit_others(number, replica.device)
+            case Returned(spans=spans):
+                assert self._scheduler is not None
+                self._scheduler.give_back(number, spans)
+
+    def _load(self, number: int, signature: Signature) -> None:
+        replica = self._replicas[number]
+        replica.is_loaded = True
+        self.signature = self.signature or signature
+        if signature.weights != self.signature.weights:
+            error = ModelError(
+                "the function builds another model each time it is called",
+                received=f"weights {signature.weights} on {replica.device}",
+                allowed=f"weights {self.signature.weights}, as on the first device",
+                hint="load the weights from a file, or call keras.utils.set_random_seed in it",
+            )
+            self._do(Raise(error))
+        elif self._taken is not None:
+            self._prepare(number, self._taken.asked if self.prepared is None else NOTHING_ASKED)
+
+    def _ready(self, number: int, prepared: Prepared) -> None:
+        self.prepared = self.prepared or prepared
+        self._replicas[number].is_ready = True
+        self._send_probe()
+        if self._scheduler is not None:
+            self._assign(self._scheduler.join(number))
+
+    # Probing: measure, convert.
+    def _ask(self, event: ProbeAsked) -> None:
+        self.answers = None
+        self._probe = _Probe(event.message, is_for_all=event.replicas is not None)
+        self._start_up_to(event.replicas or 0)
+        self._send_probe()
+
+    def _send_probe(self) -> None:
+        """Ask all of them at once, when the last one is ready."""
+        probe = self._probe
+        if probe is None or probe.is_sent:
+            return
+        asked = list(self._replicas) if probe.is_for_all else list(self._replicas)[:1]
+        if all(self._replicas[number].is_ready for number in asked):
+            probe.is_sent, probe.missing = True, len(asked)
+            for number in asked:
+                self._do(Send(number, probe.message))
+
+    def _answer(self, message: Measured | Converted) -> None:
+        assert self._probe is not None
+        self._probe.answers.append(message)
+        self._probe.missing -= 1
+        if not self._probe.missing:
+            self.answers, self._probe = self._probe.answers, None
+
+    # The spans.
+    def _begin(self, event: RunBegan) -> None:
+        window = 2 * event.depth * self._placement.replicas
+        self._scheduler = Scheduler(event.spans, event.depth, window, event.ahead)
+        self._is_ordered, self._is_stopping = event.is_ordered, False
+        self._finished.clear()
+        for number, replica in self._replicas.items():
+            if replica.is_ready:
+                self._assign(self._scheduler.join(number))
+        if self._scheduler.is_finished:
+            return
+        if self.loader_count is not None and self._placement.devices[0].kind == "gpu":
+            # A GPU is faster than any loader: the cores that its start left alone are taken now.
+            self._do(ResizeLoaders(self.loader_count.take_all()))
+        self._start_up_to(event.most_replicas)
+
+    def _assign(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            span = assignment.span
+            self._do(Send(assignment.replica, Work(span, self._memory.poisoned(span))))
+            if self._placement.has_loader_processes:
+                self._routes[span.index] = assignment.replica
+                self._do(ReadSpan(span))
+
+    def _finish(self, event: SpanFinished) -> None:
+        assert self._scheduler is not None
+        result, index = event.result, event.result.span.index
+        self._deaths[self._replicas[event.replica].device] = 0
+        self._memory.finished(index)
+        self._routes.pop(index, None)
+        if self.loader_count is not None:
+            self.loader_count.add(event.timings)
+        self._assign(self._scheduler.finish(event.replica, index))
+        if not self._is_ordered:
+            self._do(Yield(result))
+            return
+        self._finished[index] = result
+        order = self._scheduler.order
+        while order and order[0] in self._finished:
+            self._do(Yield(self._finished.pop(order.popleft())))
+
+    def _stop(self) -> None:
+        """Hand out nothing more; spans that nobody has begun come back."""
+        if self._scheduler is None or self._is_stopping:
+            return
+        self._is_stopping = True
+        self._scheduler.stop()
+        if self._placement.has_loader_processes:
+            self._do(WithdrawSpans())
+        for number in self._replicas:
+            self._do(Send(number, Drain()))
+
+    def _withdraw(self, spans: tuple[int, ...]) -> None:
+        assert self._scheduler is not None
+        for index in spans:
+            replica = self._routes.pop(index, None)
+            if replica is not None:
+                self._scheduler.give_back(replica, [index])
+
+    # The loader processes.
+    def _route(self, message: Chunk | Filled | SpanLoaded) -> None:
+        replica = self._routes.get(message.key[0] if isinstance(message, Chunk) else message.span)
+        slot = None if isinstance(message, SpanLoaded) else message.slot
+        if replica is not None:
+            if slot is not None:
+                self._replicas[replica].slots.add(slot)
+            self._do(Send(replica, message))
+        elif slot is not None:
+            self._do(FreeSlot(slot))
+
+    def _tick(self, tick: Tick) -> None:
+        if self.loader_count is not None:
+            count = self.loader_count.look(
+                tick.now, tick.loader_busy_s, tick.loader_wait_s, has_newcomers=tick.has_new_loaders
+            )
+            if count is not None:
+                self._do(ResizeLoaders(count))
+
+    # Deaths.
+    def _fail(self, number: int, end: ReplicaEnd, failed: Failed | None) -> None:
+        if failed is None or (failed.error is None and speaks_of_memory(failed.last_line)):
+            self._lose(number, end)
+            return
+        bug = PenstockError(
+            f"a replica on {self._replicas[number].device} failed with {failed.kind}",
+            received=failed.last_line,
+            hint="this is a bug of penstock: please report it with the stack trace from --verbose",
+        )
+        self._do(Raise(failed.error or bug))
+
+    def _lose(self, number: int, end: ReplicaEnd) -> None:
+        """Hand the spans of a replica that died to the others, and have another one take its place."""
+        replica = self._replicas.pop(number)
+        device, batch_size = replica.device, self._taken.job.batch_size if self._taken is not None else 1
+        spans = self._scheduler.spans_of(number) if self._scheduler is not None else []
+        death = Death(device, end, spans, batch_size, replica.is_ready)
+        self._do(CloseReplica(number))
+        verdict = self._memory.judge(death)
+        self._deaths[device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[device] + 1
+        if self._is_final(verdict) or self._deaths[device] >= DEATHS_IN_A_ROW:
+            self._do(Raise(death.as_error(self._doing())))
+            return
+        self._routes = {span: held_by for span, held_by in self._routes.items() if held_by != number}
+        for slot in sorted(replica.slots):
+            self._do(FreeSlot(slot))
+        if self._scheduler is None:
+            self._do(Report(f"replica {number} on {device} {end.how} at the first batch"))
+        else:
+            held = [span.index for span in spans]
+            self._do(Report(f"replica {number} on {device} {end.how}; spans {held} are given out again"))
+            self._assign(self._scheduler.lose(number))
+        if verdict is Verdict.LESS_WAS_TRIED:
+            self._limit_others(number, device)
+        is_done = self._scheduler is not None and self._scheduler.is_finished
+        if not is_done and not self._is_stopping:
+            self._start(device)
+
+    def _is_final(self, verdict: Verdict) -> bool:
+        """Whether no other replica could go on where one died."""
+        if self._probe is not None:
+            return True
+        if self._scheduler is None:
+            return verdict is Verdict.ORDINARY
+        # With the state that the model kept, what all other answers depend on is gone.
+        return self._taken is not None and self._taken.job.state == VARIABLES
+
+    def _doing(self) -> str:
+        if self.signature is None:
+            return "loading the model"
+        return "it was tried" if self._probe is not None else "predicting"
+
+    def _limit_others(self, number: int, device: Device) -> None:
+        """What one replica found out about a memory holds for all that share it."""
+        for other, replica in self._replicas.items():
+            if other != number and self._memory.shares_memory(device, replica.device):
+                self._do(Send(other, Limit(self._memory.ceilings(replica.device))))
