@@ -69,9 +69,9 @@ def predict(
             run one by one.
         output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
-        progress: Show progress, or what shows it; goes before `verbose`.
-        on_error: What happens to predictions that are returned when rows fail: "raise", which is the default, "skip"
-            leaves them out, "nan" puts NaN in their place. With `output`, failed rows are recorded.
+        progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
+        on_error: What to do when rows fail and predictions are returned: "raise" (the default), "skip" leaves the
+            rows out, "nan" puts NaN in their place. With `output`, failed rows are recorded.
         **keywords: As the options of `penstock predict`.
 
     Returns:
@@ -90,7 +90,7 @@ def predict(
     shown = _progress(progress, verbose)
     if output is None:
         _check_returned(options, on_error, steps)
-        wanted = Wanted(on_error, steps, callbacks, _in_a_while(shown), verbose is True)
+        wanted = Wanted(on_error, steps, callbacks, _delayed(shown), verbose is True)
         return predict_arrays(resolved(model, options), data, options, wanted)
     for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
         if value is not None:
@@ -136,7 +136,7 @@ def predict_to_folder(
     is_verbose: bool = False,
     began: float | None = None,
 ) -> Summary:
-    """`predict` with an output folder, its options checked already."""
+    """`predict` with an output folder and options that are made already."""
     task = make_task(model, data, output, options, overwrite=overwrite, is_verbose=is_verbose)
     return to_folder.run(task, progress, time.perf_counter() if began is None else began)
 
@@ -149,10 +149,18 @@ def resume(
     progress: bool | Progress | None = None,
     verbose: bool = False,
 ) -> Summary:
-    """Go on with the job in a folder, on whatever devices of its kind are here now (`devices` may name others).
+    """Go on with the job in a folder, on the devices of its kind that are here now.
+
+    Args:
+        output: The folder, or the URL of a remote prefix.
+        devices: Which devices, as in `predict`.
+        max_failures: As in `predict`; None takes the share that the job was begun with.
+        progress: Whether to show progress, or the object that shows it.
+        verbose: Let the frameworks write all they want.
 
     Raises:
-        OutputError: The folder holds no job, or one whose input was in memory.
+        OutputError: The folder holds no job, or one whose model or input was in memory.
+        UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
     folder = os.fspath(output)
@@ -179,10 +187,11 @@ def resume(
 
 
 def status(output: str | os.PathLike[str]) -> dict[str, Any]:
-    """How far the job in a folder is. Touches nothing.
+    """How far the job in a folder is. Changes nothing.
 
     Returns:
-        `state` (`running`, `unfinished` or `finished`), `rows`, `committed`, `failed`, `parts`, `recipe`.
+        `output`, `state` (`running`, `unfinished` or `finished`), `rows`, `committed`, `failed`, `parts`, `model`,
+        `recipe`.
     """
     folder = os.fspath(output)
     place = place_of(folder)
@@ -227,7 +236,7 @@ def stream(
     """
     options = make_options(keywords)
     check_on_error(on_error)
-    wanted = Wanted(on_error, steps, None, _in_a_while(_progress(progress, verbose)), verbose is True)
+    wanted = Wanted(on_error, steps, None, _delayed(_progress(progress, verbose)), verbose is True)
     return stream_blocks(resolved(model, options), data, options, wanted)
 
 
@@ -240,15 +249,15 @@ def plan(
     verbose: bool = False,
     **keywords: Unpack[Keywords],
 ) -> Plan:
-    """The fastest safe way to run this model on this data here, found by measuring: the EXPLAIN of inference.
+    """Find the fastest safe way to run this model on this data here, by measuring: the EXPLAIN of inference.
 
-    The plan is kept: `predict` goes by it when it is given the same model and data of the same shape.
+    The plan is kept: `predict` uses it for the same model and data of the same shape.
 
     Args:
         model: As in `predict`, but not a live model, which runs as its framework was set up.
-        data: As in `predict`.
+        data: As in `predict`, but nothing that can be read only once.
         fresh: Search again, even where a plan is known.
-        progress: Show what is being tried.
+        progress: Whether to show what is being tried, or the object that shows it.
         verbose: Let the frameworks write all they want.
         **keywords: As the options of `penstock plan`.
 
@@ -269,7 +278,7 @@ def plan_for(
     is_fresh: bool = False,
     is_verbose: bool = False,
 ) -> Plan:
-    """`plan`, its options checked already."""
+    """`plan` with options that are made already."""
     if is_live_keras_model(model):
         raise UsageError(
             "a live model runs as its framework was set up: there is nothing to plan",
@@ -293,7 +302,7 @@ def inspect(
     weights: str | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a model file takes and gives, or what an input holds: files, or what else `predict` takes as data.
+    """Describe a model (what it takes and gives), or an input (files, or other data that `predict` takes).
 
     Returns:
         For a model: `kind`, `written_by`, `inputs`, `outputs`, `other_signatures`, `parameters`, `bytes`,
@@ -304,7 +313,7 @@ def inspect(
     OPTIONS["runtime"].check(runtime)
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))
-    # It is only looked at: what needs trust is told, and not loaded unless it is given.
+    # Not refused here: the description lists what needs trust, and nothing of that is loaded unless trust is given.
     file = catalog.find_model(target, signature=signature, trust=True)
     if file is None and os.path.isfile(os.path.join(target, "checkpoint")):
         catalog.open_model(target)  # says what a folder of checkpoints is good for
@@ -317,15 +326,19 @@ def inspect(
 
 
 def devices() -> list[dict[str, Any]]:
-    """Every device, its memory, and which runtimes can use it or why not."""
+    """Every device here, its memory, and which runtimes can use it; for the others the reason.
+
+    Returns:
+        For each device `device`, `name`, `memory_bytes`, `free_bytes`, `cores` and `runtimes`, from names to verdicts.
+    """
     return devices_with_runtimes()
 
 
 def _progress(wanted: bool | Progress | None, verbose: bool | int | str = "auto") -> Callable[[], Progress]:
-    """What shows a run: as asked for, or as this terminal, notebook or log can show it.
+    """The progress display: the one that was given, or one that fits this terminal, notebook or log.
 
     Raises:
-        UsageError: `verbose` is none of what Keras takes.
+        UsageError: `verbose` is no value that Keras takes.
     """
     if verbose not in (0, 1, 2, "auto"):
         raise UsageError("unknown verbose", received=f"verbose={verbose!r}", allowed='"auto", 0, 1, 2, True, False')
@@ -338,6 +351,6 @@ def _progress(wanted: bool | Progress | None, verbose: bool | int | str = "auto"
     return NotebookBar if is_notebook() else Bars if sys.stderr.isatty() else Lines
 
 
-def _in_a_while(shown: Callable[[], Progress]) -> Progress:
-    """What shows a call that hands its predictions back: nothing at first, because most are over in a moment."""
+def _delayed(shown: Callable[[], Progress]) -> Progress:
+    """The progress of a call that returns its predictions: hidden at first, because most calls end in a moment."""
     return Silent() if shown is Silent else Later(shown)

@@ -1,4 +1,4 @@
-"""The command line: parse, call the API, turn errors into exit codes. Everything heavy is imported when needed."""
+"""The commands: parse, call the API, turn errors into exit codes. Heavy modules are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Turns every error into one message and its exit code; a stack trace is shown for our own bugs only.
+    """Turns every error into one message and its exit code. Only bugs of penstock show a stack trace.
 
-    Where --json was given, the error is the one document on stdout, too.
+    With --json, the error is the one document on stdout.
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,15 +53,15 @@ class _Commands(click.Group):
             return result if isinstance(result, int) else 0
         except PenstockError as error:
             _ignore_signals()
-            _tell(error)
-            found = error
+            _print_error(error)
+            failure = error
         except click.ClickException as error:
             error.show()
-            found = _as_usage_error(error)
+            failure = _as_usage_error(error)
         except (KeyboardInterrupt, click.Abort):
             _ignore_signals()
             click.echo("interrupted", err=True)
-            found = Interrupted("interrupted")
+            failure = Interrupted("interrupted")
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -70,8 +70,8 @@ class _Commands(click.Group):
                 click.echo(json.dumps(bug.as_json()))
             raise
         if as_json:
-            click.echo(json.dumps(found.as_json()))
-        return found.exit_code
+            click.echo(json.dumps(failure.as_json()))
+        return failure.exit_code
 
 
 def _first_sentence(text: str | None) -> str:
@@ -79,7 +79,7 @@ def _first_sentence(text: str | None) -> str:
     return sentence.rstrip(".") + "."
 
 
-def _tell(error: PenstockError) -> None:
+def _print_error(error: PenstockError) -> None:
     problem, *rest = str(error).splitlines()
     click.echo("\n".join([f"error: {problem}", *rest]), err=True)
 
@@ -95,7 +95,7 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _ignore_signals() -> None:
-    """The command is ending and says why: another signal must not end it without a word."""
+    """A second signal must not end the command before its error is printed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -104,7 +104,7 @@ def _ignore_signals() -> None:
 @click.version_option(__version__, prog_name="penstock")
 def main() -> None:
     """Run trained TensorFlow and Keras models over large data, on every device there is."""
-    # A console script does not have the user's folder on its path; `module:function` is looked up there.
+    # `module:function` is looked up in the user's folder, which is not on the path of a console script.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -179,13 +179,13 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
 def _dry_run(model: str, input_: list[str], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
     from penstock.commands.dry_run import describe, in_words
 
-    found = describe(model, input_, output, options)
+    description = describe(model, input_, output, options)
     if output is not None:
-        click.echo(json.dumps(found) if as_json else in_words(found))
+        click.echo(json.dumps(description) if as_json else in_words(description))
         return 0
     missing = UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
-    click.echo(json.dumps(found | missing.as_json()) if as_json else in_words(found))
-    _tell(missing)
+    click.echo(json.dumps(description | missing.as_json()) if as_json else in_words(description))
+    _print_error(missing)
     return missing.exit_code
 
 
@@ -211,8 +211,8 @@ def plan(
 
     options = options_from_flags(values)
     model, input_ = _model_and_input("plan", model_and_input, values["estimator"])
-    found = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
-    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found, has_every_size=verbose))
+    chosen = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
+    click.echo(json.dumps(chosen.as_json(), indent=1) if as_json else in_words(chosen, has_every_size=verbose))
     return 0
 
 
@@ -236,17 +236,17 @@ def status(output: str, as_json: bool) -> int:
     """How far the job in the folder OUTPUT is."""
     from penstock import api
 
-    found = api.status(output)
+    progress = api.status(output)
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(progress))
         return 0
-    share = (found["committed"] + found["failed"]) / max(1, found["rows"])
-    done = found["committed"] + found["failed"]
-    click.echo(f"{found['state']}: {done:,} of {found['rows']:,} rows done ({share:.0%})")
-    parts = f"{found['parts']} part{'s' if found['parts'] != 1 else ''}"
-    written = f"{found['committed']:,} written in {parts}, {found['failed']:,} failed"
-    click.echo(f"{written}, model {found['model'] or 'in memory'}")
-    if found["state"] == "unfinished":
+    share = (progress["committed"] + progress["failed"]) / max(1, progress["rows"])
+    done = progress["committed"] + progress["failed"]
+    click.echo(f"{progress['state']}: {done:,} of {progress['rows']:,} rows done ({share:.0%})")
+    parts = f"{progress['parts']} part{'s' if progress['parts'] != 1 else ''}"
+    written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
+    click.echo(f"{written}, model {progress['model'] or 'in memory'}")
+    if progress["state"] == "unfinished":
         click.echo(f"go on with: penstock resume {output}")
     return 0
 
@@ -259,19 +259,19 @@ def inspect(target: str, as_json: bool, **values: Any) -> int:
     """What MODEL takes and gives, what wrote it, what it does that needs trust; or what INPUT holds."""
     from penstock import api
 
-    found = api.inspect(target, **read_given(PredictOptions, values))
+    description = api.inspect(target, **read_given(PredictOptions, values))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(description))
         return 0
-    for line in _in_words(found):
+    for line in _in_words(description):
         click.echo(line)
     return 0
 
 
-def _in_words(found: dict[str, Any], indent: str = "") -> list[str]:
-    """A description, a line for each entry; what is empty is left out. Names inside it stay as they are."""
+def _in_words(description: dict[str, Any], indent: str = "") -> list[str]:
+    """A description, one line for each entry that is not empty. Names inside it stay as they are."""
     lines: list[str] = []
-    for key, value in found.items():
+    for key, value in description.items():
         name = f"{indent}{key}:" if indent else f"{key.replace('_', ' ')}:"
         if value is None or value == [] or value == {}:
             continue
@@ -291,11 +291,11 @@ def devices(as_json: bool) -> int:
     """Every device here, its memory, and which runtimes can use it."""
     from penstock import api
 
-    found = api.devices()
+    listed = api.devices()
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(listed))
         return 0
-    for device in found:
+    for device in listed:
         memory = f"{device['free_bytes'] / 2**30:.1f} of {device['memory_bytes'] / 2**30:.1f} GiB free"
         cores = f", {device['cores']} cores" if device["cores"] else ""
         click.echo(f"{device['device']}  {device['name']}{cores}, {memory}")

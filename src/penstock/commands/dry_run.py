@@ -1,4 +1,4 @@
-"""What a job would do, found out by doing everything but predicting and writing."""
+"""Dry run: everything that a job does before it predicts and writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.storage.places import place_of
 
 
 def describe(model: str, inputs: list[str], output: str | None, options: PredictOptions) -> dict[str, Any]:
-    """Load the model, bind the columns, compile the step, divide the input: all but the work itself.
+    """Load the model, bind the columns, compile the step and divide the input; describe what the job would do.
 
     Raises:
         PenstockError: Whatever the job itself would raise before it begins.
@@ -58,30 +58,25 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
     }
 
 
-def _troubles(found: dict[str, Any]) -> list[str]:
-    failures = found["first_failures"]
-    if not failures:
-        return []
-    return [f"of the first {found['first_rows']:,} rows {len(failures):,} fail, the first: {failures[0]}"]
-
-
 def counted(number: int, what: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """The same for people."""
-    outputs = ", ".join(f"{name} {spec}" for name, spec in found["outputs"].items())
+def in_words(job: dict[str, Any]) -> str:
+    """The description of a job for people."""
+    failures = job["first_failures"]
+    failing = f"of the first {job['first_rows']:,} rows {len(failures):,} fail, the first: " if failures else ""
+    outputs = ", ".join(f"{name} {spec}" for name, spec in job["outputs"].items())
     return "\n".join(
         [
-            f"would read {found['rows']:,} rows of {counted(found['files'], 'file')}",
-            *_troubles(found),
-            *([found["checked"]] if found["checked"] else []),
-            *(f"input: {binding}" for binding in found["inputs"]),
-            f"would write {counted(found['parts'], found['format'] + ' part')}, about {found['bytes'] / 1e6:,.1f} MB, "
-            f"to {found['output'] or 'the folder given by --output'}",
+            f"would read {job['rows']:,} rows of {counted(job['files'], 'file')}",
+            *([failing + failures[0]] if failures else []),
+            *([job["checked"]] if job["checked"] else []),
+            *(f"input: {binding}" for binding in job["inputs"]),
+            f"would write {counted(job['parts'], job['format'] + ' part')}, about {job['bytes'] / 1e6:,.1f} MB, "
+            f"to {job['output'] or 'the folder given by --output'}",
             f"columns: row int64[], {outputs}",
-            f"on {', '.join(found['devices'])} with " + ", ".join(f"{k} {v}" for k, v in found["recipe"].items()),
+            f"on {', '.join(job['devices'])} with " + ", ".join(f"{k} {v}" for k, v in job["recipe"].items()),
         ]
     )

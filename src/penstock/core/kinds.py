@@ -182,6 +182,18 @@ def runtimes() -> dict[str, RuntimeEntry]:
     return plugins.load_all(plugins.RUNTIMES, RuntimeEntry)
 
 
+def missing_to_convert() -> str | None:
+    """What is not installed and is needed to convert steps, and how to install it; None where all is there.
+
+    Conversion needs a runtime that writes steps, and the converter.
+    """
+    writers = [entry.package for entry in runtimes().values() if entry.writes_steps]
+    needed = [next((package for package in writers if package.is_installed), writers[0]), CONVERTER]
+    missing = [package for package in needed if not package.is_installed]
+    names = " and ".join(package.distributions[0] for package in missing)
+    return f"{names}: {', '.join(package.install for package in missing)}" if missing else None
+
+
 def source_formats() -> dict[str, SourceFormat]:
     """All formats of sources by name."""
     return plugins.load_all(plugins.SOURCES, SourceFormat)

@@ -20,7 +20,7 @@ _OF_COMMANDS = ("output", "dry_run", *_SWITCHES_OF_COMMANDS)
 _WORDS = ("all", "cpu", "gpu", "off", "auto")
 """Values of options that have no list of choices."""
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
-_TWO_DICTS = re.compile(r"[}] (?:inputs|constants|rename|features)=[{]")
+_TWO_DICTS = re.compile(r"[}] (?:" + "|".join(name for name, each in OPTIONS.items() if each.kind.is_mapping) + ")=[{]")
 _SHELL = re.compile(r"(`[^`]*`)")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -45,7 +45,7 @@ def in_python(text: str, *, is_quoted: bool = False) -> str:
 
 
 def _command(shell: str) -> str:
-    """A command between backticks, by the name of its twin where it has nothing but a name."""
+    """A command between backticks: the name of its Python twin where it has no arguments."""
     match = re.fullmatch(r"`penstock (inspect|devices|status|resume|plan)`", shell)
     return f"`penstock.{match[1]}`" if match else shell
 
@@ -89,7 +89,7 @@ def _literal(word: str) -> str:
 
 
 def spelled(error: PenstockError) -> PenstockError:
-    """The error as Python users write their calls."""
+    """The same error with options spelled as keywords."""
     error.problem = in_python(error.problem)
     if error.received is not None:
         error.received = in_python(error.received, is_quoted=error.received.startswith("--"))
@@ -100,36 +100,37 @@ def spelled(error: PenstockError) -> PenstockError:
 
 
 def for_python(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """A public function whose refusals are in the caller's spelling, with the caller's own lines in the traceback.
+    """A public function whose errors spell options as keywords, and whose tracebacks show only the caller's lines.
 
-    What lies between the call and the refusal is ours, and tells the caller nothing. The cause stays where code of the
-    caller's own raised it: a generator, or a function that preprocesses.
+    Penstock's own frames are removed. The cause of an error stays if the caller's code raised it: a generator, or a
+    function that preprocesses.
     """
 
     @functools.wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         try:
             answer = function(*args, **kwargs)
-            return _told(answer) if isinstance(answer, GeneratorType) else answer  # type: ignore[return-value]
+            return _yielded(answer) if isinstance(answer, GeneratorType) else answer  # type: ignore[return-value]
         except PenstockError as error:
-            told, cause = spelled(error).with_traceback(None), _of_the_caller(error.__cause__)
-        raise told from cause
+            refusal, cause = spelled(error).with_traceback(None), _cause_of_caller(error.__cause__)
+        raise refusal from cause
 
     return called
 
 
-def _told(blocks: Iterator[Any]) -> Iterator[Any]:
-    """What a generator yields, and what it raises in the caller's spelling."""
+def _yielded(blocks: Iterator[Any]) -> Iterator[Any]:
+    """The blocks of a generator; its errors spell options as keywords."""
     try:
         yield from blocks
     except PenstockError as error:
-        told, cause = spelled(error).with_traceback(None), _of_the_caller(error.__cause__)
+        refusal, cause = spelled(error).with_traceback(None), _cause_of_caller(error.__cause__)
     else:
         return
-    raise told from cause
+    raise refusal from cause
 
 
-def _of_the_caller(error: BaseException | None) -> BaseException | None:
+def _cause_of_caller(error: BaseException | None) -> BaseException | None:
+    """The cause of an error, if the caller's own code raised it."""
     last = _last_frame(error.__traceback__) if error is not None else None
     if last is None or isinstance(error, PenstockError):
         return None

@@ -46,8 +46,14 @@ def candidates(
         elif executes(model, name) and _is_alike(kinds.runtime(own), entry):
             why_not = _missing(entry) or _too_wide(entry, bindings, outputs)
             others.append(Candidate(name, why_not=why_not))
-        elif entry.reads_steps and can_convert(model, own):
-            why_not = _missing(entry) or _missing_converter() or _too_wide(entry, bindings, outputs)
+        elif entry.reads_steps and _has_steps(model):
+            lacks = kinds.missing_to_convert()
+            if lacks is not None:
+                why_not = _missing(entry) or f"it needs a converted model, and that needs {lacks}"
+            elif can_convert(model, own):
+                why_not = _missing(entry) or _too_wide(entry, bindings, outputs)
+            else:
+                continue
             others.append(Candidate(name, is_converted=True, why_not=why_not))
     return sorted(others, key=lambda candidate: candidate.why_not is not None)
 
@@ -82,7 +88,3 @@ def _too_wide(entry: RuntimeEntry, bindings: Sequence[Binding], outputs: Sequenc
 
 def _missing(entry: RuntimeEntry) -> str | None:
     return None if entry.package.is_installed else f"not installed: {entry.package.install}"
-
-
-def _missing_converter() -> str | None:
-    return None if kinds.CONVERTER.is_installed else f"conversion is not installed: {kinds.CONVERTER.install}"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from penstock.core.kinds import RuntimeEntry, runtimes
+from penstock.core.kinds import RuntimeEntry, missing_to_convert, runtimes
 from penstock.pool.devices.inventory import cpu_device, gpu_devices, usable_cores
 
 _TIMEOUT_S = 120
@@ -44,7 +44,8 @@ def _verdict(name: str, entry: RuntimeEntry, kind: str, gpus_seen: int | str | N
     if kind not in entry.device_kinds:
         return f"no: {name} runs on {' and '.join(entry.device_kinds)} only"
     if kind == "cpu" or (isinstance(gpus_seen, int) and gpus_seen > 0):
-        return f"yes, {version}"
+        lacks = missing_to_convert() if entry.reads_steps else None
+        return f"yes, {version}" + (f"; Keras and TensorFlow models need {lacks}" if lacks is not None else "")
     if isinstance(gpus_seen, str):
         return f"no: {gpus_seen}"
     return f"no: {name} {version} does not see the GPU (a build without CUDA, or a driver that is too old)"
