@@ -133,7 +133,7 @@ class Sweep:
         yield Contender(own, self.started.engine, self.started.start_s, Proof(0.0), is_own=True)
         if self.started.options.runtime is not None:
             return
-        found = candidates(self.model, recipe.runtime, recipe.device_kind, self.started.job.bindings)
+        found = candidates(self.model, recipe, self.started.job.bindings)
         is_wanted = any(candidate.is_converted and candidate.why_not is None for candidate in found)
         folder, problem = self._converted() if is_wanted else (None, None)
         for candidate in found:

@@ -5,6 +5,7 @@ It is what `model.predict` does, and no faster than it: nothing overlaps.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -117,27 +118,22 @@ def in_steps(
     unpack: Unpack,
 ) -> None:
     """Predict every batch and gather the answers, with the hooks called in between."""
-    rows = 0
-    is_going_on = True
+    remaining, rows = iter(batches), 0
     if hooks is not None:
         hooks.begin()
-    remaining = iter(batches)
-    batch = next(remaining, None)
-    while is_going_on and batch is not None:
+    # A stream may be endless, or wait for input: the next batch is read only when it is needed.
+    while (batch := next(remaining, None)) is not None:
         if hooks is not None:
             hooks.begin_batch()
+        others = itertools.islice(remaining, hooks.batches_at_once - 1 if hooks is not None else 0)
         done = Gathered(gathered.on_error, gathered.labels, gathered.squeeze)
-        steps = 0
-        while batch is not None and steps < (hooks.batches_at_once if hooks is not None else 1):
-            for result in predict(batch):
+        for each in itertools.chain([batch], others):
+            for result in predict(each):
                 done.add(_at(result, rows))
-            rows, steps = rows + len(batch), steps + 1
-            # A stream may be endless, or wait for input: the next batch is read only when it is needed.
-            batch = next(remaining, None) if hooks is None or steps < hooks.batches_at_once else batch
+            rows += len(each)
         gathered.take(done)
-        if hooks is not None:
-            is_going_on = hooks.end_batch(unpack(done.joined()))
-            batch = next(remaining, None) if is_going_on else None
+        if hooks is not None and not hooks.end_batch(unpack(done.joined())):
+            break
     if hooks is not None:
         hooks.end()
 

@@ -276,7 +276,7 @@ def _shrink_if_slow(live: LiveModel, job: Job) -> int:
                 began = time.perf_counter()
                 live.replicas[0].predict(dict(batch.arrays))
                 live.few_s[shapes] = time.perf_counter() - began
-    return tuning.bearable_size(job.batch_size, live.few_s.get(shapes, 0.0))
+    return tuning.size_if_slow(job.batch_size, live.few_s.get(shapes, 0.0))
 
 
 def _num_rows(started: Started) -> int:

@@ -14,7 +14,7 @@ from penstock.core.name_patterns import closest, families, gap_in, is_in_order, 
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
-__all__ = ["RAW_RECORD", "bind", "describe", "find", "misfit", "told", "wire_dtype"]
+__all__ = ["RAW_RECORD", "bind", "describe", "describe_all", "find", "misfit", "wire_dtype"]
 
 Schema = Mapping[str, TensorSpec]
 
@@ -104,7 +104,9 @@ def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Bindin
     )
 
 
-def told(bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]], *, is_positional: bool) -> list[str]:
+def describe_all(
+    bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]], *, is_positional: bool
+) -> list[str]:
     """Every binding in words, and whether it was given, follows from the names or the order, or was guessed."""
     return [f"{describe(binding)}{_why(binding, requested, is_positional)}" for binding in bindings]
 

@@ -144,13 +144,13 @@ def first_size(default: int, batch_s: float) -> int:
     return max(1, min(default // 16, 1 << max(0, quick.bit_length() - 1)))
 
 
-def bearable_size(rule: int, few_s: float) -> int:
+def size_if_slow(rule: int, few_s: float) -> int:
     """The batch size by the rule of thumb; where such a batch would take long, one that takes about a second.
 
     The rule counts the bytes of a row, not the arithmetic: it would give a transformer batches of 8,192 short texts.
     `few_s` is what a batch of `TRIED_ROWS` takes.
 
-    >>> bearable_size(8192, 0.002), bearable_size(8192, 0.16), bearable_size(8192, 16.0)
+    >>> size_if_slow(8192, 0.002), size_if_slow(8192, 0.16), size_if_slow(8192, 16.0)
     (8192, 128, 32)
     """
     if few_s * rule <= _LONGEST_BATCH_S * TRIED_ROWS:

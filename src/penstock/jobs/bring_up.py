@@ -135,7 +135,6 @@ def start(model: ModelFile | LiveModel, request: Request, context: RunContext) -
 
 def _start_processes(model: ModelFile, request: Request, context: RunContext) -> Started:
     """The job on the runtime that is asked for, or on the first that does not refuse the model."""
-    began = time.perf_counter()
     with contextlib.ExitStack() as held:
         source, shared = memory.shared(request.source)
         if shared is not None:
@@ -146,7 +145,9 @@ def _start_processes(model: ModelFile, request: Request, context: RunContext) ->
         def on(runtime: str) -> Started:
             return _start_on(runtime, model, request, context, descriptors)
 
+        began = time.perf_counter()
         started, fallback = on_the_first_that_loads(model, request.runtime, on)
+        started.start_s = time.perf_counter() - began
         started.held.push(held.pop_all())
     notes = started.decision.notes
     if fallback is not None:
@@ -155,7 +156,6 @@ def _start_processes(model: ModelFile, request: Request, context: RunContext) ->
     if model.kind == "builder" and model.weights is None:
         notes += (f"the weights are those that {model.location} gives; --weights FILE loads others",)
     started.decision = replace(started.decision, notes=notes)
-    started.start_s = time.perf_counter() - began
     return started
 
 
@@ -182,11 +182,7 @@ def open_engine(
 ) -> tuple[Tunable, Launch]:
     """Start the first process of a setting: the one place where a local engine is put together.
 
-    Args:
-        setting: What runs where.
-        context: Log, stop flag, display and meter.
-        descriptors: Shared memory that processes inherit.
-        row_timeout_s: How long loader processes may take for one row.
+    Processes inherit `descriptors`, which are shared memory. Loaders may take `row_timeout_s` for one row.
     """
     assert setting.model is not None
     launch = Launch(

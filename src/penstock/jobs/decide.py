@@ -56,21 +56,14 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Request:
-    """An input, what is asked for, and what is settled already.
-
-    Args:
-        source: The rows.
-        options: What the caller asks for.
-        resumed: What the manifest of a resumed job says.
-        planned: What a plan says.
-        answers_rows: How many answers are kept, to be compared with those of others.
-    """
+    """An input, what is asked for, and what is settled already."""
 
     source: Source
     options: PredictOptions
     resumed: Resumed | None = None
     planned: Choice | None = None
     answers_rows: int = 0
+    """How many answers are kept, to be compared with those of others."""
 
     @property
     def recipe(self) -> Recipe | None:
@@ -100,29 +93,22 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Decision:
-    """A job, and how it runs.
-
-    Args:
-        job: Source, bindings, function, batch size, buckets, padding and seed.
-        setting: The runtime, its threads, and where replicas and loaders run.
-        signature: What the model takes and gives.
-        options: What was asked for, with the columns that are kept by default.
-        is_resumed: Whether a manifest settled it.
-        is_size_settled: Whether the batch size was asked for, planned, or is in the manifest.
-        asked: What is found out with the rows of `sample`.
-        sample: The first rows, which the step is compiled and timed with.
-        notes: What people are told about it.
-    """
+    """A job, and how it runs."""
 
     job: Job
     setting: Setting
     signature: Signature
     options: PredictOptions
+    """With the columns that are kept by default."""
     is_resumed: bool
     is_size_settled: bool
+    """Whether the batch size was asked for, planned, or is in the manifest."""
     asked: Asked
+    """What is found out with the rows of `sample`."""
     sample: Span
+    """The first rows, which the step is compiled and timed with."""
     notes: tuple[str, ...] = ()
+    """Lines about it that are shown."""
 
     @property
     def placement(self) -> Placement:
@@ -187,14 +173,7 @@ def _check_weights(resumed: Resumed | None, signature: Signature) -> None:
 
 
 def decide(fitted: Fitted, signature: Signature, request: Request, setting: Setting) -> Decision:
-    """The job, and how it runs, as far as that is known before anything is computed.
-
-    Args:
-        fitted: The input, with what the user's function gives.
-        signature: What the model takes and gives.
-        request: What is asked for, and what is settled already.
-        setting: The processes or threads that hold the model.
-    """
+    """The job, and how it runs, as far as that is known before anything is computed."""
     options, resumed = fitted.options, request.resumed
     bindings = resumed.bindings if resumed is not None else _bind(fitted, signature)
     source = fitted.source
@@ -289,7 +268,7 @@ def shrink_if_slow(decision: Decision, few_s: float) -> Decision:
 
     `few_s` are the seconds of the job's batch `with_few_rows`.
     """
-    job = replace(decision.job, batch_size=tuning.bearable_size(decision.job.batch_size, few_s))
+    job = replace(decision.job, batch_size=tuning.size_if_slow(decision.job.batch_size, few_s))
     if job.fewest_rows is not None:
         job = _of_one_size(job, decision.setting, decision.signature)
     return replace(decision, job=job, sample=_sample(job, decision.asked))

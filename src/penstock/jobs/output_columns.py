@@ -50,7 +50,7 @@ def describe_feeding(started: Started) -> list[str]:
     """Lines about how columns reach the model."""
     source, bindings = started.source, started.job.bindings
     is_positional = source.is_positional or source.traits.is_frame
-    fed = mapping.told(bindings, started.options.inputs, is_positional=is_positional)
+    fed = mapping.describe_all(bindings, started.options.inputs, is_positional=is_positional)
     lines = [*started.decision.notes, *(f"input: {each}" for each in fed)]
     schema = source.schema()
     columns = {name for binding in bindings if binding.dtype != STRING for name in binding.columns}

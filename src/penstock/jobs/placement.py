@@ -25,17 +25,11 @@ _LEAST_GPU_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Setting:
-    """What holds the model: the runtime, the file that it loads, and what it gets of the machine.
-
-    Args:
-        runtime: What executes the model.
-        model: The file that processes load; None for a live model, which runs in this process.
-        threads: CPU threads of each replica.
-        placement: Where replicas and loaders run.
-    """
+    """What holds the model: the runtime, the file that it loads, and what it gets of the machine."""
 
     runtime: str
     model: ModelFile | None
+    """The file that processes load; None for a live model, which runs in this process."""
     threads: int
     placement: Placement
 

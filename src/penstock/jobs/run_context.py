@@ -1,4 +1,4 @@
-"""Run context: the log, stop flag, display and meter that every process of a run is started with."""
+"""Run context: what every process of a run is started with."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from penstock.telemetry.meter import Meter
 
 @dataclass(frozen=True)
 class RunContext:
-    """Surroundings of a run.
-
-    Args:
-        log: The file that processes write to.
-        stop: Ends the run early.
-        note: Shows people a line.
-        is_verbose: Let the frameworks write all they want to.
-        meter: Counts what the run does.
-    """
+    """Log, stop flag, display and meter of a run."""
 
     log: IO[Any]
     stop: StopFlag
     note: Tell = quietly
+    """Shows a line."""
     is_verbose: bool = False
+    """Whether frameworks may write all they want to."""
     meter: Meter = field(default_factory=Meter)
 
     def unseen(self, stop: StopFlag) -> RunContext:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.core import kinds
 from penstock.core.kinds import RuntimeEntry
-from penstock.core.records import Binding, ModelFile, TensorSpec
+from penstock.core.records import Binding, ModelFile, Recipe, TensorSpec
 from penstock.runtimes.catalog import executes
 
 
@@ -21,18 +21,13 @@ class Candidate:
 
 
 def candidates(
-    model: ModelFile,
-    own: str,
-    device_kind: str,
-    bindings: Sequence[Binding],
-    outputs: Sequence[TensorSpec] = (),
-    *,
-    has_many_sizes: bool = False,
+    model: ModelFile, recipe: Recipe, bindings: Sequence[Binding], outputs: Sequence[TensorSpec] = ()
 ) -> list[Candidate]:
-    """Every other runtime that could execute the model on this kind of device. Those that cannot be tried come last.
+    """Every other runtime than the recipe's that could execute the model on the same kind of device.
 
-    With `has_many_sizes`, every batch holds rows of one size, and there are many sizes.
+    Those that cannot be tried come last.
     """
+    own, device_kind = recipe.runtime, recipe.device_kind
     ranked = sorted(
         (entry.rank[device_kind], name)
         for name, entry in kinds.runtimes().items()
@@ -41,7 +36,7 @@ def candidates(
     others: list[Candidate] = []
     for _, name in ranked:
         entry = kinds.runtime(name)
-        if has_many_sizes and entry.compiles_each_size:
+        if not recipe.is_padded and entry.compiles_each_size:
             others.append(Candidate(name, why_not="it compiles anew for each size of rows, and there are many"))
         elif executes(model, name) and _is_alike(kinds.runtime(own), entry):
             why_not = _missing(entry) or _too_wide(entry, bindings, outputs)

@@ -30,12 +30,7 @@ def convert_if_needed(
 ) -> ModelFile:
     """The file that a runtime reads: the model itself, or its converted step, made and compared now if it is missing.
 
-    Args:
-        runtime: The runtime; None for the model's own.
-        model: The model as it was given.
-        request: The job whose first rows the converted step is compared with.
-        step: What the converted step is kept under.
-        context: Log, stop flag and display of the run.
+    `step` is what the converted step is kept under. Without a runtime it is the model's own.
 
     Raises:
         DeviceError: A package is missing.

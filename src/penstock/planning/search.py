@@ -104,7 +104,7 @@ class Search:
             own = self._own()
             others = self._candidates()
             self._climb(own, until=(1 - _OWN_SHARE) * self.clock.left)
-            folder = self._converted(own, others)
+            folder = self._convert(own, others)
             for candidate in others:
                 self._try(candidate, folder)
             self._play_off()
@@ -158,24 +158,15 @@ class Search:
 
     def _candidates(self) -> list[Candidate]:
         """Runtimes to try beside the job's own. Those that cannot be tried are noted among the trials."""
-        if self.started.options.runtime is not None:
-            return []
-        recipe = self.started.recipe
         started = self.started
-        outputs = started.prepared.outputs
-        others = candidates(
-            self.model,
-            recipe.runtime,
-            recipe.device_kind,
-            started.job.bindings,
-            outputs,
-            has_many_sizes=not recipe.is_padded,
-        )
+        if started.options.runtime is not None:
+            return []
+        others = candidates(self.model, started.recipe, started.job.bindings, started.prepared.outputs)
         self.trials += [Trial(each.runtime, rejected=each.why_not) for each in others if each.why_not is not None]
         return [each for each in others if each.why_not is None]
 
-    def _converted(self, own: Contender, others: list[Candidate]) -> str | None:
-        """The folder of the converted step, made where that is worth the time; None where there is none."""
+    def _convert(self, own: Contender, others: list[Candidate]) -> str | None:
+        """Convert the step where that is worth the time; returns its folder, or None where there is none."""
         if not any(candidate.is_converted for candidate in others):
             return None
         folder = store.conversion_folder(self.step)
@@ -240,12 +231,12 @@ class Search:
         """A contender that gives the right answers; None, with the reason noted, where it does not."""
         is_own = (setting.runtime, setting.model) == (self.started.recipe.runtime, self.model)
         tolerance = None if is_own else self.started.options.tolerance
-        found, why = self._attempt(lambda: contender.start(setting, self.started, tolerance, self.context, self.clock))
-        if found is None:
+        one, why = self._attempt(lambda: contender.start(setting, self.started, tolerance, self.context, self.clock))
+        if one is None:
             self.trials.append(Trial(setting.runtime, 0, setting.threads, setting.placement.replicas, rejected=why))
         else:
-            self._alive.append(found)
-        return found
+            self._alive.append(one)
+        return one
 
     def _climb(self, climber: Contender, until: float) -> None:
         if not climber.engine.is_up:

@@ -61,13 +61,7 @@ def make_plan(
 
 @dataclass
 class _PlannedStart:
-    """One start of a job.
-
-    Args:
-        model: The model as it was given.
-        request: The input, what is asked for, and what is settled already.
-        context: Log, stop flag, display and meter of the run.
-    """
+    """One start of a job."""
 
     model: ModelFile
     request: Request

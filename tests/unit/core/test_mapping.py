@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.core.columns import OPAQUE
-from penstock.core.mapping import as_named, bind, describe, misfit, told, wire_dtype
+from penstock.core.mapping import as_named, bind, describe, describe_all, misfit, wire_dtype
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
@@ -120,12 +120,12 @@ class TestGuesses:
     def test_every_binding_is_told_with_what_it_follows_from(self) -> None:
         schema = schema_of(p=(UINT8, (4,)), b=(FLOAT, (2,)), q=(FLOAT, (3,)))
         bindings = bind(model(a=(FLOAT, (4,)), b=(FLOAT, (2,)), c=(FLOAT, (3,))), schema, {"c": ["q"]})
-        assert told(bindings, {"c": ("q",)}, is_positional=False) == [
+        assert describe_all(bindings, {"c": ("q",)}, is_positional=False) == [
             "a ← p, uint8[4] (guessed)",
             "b ← b, float32[2] (by name)",
             "c ← q, float32[3] (as given)",
         ]
-        assert told(bindings[:1], {}, is_positional=True) == ["a ← p, uint8[4] (by position)"]
+        assert describe_all(bindings[:1], {}, is_positional=True) == ["a ← p, uint8[4] (by position)"]
 
     def test_long_list_of_columns_is_shortened(self) -> None:
         binding = Binding("x", tuple(f"c{i}" for i in range(30)), "float32", (30,))
