@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import kinds
 from penstock.core.kinds import Package
-from penstock.core.records import ModelFile
+from penstock.core.records import ModelFile, Recipe
 from penstock.planning.candidates import candidates
 from penstock.pool.devices import runtime_probe
 
@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def reasons(model: ModelFile, own: str) -> dict[str, str | None]:
-    return {each.runtime: each.why_not for each in candidates(model, own, "cpu", ())}
+    return {each.runtime: each.why_not for each in candidates(model, Recipe(own, "cpu", 32, 1), ())}
 
 
 def test_everything_is_tried_where_everything_is_there(installed: set[str]) -> None:
