@@ -246,6 +246,20 @@ def fingerprint_changes_with_any_value(case: Case, paths: Paths) -> None:
             close(other)
 
 
+def fitting_makes_another_source_and_changes_nothing(case: Case, paths: Paths) -> None:
+    with opened(case, paths) as source:
+        schema, traits = dict(source.schema()), source.traits
+        inputs = [TensorSpec(name, "float32", (None,)) for name in schema]
+        numbers = [name for name, spec in schema.items() if spec.shape == () and "int" in spec.dtype]
+        fitted = source.fitted_to(inputs).with_floats(numbers)
+        assert list(fitted.schema()) == list(schema)
+        assert fitted.traits == traits
+        assert (source.schema(), source.traits) == (schema, traits)
+        assert read_all(source, source.divide(7), case.columns) == case.rows_at(paths)
+        if not case.is_stream:
+            assert sum(span.rows for span in fitted.divide(7)) == case.num_rows
+
+
 PROMISES: list[Promise] = [
     every_row_comes_once_and_in_order,
     division_is_whole,
@@ -265,4 +279,5 @@ PROMISES: list[Promise] = [
     pickled_source_reads_a_span_without_dividing_again,
     fingerprint_is_the_same_while_nothing_changes,
     fingerprint_changes_with_any_value,
+    fitting_makes_another_source_and_changes_nothing,
 ]

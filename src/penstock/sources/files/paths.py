@@ -13,25 +13,10 @@ from typing import BinaryIO, cast
 from penstock.core.records import Fragment
 from penstock.errors import InputError
 from penstock.sources.files import listing, remote, remote_listing
-from penstock.sources.files.listing import Group, Paths, suffix_of
-from penstock.sources.files.remote import is_url
-
-__all__ = [
-    "Paths",
-    "expand",
-    "fail_empty",
-    "fail_unreadable",
-    "fragment",
-    "fragments",
-    "is_url",
-    "listed",
-    "open_as_listed",
-    "open_binary",
-    "read_bytes",
-    "read_many",
-    "size_of",
-    "suffix_of",
-]
+from penstock.sources.files.listing import Group
+from penstock.sources.files.listing import Paths as Paths
+from penstock.sources.files.listing import suffix_of as suffix_of
+from penstock.sources.files.remote import is_url as is_url
 
 BUFFER_BYTES = 1 << 20
 
