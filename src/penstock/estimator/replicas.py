@@ -200,7 +200,7 @@ class Replicas:
         while (result := self._next(results)) is not None:
             span, weight = self._under_way.popleft()
             if result.failures:
-                raise _died(result)
+                raise _died("replicas died at the same elements again and again", result.failures[0].reason)
             answers, problem = answers_of(result)
             yield from answers
             if problem:
@@ -209,6 +209,7 @@ class Replicas:
         while self._under_way:  # the engine gave up
             span, weight = self._under_way.popleft()
             yield from map(predict_here, open_bundle(place_of(span)))
+            self._source.release(span)
             reader.finish(weight)
 
     def close(self) -> None:
@@ -230,8 +231,8 @@ class Replicas:
     def _next(self, results: Iterator[Result]) -> Result | None:
         try:
             return next(results, None)
-        except WorkersDied:
-            raise
+        except WorkersDied as error:
+            raise _died(error.problem, error.received) from error
         except PenstockError as error:
             LOG.warning("from here on only this process predicts: %s", _in_words(error))
             self.is_ready = False
@@ -258,12 +259,8 @@ class Replicas:
                 self._held.close()
 
 
-def _died(result: Result) -> WorkersDied:
-    return WorkersDied(
-        "replicas died again and again at the same elements",
-        received=result.failures[0].reason,
-        hint="let input_fn give smaller batches, which need less memory",
-    )
+def _died(problem: str, received: str | None) -> WorkersDied:
+    return WorkersDied(problem, received=received, hint="let input_fn give smaller batches, which need less memory")
 
 
 def _in_words(error: Exception) -> str:
