@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.core.plans import Choice, Plan
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 
 RUNTIMES_TRIED = {"tensorflow", "openvino", "onnx", "jax", "tensorflow-xla"}
@@ -98,6 +99,23 @@ def test_a_plan_in_a_file_is_followed(
     arguments = ("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--plan", file, "--json")
     recipe = summary_of(penstock_run(*arguments))["recipe"]
     assert (recipe["runtime"], recipe["batch_size"], recipe["threads"]) == ("onnx", 48, 1)
+
+
+def test_a_job_by_a_plan_is_another_job_by_another_plan(
+    light_models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
+) -> None:
+    for size in (32, 48):
+        plan = Plan(Choice("onnx", size, 1))
+        (tmp_path / f"{size}.json").write_text(json.dumps(plan.as_json()))
+    job = ("predict", light_models / "digits.onnx", digits, "--limit", "500", "--output", tmp_path / "out", "--json")
+    recipe = summary_of(penstock_run(*job, "--plan", tmp_path / "32.json"))["recipe"]
+    assert (recipe["runtime"], recipe["batch_size"], recipe["threads"]) == ("onnx", 32, 1)
+    other = penstock_run(*job, "--plan", tmp_path / "48.json")
+    assert other.returncode == 7
+    assert "the output folder holds another job" in other.stderr
+    assert "'batch_size': 48" in other.stderr
+    assert penstock_run(*job, "--plan", tmp_path / "32.json").returncode == 0
+    assert penstock_run("resume", tmp_path / "out").returncode == 0
 
 
 def test_a_killed_job_goes_on_with_the_runtime_it_began_with_even_without_the_cache(
