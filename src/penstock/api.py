@@ -28,8 +28,8 @@ from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.python.streaming import Rows as Rows
-from penstock.storage.committer import is_finished, whole_records
-from penstock.storage.manifest import load_manifest
+from penstock.storage.ledger import committed_records, is_finished
+from penstock.storage.manifest import load_manifest, older_job
 from penstock.storage.places import place_of
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
@@ -164,9 +164,12 @@ def resume(
     """
     began = time.perf_counter()
     folder = os.fspath(output)
-    manifest = load_manifest(place_of(folder))
+    place = place_of(folder)
+    manifest = load_manifest(place)
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
+    if manifest.is_older:
+        raise older_job(place, manifest)
     request = manifest.request
     if request["data"] is None or request["model"] is None:
         raise OutputError(
@@ -198,7 +201,7 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
     manifest = load_manifest(place)
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
-    records = whole_records(place, place.records())
+    records = committed_records(place, manifest)
     state = "finished" if is_finished(manifest, records) else "running" if place.is_locked() else "unfinished"
     return {
         "output": folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -237,3 +238,25 @@ def test_csv_json_lines_and_npy_give_the_same_predictions(models: Path, penstock
         answers.append(np.stack(pd.read_parquet(output)["projected"].to_list()))
     np.testing.assert_allclose(answers[0], answers[2], rtol=1e-6)
     np.testing.assert_allclose(answers[1], answers[2], rtol=1e-6)
+
+
+def test_folder_of_an_older_version_is_shown_and_removed_but_not_gone_on_with(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    for name in ("finished", "stopped"):
+        shutil.copytree(Path(__file__).parents[1] / "data" / "manifest4" / name, tmp_path / name)
+    assert "finished: 60 of 60 rows" in penstock_run("status", tmp_path / "finished").stdout
+    assert penstock.status(tmp_path / "stopped")["state"] == "unfinished"
+    np.save(tmp_path / "x.npy", np.ones((8, 4), np.float32))
+    arguments = ["predict", light_models / "double.onnx", tmp_path / "x.npy", "--output"]
+    for name in ("finished", "stopped"):
+        for ran in (penstock_run("resume", tmp_path / name), penstock_run(*arguments, tmp_path / name)):
+            assert ran.returncode == 7
+            assert "was written by an older version of penstock" in ran.stderr
+            assert "hint: go on with the penstock that began it" in ran.stderr
+        ran = penstock_run(*arguments, tmp_path / name, "--overwrite")
+        assert ran.returncode == 0, ran.stderr
+        assert [path.name for path in (tmp_path / name).iterdir() if path.name != "_penstock"] == [
+            "part-00000000.parquet"
+        ]
+        assert penstock.status(tmp_path / name)["committed"] == 8

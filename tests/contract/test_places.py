@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
+import pickle
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,11 +18,12 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 
 from penstock.core.retrying import wait_after
 from penstock.errors import OutputError, UsageError
-from penstock.storage.committer import Committer, is_finished, part_files, remove_job, whole_records
+from penstock.storage.ledger import committed_records, is_finished, part_files, remove_job
 from penstock.storage.manifest import is_fresh, load_manifest
+from penstock.storage.part_builder import StagedPart
 from penstock.storage.places import Place, place_of
 from tests.support import flaky_proxy, s3_server
-from tests.unit.storage.test_committer import SINKS, SPANS, manifest_of, result_of
+from tests.unit.storage.test_ledger import SINKS, SPANS, Run, manifest_of
 
 BUCKET = "bucket"
 
@@ -52,13 +57,10 @@ def place(output: str) -> Iterator[Place]:
 
 
 def run(place: Place, sink: str, stop: int | None = None) -> None:
-    manifest = manifest_of(sink=sink)
-    with closing(Committer(place, manifest, SINKS[sink], lambda record: None)) as committer:
-        for span in committer.pending:
-            if stop is not None and span.index >= stop:
-                return
-            committer.accept(result_of(span))
-        committer.finish()
+    with closing(Run(place, sink)) as running:
+        running.accept(*(span for span in running.ledger.pending if stop is None or span.index < stop))
+        if stop is None:
+            running.finish()
 
 
 def everything(place: Place, sink: str) -> dict[str, bytes]:
@@ -86,7 +88,31 @@ def test_job_has_the_same_bytes_wherever_it_is_written(
     run(place, sink, stop=3)
     run(place, sink)
     assert everything(place, sink) == expected[sink]
-    assert is_finished(manifest_of(sink=sink), whole_records(place, place.records()))
+    assert is_finished(manifest_of(sink=sink), committed_records(place, manifest_of(sink=sink)))
+
+
+BUILD = """
+import json, pickle, sys
+from penstock.storage.part_builder import PartBuilder
+from tests.unit.storage.test_ledger import SINKS, SPANS, manifest_of, result_of
+
+piece = pickle.loads(bytes.fromhex(sys.argv[1]))
+builder = PartBuilder(piece, SINKS["jsonl"], manifest_of().schema, sys.argv[2])
+for span in reversed(SPANS[piece.first_span : piece.stop_span]):
+    builder.add(result_of(span))
+print(json.dumps(builder.finish().as_json()))
+"""
+
+
+def test_part_that_another_process_built_is_committed(place: Place, expected: dict[str, dict[str, bytes]]) -> None:
+    with closing(Run(place, "jsonl")) as running:
+        piece = running.ledger.pending_pieces()[0]
+        command = [sys.executable, "-c", BUILD, pickle.dumps(piece).hex(), running.ledger.staging]
+        built = subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+        running.accept(*SPANS[2:])
+        assert running.ledger.commit(StagedPart.from_json(json.loads(built.stdout)))
+        running.finish()
+    assert everything(place, "jsonl") == expected["jsonl"]
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -291,14 +317,11 @@ def test_store_that_goes_away_ends_the_run_and_keeps_what_is_committed(
     url = f"s3://{BUCKET}/{name}"
     with behind(endpoint, LeavingHandler):
         place = place_of(url)
-        with place.lock():
-            committer = Committer(place, manifest_of(sink="jsonl"), SINKS["jsonl"], lambda record: None)
-            with closing(committer):
-                for span in SPANS[:2]:
-                    committer.accept(result_of(span))
-                monkeypatch.setattr(LeavingHandler, "is_gone", True)
-                with pytest.raises(OutputError, match="the output cannot be reached") as caught:
-                    committer.accept(result_of(SPANS[2]))
+        with place.lock(), closing(Run(place, "jsonl")) as running:
+            running.accept(*SPANS[:2])
+            monkeypatch.setattr(LeavingHandler, "is_gone", True)
+            with pytest.raises(OutputError, match="the output cannot be reached") as caught:
+                running.accept(SPANS[2])
     assert url in (caught.value.received or "")
     assert "what is committed stays" in (caught.value.hint or "")
     again = place_of(url)

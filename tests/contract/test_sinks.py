@@ -101,6 +101,8 @@ def write(sink: str, folder: Path, results: Sequence[Result], name: str = "part-
         part.abandon()
         raise
     assert all(os.path.dirname(path) == str(folder) for path in staged)
+    where = {os.path.join(each, name + SINKS[sink].suffix) for each in SINKS[sink].folders(schema)}
+    assert set(staged.values()) == where, "a sink says where its parts lie, so that they can be found and removed"
     return publish(staged, folder)
 
 

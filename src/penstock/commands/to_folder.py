@@ -6,18 +6,17 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import IO, Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
-from penstock.core.plans import Plan
 from penstock.core.protocols import OfFiles
-from penstock.core.records import ModelFile, Result
+from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
-from penstock.core.stopping import StopFlag
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
@@ -26,15 +25,29 @@ from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
-from penstock.storage.committer import Committer, is_finished, remove_job, whole_records
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
-from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
+from penstock.storage.ledger import (
+    Ledger,
+    OpenParts,
+    committed_records,
+    is_finished,
+    put_failures_together,
+    remove_job,
+)
+from penstock.storage.manifest import (
+    Manifest,
+    changed_files,
+    describe_difference,
+    is_fresh,
+    load_manifest,
+    older_job,
+)
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
-from penstock.telemetry.trace import TraceWriter, trace_to
+from penstock.telemetry.trace import trace_to
 
 _JUDGED_FROM_ROWS = 100
 
@@ -54,8 +67,8 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     rows, allowed = summary.rows + summary.failed, task.options.max_failures
     # While it ran, few rows were not judged; now these are all there are.
     if summary.failed and (not summary.rows or summary.failed > allowed * rows):
-        told = "all" if not summary.rows else f"{summary.failed:,} of"
-        raise _too_many(f"{told} {rows:,} rows", allowed, f"see {task.output.rstrip('/')}/_penstock/failures.jsonl")
+        failed = "all" if not summary.rows else f"{summary.failed:,} of"
+        raise _too_many(f"{failed} {rows:,} rows", allowed, f"see {task.output.rstrip('/')}/_penstock/failures.jsonl")
     return summary
 
 
@@ -69,27 +82,46 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
         try:
             check_place(place, overwrite=task.overwrite)
             found = load_manifest(place)
-            records = whole_records(place, place.records())
-            if found is not None and found.fingerprint != mark and not task.overwrite:
-                _check_same_job(task, found, records)
-                progress.note("the input was touched since the job began; what was read of it is the same: going on")
-                found = replace(found, fragments=tuple(fragments), fingerprint=mark)
-                with output_errors():
-                    found.save(place)
-            if found is not None and not task.overwrite and is_finished(found, records):
-                place.failures().settle(records)
-                return _summary_of(task.output, found, records, began)
+            if found is not None and not task.overwrite:
+                records = committed_records(place, found)
+                found = _same_job(task, place, found, records, mark, progress)
+                if is_finished(found, records):
+                    put_failures_together(place, records)
+                    return _finished_before(task.output, found, records, began)
             with (
                 trace_to(task.options.trace, began) as trace,
                 place.log() as log,
                 graceful(progress.note) as stop,
             ):
-                return _Run(task, place, progress, began, log, stop, trace).execute(found, mark)
+                meter = Meter(trace)
+                context = RunContext(log, stop, progress.note, task.is_verbose, meter)
+                return _Run(task, place, progress, began, context, meter).execute(found, mark)
         finally:
             _leave_no_trace(place, existed)
 
 
-def _check_same_job(task: FolderJob, found: Manifest, records: list[PartRecord]) -> None:
+def _same_job(
+    task: FolderJob, place: Place, found: Manifest, records: list[PartRecord], mark: str, progress: Progress
+) -> Manifest:
+    """The job in a folder, where it is the one that is asked for. Where its input was touched, the new times are noted.
+
+    Raises:
+        OutputError: It is another job, or an older penstock wrote it.
+        InputError: The input is another one.
+    """
+    if found.is_older:
+        raise older_job(place, found)
+    if found.fingerprint == mark:
+        return found
+    _check_only_touched(task, found, records)
+    progress.note("the input was touched since the job began; what was read of it is the same: going on")
+    touched = replace(found, fragments=tuple(task.source.fragments()), fingerprint=mark)
+    with output_errors():
+        touched.save(place)
+    return touched
+
+
+def _check_only_touched(task: FolderJob, found: Manifest, records: list[PartRecord]) -> None:
     """See that a job differs from the one that was found only in the times of its input files.
 
     What was read of these is compared by its digests. What was not is read as it is now: so the answers are those of
@@ -112,7 +144,7 @@ def _check_same_job(task: FolderJob, found: Manifest, records: list[PartRecord])
         if how is not None:
             raise unchanged.changed(path, how)
     digests = {span: digest for record in records for span, digest in record.digests.items()}
-    committed = found.spans[: records[-1].stop_span if records else 0]
+    committed = [span for record in records for span in found.spans[record.first_span : record.stop_span]]
     source = steps.select_rows(task.source, task.options)
     if found.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
@@ -140,43 +172,45 @@ def _leave_no_trace(place: Place, existed: bool) -> None:
             place.leave_no_trace(existed=existed)
 
 
-def _summary_of(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
-    rows = sum(record.rows for record in records)
+def _finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
+    """The summary of a job that was finished before."""
     return Summary(
         output=output,
-        rows=rows,
-        failed=sum(record.failed for record in records),
-        not_finite=sum(record.not_finite for record in records),
-        parts=sum(bool(record.files) for record in records),
+        **_counted(records),
         seconds=time.perf_counter() - began,
         start_seconds=0.0,
         run_seconds=0.0,
         rows_per_s=0.0,
-        rows_before=rows,
+        rows_before=sum(record.rows for record in records),
         recipe=manifest.recipe.as_json(),
     )
 
 
+def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
+    """What committed parts hold, as a summary has it."""
+    return {
+        "rows": sum(record.rows for record in records),
+        "failed": sum(record.failed for record in records),
+        "not_finite": sum(record.not_finite for record in records),
+        "parts": sum(bool(record.files) for record in records),
+    }
+
+
+def _rows_in(records: Sequence[PartRecord]) -> int:
+    """All rows that committed parts account for, also those that failed."""
+    return sum(record.rows + record.failed for record in records)
+
+
+@dataclass
 class _Run:
     """One execution of a job in a place that is locked."""
 
-    def __init__(
-        self,
-        task: FolderJob,
-        place: Place,
-        progress: Progress,
-        began: float,
-        log: IO[Any],
-        stop: StopFlag,
-        trace: TraceWriter | None,
-    ) -> None:
-        self._task = task
-        self._place = place
-        self._progress = progress
-        self._began = began
-        self._log = log
-        self._stop = stop
-        self._meter = Meter(trace)
+    _task: FolderJob
+    _place: Place
+    _progress: Progress
+    _began: float
+    _context: RunContext
+    _meter: Meter
 
     def execute(self, found: Manifest | None, mark: str) -> Summary:
         """Go on with the job that was found, or replace it, or begin."""
@@ -189,13 +223,12 @@ class _Run:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self._progress.note(line)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
-        context = RunContext(self._log, self._stop, self._progress.note, task.is_verbose, self._meter)
-        started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), context)
+        started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self._context)
         with contextlib.closing(started):
             for line in (*output_columns.describe_source(task.source), *output_columns.describe_feeding(started)):
                 self._progress.note(line)
             if task.options.check:
-                self._progress.note(self._check(started, context))
+                self._progress.note(self._check(started))
             output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
             if manifest is None:
                 manifest = make_manifest(task, started, mark)
@@ -210,54 +243,58 @@ class _Run:
 
     def _begin_again(self, manifest: Manifest) -> None:
         """Of a model that keeps state, no row can be answered without all that came before it."""
-        rows = sum(record.rows + record.failed for record in self._place.records())
+        rows = _rows_in(committed_records(self._place, manifest))
         if rows:
             self._progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
         with output_errors():
             remove_job(self._place, manifest)
             manifest.save(self._place)
 
-    def _check(self, started: Started, context: RunContext) -> str:
+    def _check(self, started: Started) -> str:
         if not isinstance(self._task.model, ModelFile):
             return "a live model is its own framework: there is nothing to check"
-        return check_answers(self._task.model, started, context)
+        return check_answers(self._task.model, started, self._context)
 
     def _predict(self, started: Started, manifest: Manifest) -> Summary:
-        ready = time.perf_counter()
-        sink = self._meter.watched(kinds.sink(self._task.options.format))
+        ready, stop = time.perf_counter(), self._context.stop
         with output_errors():
-            committer = Committer(self._place, manifest, sink, self._note_commit)
-        with contextlib.closing(committer):
-            before = list(committer.records)
-            rows_before = sum(record.rows + record.failed for record in before)
+            ledger = Ledger(self._place, manifest)
+        with contextlib.closing(ledger):
+            before = ledger.records
+            rows_before = _rows_in(before)
             self._meter.failed = sum(record.failed for record in before)
             if before:
                 self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
             self._meter.begin()
             self._progress.begin(self._meter, manifest.rows, rows_before)
             try:
-                spans = started.divide(manifest.part_rows) if started.is_streamed else committer.pending
-                self._write_all(started, started.engine.run(spans), committer)
+                spans = started.divide(manifest.part_rows) if started.is_streamed else ledger.pending
+                # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
+                results = started.engine.run(spans, is_ordered=started.is_streamed)
+                order = None if started.is_streamed else ledger.pending
+                limit = _FailureLimit(self._task.options.max_failures, before, order)
+                self._write_all(started, results, ledger, limit)
             finally:
                 self._progress.end()
             if started.is_streamed:
-                manifest = self._end_stream(manifest, committer)
-            elif self._stop.signal_number is not None and committer.pending:
-                done = manifest.rows - sum(span.rows for span in committer.pending)
+                manifest = self._end_stream(manifest, ledger)
+            elif stop.signal_number is not None and ledger.pending:
+                keeps_state = manifest.recipe.state == VARIABLES
+                how = "the model keeps state: begin again with" if keeps_state else "go on with"
                 raise Interrupted.by_signal(
-                    self._stop.signal_number,
-                    f"stopped with {done:,} of {manifest.rows:,} rows committed",
-                    hint=f"{_how_to_go_on(manifest)}: penstock resume {self._task.output}",
+                    stop.signal_number,
+                    f"stopped with {_rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
+                    hint=f"{how}: penstock resume {self._task.output}",
                 )
-            return self._summarise(started, manifest, committer, rows_before, ready)
+            return self._summarise(started, manifest, ledger, rows_before, ready)
 
-    def _end_stream(self, manifest: Manifest, committer: Committer) -> Manifest:
+    def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
         """What a stream had is known when it has ended, and only then is its job finished."""
-        records = committer.records
-        rows = sum(record.rows + record.failed for record in records)
-        if self._stop.signal_number is not None:
+        records, stop = ledger.records, self._context.stop
+        rows = _rows_in(records)
+        if stop.signal_number is not None:
             raise Interrupted.by_signal(
-                self._stop.signal_number,
+                stop.signal_number,
                 f"stopped with {rows:,} rows committed",
                 hint="a stream cannot be resumed: begin again with another output, or with --overwrite",
             )
@@ -266,48 +303,51 @@ class _Run:
             ended.save(self._place)
         return ended
 
-    def _write_all(self, started: Started, results: Iterator[Result], committer: Committer) -> None:
-        """Commit every result. Too many failures, or an error of the input, end that; what came before stays."""
+    def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: _FailureLimit) -> None:
+        """Commit every result. Too many failures, or an error of the run, end that; what came before stays."""
         problem: PenstockError | None = None
+        sink = self._meter.watched(kinds.sink(self._task.options.format))
+        parts = OpenParts(ledger, sink, lambda record: self._meter.commit(record.rows, record.failed))
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
             # Closed before an error is told: what runs behind the model would go on with rows that nobody takes.
             contextlib.closing(output_columns.finished(started, results)) as finished,
-            contextlib.closing(_Writer(committer, self._meter, digester)) as writer,
+            contextlib.closing(_Writer(parts, self._meter, digester)) as writer,
         ):
             try:
                 for result in finished:
                     writer.put(result)
-                    problem = self._too_many_failures(result)
+                    self._meter.failed += len(result.failures)
+                    problem = limit.check(result)
                     if problem is not None:
                         break
+            except (OutputError, Interrupted):
+                raise
             except InputError as error:
                 # A file that is being rewritten looks damaged: what happened to it is the better thing to tell.
                 problem = unchanged.find_changed(self._task.source.fragments()) or error
+            except PenstockError as error:
+                problem = error
             with output_errors():
                 writer.finish()
+                ledger.finish()
         if problem is not None:
             raise problem
 
     def _summarise(
-        self, started: Started, manifest: Manifest, committer: Committer, rows_before: int, ready: float
+        self, started: Started, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float
     ) -> Summary:
         now = time.perf_counter()
-        records = committer.records
-        rows = sum(record.rows for record in records)
-        failed = sum(record.failed for record in records)
+        records = ledger.records
         short = started.engine.shortages().items()
         return Summary(
             output=self._task.output,
-            rows=rows,
-            failed=failed,
-            not_finite=sum(record.not_finite for record in records),
-            parts=sum(bool(record.files) for record in records),
+            **_counted(records),
             seconds=now - self._began,
             start_seconds=ready - self._began,
             search_seconds=started.search_s,
             run_seconds=now - ready,
-            rows_per_s=(rows + failed - rows_before) / (now - ready),
+            rows_per_s=(_rows_in(records) - rows_before) / (now - ready),
             rows_before=rows_before,
             devices=tuple(str(device) for device in started.placement.devices),
             recipe=manifest.recipe.as_json(),
@@ -315,44 +355,58 @@ class _Run:
             bottleneck=self._meter.bottleneck(),
             loaders=started.engine.loaders(),
             padding=self._meter.padding(),
-            plan=_told(started.plan),
+            plan=f"{started.plan.choice}; {started.plan.reason}" if started.plan is not None else "",
             memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
             trace=self._meter.traced_to(),
         )
 
-    def _note_commit(self, record: PartRecord) -> None:
-        self._meter.commit(record.rows, record.failed)
 
-    def _too_many_failures(self, result: Result) -> TooManyFailures | None:
-        self._meter.failed += len(result.failures)
-        seen, allowed = result.span.stop, self._task.options.max_failures
-        if not self._meter.failed or seen < _JUDGED_FROM_ROWS or self._meter.failed <= allowed * seen:
-            return None
-        last = f"; the last: {result.failures[-1].reason}" if result.failures else ""
-        return _too_many(
-            f"{self._meter.failed:,} of the first {seen:,} rows{last}",
-            allowed,
-            "see _penstock/failures.jsonl; raise --max-failures and run it again, or mend the input and --overwrite",
-        )
+class _FailureLimit:
+    """Counts failed rows in the order of the input: a job ends at the same row in whatever order its spans finish.
+
+    Args:
+        allowed: The share of rows that may fail.
+        records: What was committed before.
+        order: The spans in their order; None where results come in order.
+    """
+
+    def __init__(self, allowed: float, records: Sequence[PartRecord], order: Sequence[Span] | None) -> None:
+        self._allowed = allowed
+        self._rows = _rows_in(records)
+        self._failed = sum(record.failed for record in records)
+        self._is_streamed = order is None
+        self._order = deque(span.index for span in order or ())
+        self._waiting: dict[int, Result] = {}
+
+    def check(self, result: Result) -> TooManyFailures | None:
+        """The error with which the job ends, once too many rows failed."""
+        if self._is_streamed:
+            self._order.append(result.span.index)
+        self._waiting[result.span.index] = replace(result, columns={})
+        while self._order and self._order[0] in self._waiting:
+            each = self._waiting.pop(self._order.popleft())
+            self._rows += each.span.rows
+            self._failed += len(each.failures)
+            if self._rows >= _JUDGED_FROM_ROWS and self._failed > self._allowed * self._rows:
+                last = f"; the last: {each.failures[-1].reason}" if each.failures else ""
+                return _too_many(
+                    f"{self._failed:,} of the first {self._rows:,} rows{last}",
+                    self._allowed,
+                    "see _penstock/failures.jsonl; raise --max-failures and run it again, or mend the input and "
+                    "--overwrite",
+                )
+        return None
 
 
 def _too_many(received: str, allowed: float, hint: str) -> TooManyFailures:
     return TooManyFailures("too many rows failed", received=received, allowed=f"{100 * allowed:.3g}%", hint=hint)
 
 
-def _how_to_go_on(manifest: Manifest) -> str:
-    return "the model keeps state: begin again with" if manifest.recipe.state == VARIABLES else "go on with"
-
-
-def _told(plan: Plan | None) -> str:
-    """A plan in a line: what it chose, and how much that was worth."""
-    return f"{plan.choice}; {plan.reason}" if plan is not None else ""
-
-
 def make_manifest(task: FolderJob, started: Started, mark: str) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = output_columns.output_schema(started, started.options)
-    kinds.sink(task.options.format).check(schema)
+    sink = kinds.sink(task.options.format)
+    sink.check(schema)
     spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     return Manifest(
@@ -371,6 +425,8 @@ def make_manifest(task: FolderJob, started: Started, mark: str) -> Manifest:
         part_rows=part_rows if started.is_streamed else None,
         split=started.split,
         columns=started.job.columns,
+        part_suffix=sink.suffix,
+        part_folders=sink.folders(schema),
     )
 
 
@@ -379,8 +435,8 @@ class _Writer:
 
     _DEPTH = 4
 
-    def __init__(self, committer: Committer, meter: Meter, digester: unchanged.Digester) -> None:
-        self._committer = committer
+    def __init__(self, parts: OpenParts, meter: Meter, digester: unchanged.Digester) -> None:
+        self._parts = parts
         self._meter = meter
         self._digester = digester
         self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
@@ -400,7 +456,7 @@ class _Writer:
             self._queue.put(None)
             self._thread.join()
         self._raise()
-        self._committer.finish()
+        self._parts.commit_all()
 
     def close(self) -> None:
         """After an error: write no more."""
@@ -408,6 +464,7 @@ class _Writer:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+        self._parts.close()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -419,7 +476,7 @@ class _Writer:
                 continue
             try:
                 with self._meter.writing(result.span.index, result.rows):
-                    self._committer.accept(replace(result, digest=self._digester.digest(result.span)))
+                    self._parts.accept(replace(result, digest=self._digester.digest(result.span)))
             except OSError as error:
                 self._error = OutputError("the output cannot be written", received=str(error))
             except BaseException as error:

@@ -19,7 +19,7 @@ def internal(output: str, *names: str) -> str:
 
 @contextmanager
 def output_errors() -> Iterator[None]:
-    """What the disk refuses (no space, no permission) is told as a matter of the output folder."""
+    """Raise what the disk refuses (no space, no permission) as an OutputError."""
     try:
         yield
     except OSError as error:

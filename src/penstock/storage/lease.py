@@ -3,9 +3,9 @@
 No kernel frees this lock when its holder dies, so it says who holds it, and the holder renews it every 10 s. Another
 run that finds it takes it over
 - at once, where the holder was on this machine, and its process is gone;
-- where it was on another machine, and did not renew the lock for 60 s by the time in it, nor while we watched it for
-  15 s (clocks of two machines may differ by more than a minute: a lock that changes is alive whatever it says).
-A process that is here and alive keeps its lock, however long it sleeps, as it would keep one on a file.
+- after 60 s without renewal, by the time in the lock, where the holder was on another machine, and after 15 s of
+  watching it (clocks of two machines may differ by more than a minute: a lock that changes is alive whatever it says).
+A process of this machine that is alive keeps its lock, however long it sleeps, as it would keep one on a file.
 
 All of it by conditional puts: of two runs that want the lock, one gets it. A holder that was cut off and comes back
 finds another's token in the lock, and stops before it writes anything that counts (`check`).
@@ -41,7 +41,7 @@ _SAME_START_S = 2.0
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: a process of a machine between two boots, in its own world of process numbers."""
+    """The process that holds a lock: its machine, boot and namespace of process numbers."""
 
     host: str
     boot: str
@@ -59,7 +59,7 @@ class Holder:
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
-        """The holder in a lock; one that cannot be read was renewed never."""
+        """The holder in a lock. A lock that cannot be read counts as never renewed."""
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
@@ -138,7 +138,7 @@ class Lease:
             )
 
     def renew(self) -> bool:
-        """Say that we are alive; whether the lock is still ours."""
+        """Write the time into the lock; returns whether the lock is still ours."""
         hasty = self._objects.hasty()
         found = hasty.read_tagged(LOCK)
         if found is None or not self._is_ours(found[0]):
@@ -199,7 +199,7 @@ def _boot() -> str:
 
 
 def _processes() -> str:
-    """Which world of process numbers this is: two containers of one machine may have one host name."""
+    """The namespace of process numbers: two containers of one machine may have one host name."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

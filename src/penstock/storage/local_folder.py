@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
-from penstock.storage.failures import FailuresFile
 from penstock.storage.journal import Journal, PartRecord, read_records
 from penstock.storage.lock import OutputLock, is_locked
 
@@ -48,6 +47,12 @@ class LocalFolder:
                 return file.read()
         except FileNotFoundError:
             return None
+
+    def read_each(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        for name in names:
+            content = self.read(name)
+            if content is not None:
+                yield name, content
 
     def write(self, name: str, content: bytes) -> None:
         write_whole(self._at(name), content)
@@ -97,15 +102,6 @@ class LocalFolder:
     def records(self) -> list[PartRecord]:
         return read_records(internal(self._path, "journal"))
 
-    def failures(self) -> FailuresFile:
-        return FailuresFile(internal(self._path, "failures.jsonl"))
-
-    def forget(self) -> None:
-        for name in ("journal", "failures.jsonl"):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(internal(self._path, name))
-        fsync_folder(internal(self._path))
-
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:
         with output_errors():
@@ -114,7 +110,7 @@ class LocalFolder:
             yield log
 
     def leave_no_trace(self, *, existed: bool) -> None:
-        for name in ("journal", "failures.jsonl", "log.txt", "lock"):
+        for name in ("log.txt", "lock"):
             with contextlib.suppress(OSError):
                 os.remove(internal(self._path, name))
         with contextlib.suppress(OSError):

@@ -14,8 +14,11 @@ from penstock.options.records import Nulls
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 
-MANIFEST_VERSION = 4
+MANIFEST_VERSION = 5
+_READABLE_VERSION = 4
+"""What its folders hold can be looked at and removed. Its journal has another form, and is not gone on with."""
 MANIFEST = f"{INTERNAL}/manifest.json"
+_VERSION = "penstock_manifest"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
@@ -42,6 +45,9 @@ class Manifest:
         streamed: The spans and rows that such an input had, once it has ended.
         split: Replicas on each device, and batches in flight in each: no bit depends on them, but the speed does.
         columns: What is read of the input.
+        part_suffix: How the names of part files end; kept because the sink may be gone when they are to be removed.
+        part_folders: The folders that hold part files, relative to the output; "" is the output itself.
+        version: Of the manifest's format.
     """
 
     request: dict[str, Any]
@@ -60,6 +66,14 @@ class Manifest:
     streamed: tuple[int, int] | None = None
     split: tuple[int, int] | None = None
     columns: tuple[str, ...] = ()
+    part_suffix: str = ".parquet"
+    part_folders: tuple[str, ...] = ("",)
+    version: int = MANIFEST_VERSION
+
+    @property
+    def is_older(self) -> bool:
+        """Whether an older penstock wrote this: it can be looked at and removed."""
+        return self.version < MANIFEST_VERSION
 
     @property
     def rows(self) -> int:
@@ -76,28 +90,14 @@ class Manifest:
 
     def save(self, place: Place) -> None:
         """Put the manifest into its place, whole."""
-        document = {
-            "penstock_manifest": MANIFEST_VERSION,
-            "request": self.request,
-            "model_digest": self.model_digest,
-            "fingerprint": self.fingerprint,
+        document = vars(self) | {
             "fragments": [[f.path, f.size, f.mtime_ns] for f in self.fragments],
             "recipe": self.recipe.as_json(),
             "bindings": [asdict(binding) for binding in self.bindings],
-            "schema": {
-                "columns": [asdict(column) for column in self.schema.columns],
-                "num_outputs": self.schema.num_outputs,
-            },
+            "schema": asdict(self.schema),
             "spans": [[s.start, s.rows, s.locator, s.group, s.numbers] for s in self.spans],
-            "parts": list(self.parts),
-            "versions": self.versions,
-            "weights": self.weights,
-            "split": self.split,
-            "columns": list(self.columns),
-            "max_failures": self.max_failures,
-            "part_rows": self.part_rows,
-            "streamed": self.streamed,
         }
+        document[_VERSION] = document.pop("version")
         place.write(MANIFEST, json.dumps(document).encode())
 
 
@@ -115,8 +115,8 @@ def load_manifest(place: Place) -> Manifest | None:
         document = json.loads(content)
     except (ValueError, OSError) as error:
         raise OutputError("the manifest cannot be read", received=f"{path}: {error}") from error
-    version = document.get("penstock_manifest") if isinstance(document, dict) else None
-    if version != MANIFEST_VERSION:
+    version = document.get(_VERSION) if isinstance(document, dict) else None
+    if version not in (_READABLE_VERSION, MANIFEST_VERSION):
         is_older = isinstance(version, int) and version < MANIFEST_VERSION
         raise OutputError(
             "the manifest is of another version of penstock",
@@ -125,48 +125,52 @@ def load_manifest(place: Place) -> Manifest | None:
             hint="go on with the penstock that began it, or begin again in another folder",
         )
     try:
-        return _from_document(document)
+        return _from_document(document if version == MANIFEST_VERSION else _converted(document))
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError("the manifest is damaged", received=f"{path}: {type(error).__name__} {error}") from error
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
+    """The manifest that `save` made a document of. Fields that are no records are as they are in JSON."""
     schema = document["schema"]
-    return Manifest(
-        request=document["request"],
-        model_digest=document["model_digest"],
-        fingerprint=document["fingerprint"],
-        fragments=tuple(Fragment(*entry) for entry in document["fragments"]),
-        recipe=Recipe(**document["recipe"]),
-        bindings=tuple(
-            Binding(
-                b["input"],
-                tuple(b["columns"]),
-                b["dtype"],
-                tuple(b["shape"]),
-                b["mask_of"],
-                tuple(Feature(**feature | {"shape": _tuples(feature["shape"])}) for feature in b["features"]),
-                Nulls(**b["nulls"]),
-            )
-            for b in document["bindings"]
-        ),
-        schema=OutputSchema(
-            tuple(_spec(column) for column in schema["columns"]),
-            schema["num_outputs"],
-        ),
-        spans=tuple(
+    records = {
+        "fragments": tuple(Fragment(*entry) for entry in document["fragments"]),
+        "recipe": Recipe(**document["recipe"]),
+        "bindings": tuple(map(_binding, document["bindings"])),
+        "schema": OutputSchema(tuple(map(_spec, schema["columns"])), schema["num_outputs"]),
+        "spans": tuple(
             Span(index, start, rows, _tuples(locator), group, _tuples(numbers))
             for index, (start, rows, locator, group, numbers) in enumerate(document["spans"])
         ),
-        parts=tuple(document["parts"]),
-        versions=document["versions"],
-        weights=document["weights"],
-        split=tuple(document["split"]) if document.get("split") else None,
-        columns=tuple(document["columns"]),
-        max_failures=document["max_failures"],
-        part_rows=document["part_rows"],
-        streamed=_tuples(document["streamed"]),
+        "version": document[_VERSION],
+    }
+    plain = {name: _tuples(value) for name, value in document.items() if name not in (*records, _VERSION)}
+    return Manifest(**plain, **records)
+
+
+def _converted(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of version 4, with what it does not say."""
+    format_ = document["request"]["format"]
+    names = [column["name"] for column in document["schema"]["columns"]]
+    return document | {"part_suffix": f".{format_}", "part_folders": ["row", *names] if format_ == "npy" else [""]}
+
+
+def older_job(place: Place, manifest: Manifest) -> OutputError:
+    """The error for a job that an older penstock wrote."""
+    return OutputError(
+        "the job in the output folder was written by an older version of penstock",
+        received=f"{place.address()}: penstock {manifest.versions.get('penstock', 'unknown')}, "
+        f"manifest version {manifest.version}",
+        allowed=f"manifest version {MANIFEST_VERSION}",
+        hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
+        "What is there can be read, and `penstock status` tells how far it is",
     )
+
+
+def _binding(entry: dict[str, Any]) -> Binding:
+    features = tuple(Feature(**feature | {"shape": _tuples(feature["shape"])}) for feature in entry["features"])
+    plain = {name: _tuples(value) for name, value in entry.items()}
+    return Binding(**plain | {"features": features, "nulls": Nulls(**entry["nulls"])})
 
 
 def _spec(entry: dict[str, Any]) -> TensorSpec:

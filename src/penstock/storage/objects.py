@@ -14,16 +14,18 @@ import contextlib
 import copy
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from penstock.core.retrying import http_status, may_pass, retrying
-from penstock.errors import DeviceError, UsageError
-from penstock.storage.store_errors import explained
+from penstock.errors import DeviceError, OutputError, UsageError
 
 T = TypeVar("T")
+
+RESUMABLE = "what is committed stays: mend it and run the same command again"
 
 _AT_ONCE = 16
 _TRIES = 9
@@ -56,7 +58,7 @@ class Objects:
         self._is_s3 = hasattr(self._store, "call_s3")
 
     def hasty(self) -> Objects:
-        """The same objects with less patience: for what can be left undone, or when somebody waits for the answer."""
+        """The same objects with fewer retries: for calls that may fail, or that a person waits for."""
         hasty = copy.copy(self)
         hasty._tries = min(_HASTY_TRIES, self._tries)
         return hasty
@@ -178,7 +180,7 @@ class Objects:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise explained(error, self.address(name)) from error
+            raise _explained(error, self.address(name)) from error
 
     def _tell(self, name: str, call: Callable[[], object]) -> None:
         """Write.
@@ -198,7 +200,7 @@ class Objects:
                 raise ConditionFailed(name) from error
             if http_status(error) == 501:
                 raise NoConditions(name) from error
-            raise explained(error, self.address(name)) from error
+            raise _explained(error, self.address(name)) from error
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -237,3 +239,34 @@ def _protocols(store: Any) -> tuple[str, ...]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _explained(error: Exception, address: str) -> OutputError:
+    """The problem, the address, what the store said, and what to do about it."""
+    said = f"{address}: {error or type(error).__name__}"
+    if isinstance(error, _types("botocore.exceptions", "NoCredentialsError", "PartialCredentialsError")):
+        return OutputError(
+            "there are no credentials for the output",
+            received=said,
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        )
+    if isinstance(error, PermissionError):
+        return OutputError(
+            "there is no permission to write to the output",
+            received=said,
+            hint="the credentials must be allowed to list, get, put and delete objects there",
+        )
+    if isinstance(error, FileNotFoundError):
+        return OutputError(
+            "the bucket of the output does not exist", received=said, hint="make it first, or check its name"
+        )
+    if isinstance(error, NotImplementedError):
+        return OutputError("the output cannot be written to a place of this kind", received=said)
+    problem = "the output cannot be reached" if may_pass(error) else "the output cannot be written"
+    return OutputError(problem, received=said, hint=RESUMABLE)
+
+
+def _types(module: str, *names: str) -> tuple[type[BaseException], ...]:
+    """Types of a module that may not be installed; one that is not loaded cannot have raised anything."""
+    found = sys.modules.get(module)
+    return tuple(getattr(found, name) for name in names) if found is not None else ()

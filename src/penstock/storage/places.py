@@ -23,25 +23,13 @@ class Records(Protocol):
     """A journal that is open."""
 
     @property
-    def records(self) -> list[PartRecord]: ...
+    def records(self) -> list[PartRecord]:
+        """Every record, in the order in which they were appended."""
+        ...
 
     def append(self, record: PartRecord) -> None: ...
 
-    def cut_to(self, count: int) -> None: ...
-
     def close(self) -> None: ...
-
-
-class Failures(Protocol):
-    """The rows that failed."""
-
-    def append(self, number: int, lines: bytes) -> None: ...
-
-    def count_whole(self, records: Sequence[PartRecord]) -> int: ...
-
-    def cut(self, records: Sequence[PartRecord]) -> None: ...
-
-    def settle(self, records: Sequence[PartRecord]) -> None: ...
 
 
 class Place(Protocol):
@@ -62,6 +50,10 @@ class Place(Protocol):
         ...
 
     def read(self, name: str) -> bytes | None: ...
+
+    def read_each(self, names: Sequence[str]) -> Iterable[tuple[str, bytes]]:
+        """The content of files in their order; those that are not there are left out."""
+        ...
 
     def write(self, name: str, content: bytes) -> None:
         """After any crash there is the old content or the new."""
@@ -98,13 +90,7 @@ class Place(Protocol):
         ...
 
     def records(self) -> list[PartRecord]:
-        """The whole records of the journal."""
-        ...
-
-    def failures(self) -> Failures: ...
-
-    def forget(self) -> None:
-        """Remove the journal and the failures: from here on the parts are unknown."""
+        """The whole records of the journal, in the order in which they were appended."""
         ...
 
     def log(self) -> AbstractContextManager[IO[Any]]:

@@ -1,16 +1,15 @@
 """A prefix of a remote store as the place of an output.
 
-The order of every commit is that of `committer`, with one object for each step, and this is what a crash leaves:
-1. a part's files are written to a local folder of this run: removed with it, or swept away by the next run here;
+The order of every commit is that of `ledger`, with one object for each step, and this is what a crash leaves:
+1. a part's files and its failures are written to a local folder of this run: removed with it, or by the next run here;
 2. each is uploaded, and appears when its upload is complete: unknown to the journal, removed at the next start (what an
    upload in pieces has sent by then is invisible, and goes by the bucket's own rules);
-3. the part's failures are put as one numbered object: no record of that number, removed at the next start;
-4. the lock is looked at, and the record is created under its number, where there is none: the part exists.
-At the end `failures.jsonl` is put together from the numbered objects, for people to read, and the log is uploaded: a
-crash before that loses the log of that run and nothing else.
+3. the lock is looked at, and the record is created under its number, where there is none: the part exists.
+At the end `failures.jsonl` is put together, and the log is uploaded: a crash before that loses the log of that run and
+nothing else.
 
 A run that was cut off, and whose lock another took over, may still be at any of these steps. It cannot write a record
-(4); it does not overwrite a part that is there (2, 3: it creates, and overwrites only with the lock in hand); and a
+(3); it does not overwrite a part that is there (2: it creates, and overwrites only with the lock in hand); and a
 part that it creates where no record is, is overwritten by the run that has the lock, or removed at the next start.
 """
 
@@ -20,14 +19,13 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
-from penstock.storage.journal import PartRecord
+from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
 from penstock.storage.lease import Lease, is_leased
-from penstock.storage.numbered import ALL_FAILURES, FAILURES, JOURNAL, NumberedFailures, NumberedJournal, read_numbered
 from penstock.storage.objects import Objects
 from penstock.storage.scratch import Scratch
 
@@ -61,6 +59,9 @@ class RemotePrefix:
 
     def read(self, name: str) -> bytes | None:
         return self._objects.read(name)
+
+    def read_each(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        return self._objects.read_each(names)
 
     def write(self, name: str, content: bytes) -> None:
         self._fence()
@@ -108,12 +109,6 @@ class RemotePrefix:
     def records(self) -> list[PartRecord]:
         return read_numbered(self._objects)[0]
 
-    def failures(self) -> NumberedFailures:
-        return NumberedFailures(self._objects, self._fence)
-
-    def forget(self) -> None:
-        self.remove([*self.sizes(JOURNAL), *self.sizes(FAILURES), ALL_FAILURES])
-
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:
         """A local file without a name, uploaded at the end, also after an error; what was there comes first."""
@@ -128,7 +123,6 @@ class RemotePrefix:
 
     def leave_no_trace(self, *, existed: bool) -> None:
         with contextlib.suppress(OutputError):
-            self.forget()
             self.remove([_LOG])
 
     def _fence(self) -> None:

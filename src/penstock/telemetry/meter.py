@@ -1,4 +1,4 @@
-"""Who did what for how long: the figures behind the progress display and the summary."""
+"""How long the threads of a run spent on what: the figures behind the progress display and the summary."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock.core.records import Device, Timings
 from penstock.core.tracing import NONE, SHORT_S, SPAN, START, WAIT_FOR_WRITER
 from penstock.telemetry.trace import TracedSink, TraceWriter
 
-_LATELY_S = 10.0
+_RECENT_S = 10.0
 _KEPT_EVERY_S = 0.25
-_TOLD_FROM_S = 3.0
-"""What bounds a shorter run is chance: the first batch, an fsync, the import of a codec."""
+_JUDGED_FROM_S = 3.0
+"""The bottleneck of a shorter run is chance: the first batch, an fsync, the import of a codec."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class DeviceMeter:
 
     @property
     def shares(self) -> dict[str, float]:
-        """What its lanes did lately, as shares of their time."""
+        """What its lanes did over its last span, as shares of their time."""
         recent = self.recent
         spent = {
             "computing": recent.compute,
@@ -43,13 +43,13 @@ class DeviceMeter:
 
     @property
     def busy_share(self) -> float:
-        """The share of its lanes' time in which the device had a batch, lately."""
+        """The share of its lanes' time in which the device had a batch, over its last span."""
         return self.shares["computing"]
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """All that had been spent by one time."""
+    """What all threads together had spent at one point in time."""
 
     at: float
     spent: Timings
@@ -60,9 +60,9 @@ class Meter:
     """Collects the timings of finished spans. Written by the coordinator, read by the display's thread.
 
     Args:
-        trace: Where what happened is written to as well, with the time at which it did.
+        trace: The trace file of this run, if one is written.
         clock: Seconds.
-        is_written: Whether what is predicted is written and committed, and not handed back.
+        is_written: Whether predictions are written and committed, and not returned.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Meter:
         self._moments = deque([self._moment(clock())])
 
     def begin(self) -> None:
-        """The run begins now: the first spans are handed out."""
+        """Start measuring: the first spans are handed out now."""
         if self.trace is not None:
             self.trace.note(START, self.trace.began)
         with self._lock:
@@ -102,14 +102,14 @@ class Meter:
             now = self._clock()
             if now - self._moments[-1].at >= _KEPT_EVERY_S:
                 self._moments.append(self._moment(now))
-                while len(self._moments) > 3 and now - self._moments[2].at > _LATELY_S:
+                while len(self._moments) > 3 and now - self._moments[2].at > _RECENT_S:
                     del self._moments[1]  # the first one is the beginning of the run
         if self.trace is not None:
             self.trace.observe(number, device, timings.rows, timings.marks)
 
     @contextlib.contextmanager
     def waiting_for_writer(self, span: int = NONE) -> Iterator[None]:
-        """The block hands a result to the writer, and waits until it has room."""
+        """Time a block that hands a result to the writer and waits until the writer has room."""
         if self.trace is not None and span != NONE:
             self.trace.leaves(span)
         started = self._writer_full_since = self._clock()
@@ -125,7 +125,7 @@ class Meter:
 
     @contextlib.contextmanager
     def writing(self, span: int, rows: int) -> Iterator[None]:
-        """The block writes a result, and commits the part that ends with it."""
+        """Time a block that writes a result, and commits the part that it completes."""
         started = self._clock()
         try:
             yield
@@ -135,20 +135,20 @@ class Meter:
                 self.trace.note(SPAN, started, span, rows)
 
     def watched(self, sink: Sink) -> Sink:
-        """The sink, and where the run is traced, when it writes what."""
+        """The sink; where the run is traced, one that notes when it writes what."""
         if self.trace is None:
             return sink
         self._sink = TracedSink(sink, self.trace)
         return self._sink
 
     def commit(self, rows: int, failed: int) -> None:
-        """A part was committed."""
+        """Count the rows of a committed part."""
         self.committed_rows += rows + failed
         if self._sink is not None:
             self._sink.published(rows)
 
     def traced_to(self) -> str | None:
-        """The file of the trace, and why it ends before the run did, where it does."""
+        """The file of the trace, with the reason where it ends before the run did."""
         if self.trace is None:
             return None
         return self.trace.path if self.trace.problem is None else f"{self.trace.path} (cut short: {self.trace.problem})"
@@ -179,7 +179,7 @@ class Meter:
             "waiting_for_the_writer": self._writer_full_s,
         }
         if not copied:
-            del spent["copying"]  # no runtime could tell
+            del spent["copying"]  # no runtime measures it
         return {name: round(value, 3) for name, value in spent.items()}
 
     def padding(self) -> float | None:
@@ -188,11 +188,11 @@ class Meter:
         return round(total.padded / total.values, 4) if total.values else None
 
     def bottleneck(self) -> str:
-        """What bounded the run so far, in words; empty where nothing was done yet, or for a few seconds only."""
+        """The bottleneck of the run so far, in words; empty in its first seconds."""
         return str(self._bound_since(0) or "")
 
     def bottleneck_lately(self) -> str:
-        """What bounds it now, in words."""
+        """The bottleneck of the last seconds, in words."""
         return str(self._bound_since(1) or self._bound_since(0) or "")
 
     def _bound_since(self, position: int) -> Bound | None:
@@ -200,7 +200,7 @@ class Meter:
             if len(self._moments) <= position:
                 return None
             before, now = self._moments[position], self._moment(self._clock())
-            if now.at - self._moments[0].at < _TOLD_FROM_S:
+            if now.at - self._moments[0].at < _JUDGED_FROM_S:
                 return None
         waited = now.writer_full_s - before.writer_full_s
         return measured(now.spent.since(before.spent), now.at - before.at, waited)

@@ -29,7 +29,6 @@ class NotebookBar:
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._last = ""
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -59,7 +58,7 @@ class NotebookBar:
 def bar(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run as HTML."""
     done = before + meter.rows
-    told = [
+    figures = [
         f"{done:,} of {total:,} rows" if total else f"{done:,} rows",
         f"{rate:,.0f} rows/s",
         *([f"{time_left(total - done, rate)} left" if done < total else "done"] if total else []),
@@ -69,7 +68,7 @@ def bar(meter: Meter, total: int, before: int, rate: float) -> str:
     ]
     share = f'value="{min(done, total)}" max="{total}"' if total else ""
     shown = f'<progress {share} style="width: 20em; vertical-align: middle"></progress>'
-    return f'<div style="font-family: monospace">{shown} {html.escape(", ".join(told))}</div>'
+    return f'<div style="font-family: monospace">{shown} {html.escape(", ".join(figures))}</div>'
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> str:

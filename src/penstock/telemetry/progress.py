@@ -1,4 +1,4 @@
-"""Progress that tells the truth: rows done, rate, time left, and who waits for whom."""
+"""Progress of a run: rows done, rate, time left, and what it waits for."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Lines:
 
 
 class Later:
-    """Shows a run only once it has lasted a while: most calls for a few rows are over before anybody could read it."""
+    """Shows a run only once it has lasted a while: most calls for a few rows end before anybody could read it."""
 
     def __init__(self, shown: Callable[[], Progress], after_s: float = _SHOWN_AFTER_S) -> None:
         self._make = shown

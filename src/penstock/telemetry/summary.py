@@ -17,13 +17,12 @@ class Summary:
     """What a run did.
 
     `rows` and `failed` count the whole job; `rows_before` of them were there before this run began, and `not_finite` of
-    `rows` have a prediction that is NaN or infinite. `seconds` is the
-    whole call, `start_seconds` the part of it until the first replica was ready (`search_seconds` of that for finding
-    the plan, where it was not known before), `run_seconds` the rest until the last commit; `rows_per_s` is this run's
-    rows over `run_seconds`. `loaders` says how many loader processes there were, `padding` which share of the values
-    was padding, where rows differ in size. `bottleneck` is what the threads waited for, `plan` why it was run like
-    this, `memory_events` where memory ran out and what was done about it, and `trace` the file that says what happened
-    when.
+    `rows` have a prediction that is NaN or infinite. `seconds` is the whole call, `start_seconds` the time until the
+    first replica was ready (`search_seconds` of that for finding the plan, where it was not known before),
+    `run_seconds` the rest until the last commit; `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how
+    many loader processes there were, `padding` which share of the values was padding, where rows differ in size.
+    `bottleneck` is what the threads waited for, `plan` the reason for the plan, `memory_events` where memory ran out
+    and what was done about it, and `trace` the file of the trace.
     """
 
     output: str

@@ -39,12 +39,12 @@ _COORDINATOR_ID = 1
 
 
 class TraceWriter:
-    """Writes what happens as it becomes known. Any thread may call it; it never stops a run.
+    """Writes events as they become known. Any thread may call it; an error of the disk never stops the run.
 
     Args:
         path: The file; one that is there is replaced.
         began: When the run began, by `clock`: the zero of all times.
-        clock: What tells the time; that of all other processes, unless a test brings its own.
+        clock: The clock of all processes of the run; tests bring their own.
 
     Raises:
         OutputError: The file cannot be written.
@@ -76,7 +76,7 @@ class TraceWriter:
         self._write()
 
     def observe(self, number: int, device: Device, rows: int, marks: Iterable[Mark | Level]) -> None:
-        """A replica has delivered a span of `rows` rows: what it and its loaders noted on the way."""
+        """Write what a replica and its loaders noted of a span of `rows` rows that is delivered."""
         now = self._clock()
         replica = f"replica {number} on {device}"
         with self._lock:
@@ -92,7 +92,7 @@ class TraceWriter:
             self._flush_now_and_then(now)
 
     def leaves(self, span: int) -> None:
-        """It is this span's turn: all before it have left the engine."""
+        """Note that a span leaves the engine."""
         now = self._clock()
         with self._lock:
             arrived = self._arrived.pop(span, None)
@@ -114,7 +114,7 @@ class TraceWriter:
             self.note(what, started, span, rows)
 
     def note(self, what: str, started: float, span: int = NONE, rows: int = NONE) -> None:
-        """This thread of the coordinator has done something since `started`."""
+        """Note what this thread of the coordinator has done since `started`."""
         now = self._clock()
         mark = Mark(what, threading.current_thread().name, started, now, span, rows=rows)
         with self._lock:
@@ -156,21 +156,21 @@ class TraceWriter:
 
     def _track(self, process: str, thread: str | None) -> tuple[int, int]:
         """The numbers of a process and one of its threads; they are named when they first appear."""
-        found = self._named.get((process, thread))
-        if found is not None:
-            return found
+        ids = self._named.get((process, thread))
+        if ids is not None:
+            return ids
         if thread is None:
             kind, _, rest = process.partition(" ")
             number = _COORDINATOR_ID if process == COORDINATOR else _FIRST_OF[kind] + int(rest.split()[0])
             self._describe("process_name", number, 0, {"name": process})
             self._describe("process_sort_index", number, 0, {"sort_index": number})
-            found = (number, 0)
+            ids = (number, 0)
         else:
             number, _ = self._track(process, None)
-            found = (number, sum(other == process for other, _ in self._named))
-            self._describe("thread_name", number, found[1], {"name": _plain(thread)})
-        self._named[process, thread] = found
-        return found
+            ids = (number, sum(other == process for other, _ in self._named))
+            self._describe("thread_name", number, ids[1], {"name": _plain(thread)})
+        self._named[process, thread] = ids
+        return ids
 
     def _describe(self, what: str, process: int, thread: int, args: dict[str, Any]) -> None:
         self._add(json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}))
@@ -231,7 +231,7 @@ def _plain(thread: str) -> str:
 
 
 class TracedSink:
-    """A sink, and when it wrote, synced and published what."""
+    """A sink that notes when it writes, syncs and publishes what."""
 
     def __init__(self, sink: Sink, trace: TraceWriter) -> None:
         self._sink = sink
@@ -262,7 +262,7 @@ class TracedSink:
         return files
 
     def published(self, rows: int) -> None:
-        """The part that was finished last is committed: it is in its place, and in the journal."""
+        """Note that the part that was finished last is committed."""
         if self._finished_at is not None:
             self._trace.note(PUBLISH, self._finished_at, rows=rows)
             self._finished_at = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.journal import Journal, PartRecord, read_records
+from penstock.storage.journal import Journal, PartRecord, read_records, valid_records
 
 RECORDS = [
     PartRecord(0, 0, 0, 2, 10, 0, {"part-00000000.parquet": 1234}, 0),
@@ -125,15 +125,30 @@ def test_garbage_after_the_records_is_cut(path: str, garbage: bytes) -> None:
     assert os.path.getsize(path) == ends[-1]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_cut_to_forgets_the_records_after(path: str, count: int) -> None:
-    write(path, RECORDS)
-    journal = Journal(path)
-    journal.cut_to(count)
-    assert journal.records == read_records(path) == RECORDS[:count]
-    journal.append(RECORDS[2])
-    journal.close()
-    assert read_records(path) == [*RECORDS[:count], RECORDS[2]]
+def held(records: list[PartRecord]) -> list[tuple[int, int, int]]:
+    """(part, first span, stop span) of the records that are valid."""
+    return [(record.part, record.first_span, record.stop_span) for record in valid_records(records)]
+
+
+def spans(part: int, first: int, stop: int) -> PartRecord:
+    return PartRecord(part, 0, first, stop, 0, 0, {}, 0)
+
+
+def test_valid_records_are_in_the_order_of_the_parts_whatever_order_they_were_committed_in() -> None:
+    assert held([spans(2, 6, 9), spans(0, 0, 2), spans(1, 3, 6), spans(0, 2, 3)]) == [
+        (0, 0, 2), (0, 2, 3), (1, 3, 6), (2, 6, 9),
+    ]  # fmt: skip
+
+
+def test_record_without_spans_takes_back_its_part_from_there_on() -> None:
+    pieces = [spans(0, 0, 2), spans(1, 3, 6), spans(0, 2, 3)]
+    assert held([*pieces, spans(0, 2, 2)]) == [(0, 0, 2), (1, 3, 6)]
+    assert held([*pieces, spans(0, 0, 0)]) == [(1, 3, 6)]
+    assert held([*pieces, spans(0, 0, 0), spans(0, 0, 3)]) == [(0, 0, 3), (1, 3, 6)]
+
+
+def test_record_of_a_whole_part_takes_the_place_of_its_pieces() -> None:
+    assert held([spans(0, 0, 2), spans(1, 3, 6), spans(0, 2, 3), spans(0, 0, 3)]) == [(0, 0, 3), (1, 3, 6)]
 
 
 def test_two_journals_of_the_same_records_have_the_same_bytes(path: str, tmp_path: Path) -> None:

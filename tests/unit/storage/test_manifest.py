@@ -38,6 +38,8 @@ MANIFEST = Manifest(
     versions={"python": "3.11.7", "penstock": "0.1.0"},
     weights="abc",
     max_failures=0.25,
+    part_suffix=".npy",
+    part_folders=("row", "y", "s", "id"),
 )
 
 
@@ -121,7 +123,7 @@ def test_version_of_another_penstock_is_told(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 1" in (caught.value.received or "")
-    assert caught.value.allowed == "version 4"
+    assert caught.value.allowed == "version 5"
     assert "begin again" in (caught.value.hint or "")
 
 
@@ -130,7 +132,7 @@ def test_older_job_is_told_why_it_is_not_gone_on_with(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 3, which made other pixels of images than --interpolation" in (caught.value.received or "")
-    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 5}', encoding="utf-8")
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 6}', encoding="utf-8")
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "pixels" not in (caught.value.received or "")

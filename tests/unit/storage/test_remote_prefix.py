@@ -16,12 +16,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from penstock.errors import OutputError
-from penstock.storage.committer import Committer, is_finished, part_files, remove_job, whole_records
+from penstock.storage.journal import valid_records
 from penstock.storage.lease import LOCK
+from penstock.storage.ledger import committed_records, is_finished, part_files, put_failures_together, remove_job
 from penstock.storage.manifest import is_fresh, load_manifest
 from penstock.storage.places import place_of
 from penstock.storage.remote_prefix import RemotePrefix
-from tests.unit.storage.test_committer import FAILED, SINKS, SPANS, SURVIVORS, manifest_of, result_of
+from tests.unit.storage.test_ledger import FAILED, SINKS, SPANS, SURVIVORS, UNORDERED, Run, manifest_of
 
 URL = "memory://bucket/out"
 STORE = MemoryFileSystem()
@@ -38,21 +39,19 @@ def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @contextmanager
-def opened(sink: str = "jsonl") -> Iterator[Committer]:
-    committer = Committer(RemotePrefix(URL), manifest_of(sink=sink), SINKS[sink], lambda record: None)
+def opened(sink: str = "jsonl") -> Iterator[Run]:
+    running = Run(RemotePrefix(URL), sink)
     try:
-        yield committer
+        yield running
     finally:
-        committer.close()
+        running.close()
 
 
-def run(sink: str = "jsonl", stop: int | None = None) -> None:
-    with opened(sink) as committer:
-        for span in committer.pending:
-            if stop is not None and span.index >= stop:
-                return
-            committer.accept(result_of(span))
-        committer.finish()
+def run(sink: str = "jsonl") -> None:
+    with opened(sink) as running:
+        pending = {span.index: span for span in running.ledger.pending}
+        running.accept(*(pending[index] for index in UNORDERED if index in pending))
+        running.finish()
 
 
 def content(name: str) -> bytes:
@@ -77,15 +76,15 @@ def assert_complete() -> None:
     assert rows_written() == SURVIVORS
     assert failures_written() == sorted(FAILED)
     assert_consistent()
-    assert is_finished(manifest_of(), place_of(URL).records())
+    assert is_finished(manifest_of(), committed_records(place_of(URL), manifest_of()))
 
 
 def assert_consistent() -> None:
     place = place_of(URL)
-    records = place.records()
-    assert whole_records(place, records) == records
+    records = committed_records(place, manifest_of())
+    assert records == valid_records(place.records())
     spans = [span for record in records for span in range(record.first_span, record.stop_span)]
-    assert spans == list(range(len(spans)))
+    assert spans == sorted(set(spans))
     known = sorted(name for record in records for name in record.files)
     assert part_files(place, manifest_of(sink="jsonl")) == known
 
@@ -131,9 +130,9 @@ def test_crash_at_any_step_loses_and_doubles_no_row(after: bool) -> None:
         MemoryFileSystem.store.clear()
         if not crashed(calls, after=after):
             break
-        before = place_of(URL).records()
-        with opened() as committer:
-            assert committer.records == before
+        before = committed_records(place_of(URL), manifest_of())
+        with opened() as running:
+            assert running.ledger.records == before
         assert_consistent()
         run()
         assert_complete()
@@ -177,9 +176,9 @@ def test_parquet_parts_are_read_back() -> None:
 def test_record_that_is_damaged_ends_the_journal_and_the_rest_is_redone(damage: bytes) -> None:
     run()
     STORE.pipe_file(f"{URL}/_penstock/journal/00000001", damage)
-    with opened() as committer:
-        assert len(committer.records) == 1
-        assert committer.pending == SPANS[2:]
+    with opened() as running:
+        assert [record.part for record in running.ledger.records] == [3], "it was committed first"
+        assert running.ledger.pending == SPANS[:4]
     assert_consistent()
     run()
     assert_complete()
@@ -189,8 +188,8 @@ def test_record_that_is_damaged_ends_the_journal_and_the_rest_is_redone(damage: 
 def test_record_that_is_gone_ends_the_journal(gap: int) -> None:
     run()
     STORE.rm_file(f"{URL}/_penstock/journal/{gap:08d}")
-    with opened() as committer:
-        assert len(committer.records) == gap
+    with opened() as running:
+        assert len(running.ledger.records) == gap
     assert [name for name in names() if "journal" in name] == [f"_penstock/journal/{n:08d}" for n in range(gap)]
     run()
     assert_complete()
@@ -198,11 +197,11 @@ def test_record_that_is_gone_ends_the_journal(gap: int) -> None:
 
 @pytest.mark.parametrize("name", ["part-00000001.jsonl", "_penstock/failures/00000001.jsonl"])
 @pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "short"])
-def test_part_that_is_not_whole_is_redone_with_all_after_it(name: str, is_gone: bool) -> None:
+def test_part_that_is_not_whole_is_redone_and_no_other(name: str, is_gone: bool) -> None:
     run()
     STORE.rm_file(f"{URL}/{name}") if is_gone else STORE.pipe_file(f"{URL}/{name}", b"{")
-    with opened() as committer:
-        assert committer.pending == SPANS[2:]
+    with opened() as running:
+        assert running.ledger.pending == SPANS[2:3]
     run()
     assert_complete()
 
@@ -231,8 +230,8 @@ def test_removing_a_job_can_be_repeated_after_a_crash_at_any_step() -> None:
                 break
             except Crash:
                 pass
-        with opened() as committer:
-            assert len(rows_written()) == sum(record.rows for record in committer.records)
+        with opened() as running:
+            assert len(rows_written()) == sum(record.rows for record in running.ledger.records)
         remove_job(place_of(URL), manifest)
         assert names() == []
     assert calls > 10
@@ -258,20 +257,19 @@ def test_failures_are_put_together_by_the_next_run_where_a_crash_came_first() ->
     run()
     STORE.rm_file(f"{URL}/_penstock/failures.jsonl")
     place = place_of(URL)
-    place.failures().settle(place.records())
+    put_failures_together(place, committed_records(place, manifest_of()))
     assert failures_written() == sorted(FAILED)
 
 
 def test_run_that_lost_its_lock_commits_nothing_more() -> None:
     place = RemotePrefix(URL)
     with place.lock():
-        committer = Committer(place, manifest_of(sink="jsonl"), SINKS["jsonl"], lambda record: None)
-        for span in SPANS[:2]:
-            committer.accept(result_of(span))
+        running = Run(place, "jsonl")
+        running.accept(*SPANS[:2])
         STORE.rm_file(f"{URL}/{LOCK}")
         with pytest.raises(OutputError, match="lost the lock"):
-            committer.accept(result_of(SPANS[2]))
-        committer.close()
+            running.accept(SPANS[2])
+        running.close()
     assert len(place_of(URL).records()) == 1
 
 
@@ -292,11 +290,10 @@ def test_part_of_another_run_is_not_overwritten_by_one_that_lost_its_lock(tmp_pa
 
 def test_record_of_another_run_is_never_overwritten() -> None:
     with opened() as one, opened() as other:
-        for span in SPANS[:2]:
-            one.accept(result_of(span))
-        other.accept(result_of(SPANS[0]))
+        one.accept(*SPANS[:2])
+        other.accept(SPANS[0])
         with pytest.raises(OutputError, match="another run writes to this output"):
-            other.accept(result_of(SPANS[1]))
+            other.accept(SPANS[1])
     run()
     assert_complete()
 

@@ -1,0 +1,296 @@
+"""The ledger: which parts of a job are committed. One process owns it, and holds the lock of the place.
+
+Finished work is a set of parts, in whatever order they became whole. Within a part, pieces that interrupts cut short
+follow each other from its first span on.
+
+The order of every commit, and what a crash after each step leaves:
+1. the part's files and its failures are written and fsynced under temporary names (`PartBuilder`): the folder with them
+   is removed at the next start;
+2. they are renamed to their final names, the part's files first, and the folders are fsynced: the journal does not know
+   them, and the next start removes them;
+3. the record is appended to the journal and fsynced: the part exists.
+A part that is replaced gets other names than it had: until the record of step 3 is written, the old part is valid, and
+from then on the new one is. The files of the old part are removed last, or at the next start.
+`failures.jsonl` is put together from the failures of the parts when a run ends, for people to read. A crash before that
+loses nothing; the next start does it. `remote_prefix` says the same of object storage, where each step is one object.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.core.protocols import Sink
+from penstock.core.records import Result, Span
+from penstock.errors import OutputError
+from penstock.storage.disk import INTERNAL
+from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, valid_records
+from penstock.storage.manifest import MANIFEST, Manifest
+from penstock.storage.part_builder import PartBuilder, Piece, StagedPart
+from penstock.storage.places import Place
+
+MOST_OPEN_PARTS = 8
+"""Each open part has open files and an unwritten row group. Results of further parts wait in memory, which the engine
+bounds: it hands out no span that lies far beyond the oldest unfinished one."""
+
+
+class Ledger:
+    """Commits the parts of one job. Opening it brings the place to the state that the journal describes."""
+
+    def __init__(self, place: Place, manifest: Manifest) -> None:
+        self._place = place
+        self._manifest = manifest
+        self._journal = place.journal()
+        self._by_part: dict[int, list[PartRecord]] = {}
+        self._recover()
+        self.staging = place.staging()
+        """Where parts are built. Another process that builds a part of a local folder needs the same file system."""
+
+    @property
+    def records(self) -> list[PartRecord]:
+        """The committed parts, by number."""
+        return [record for part in sorted(self._by_part) for record in self._by_part[part]]
+
+    @property
+    def pending(self) -> tuple[Span, ...]:
+        """The spans that no committed part holds, in order."""
+        spans = self._manifest.spans
+        return tuple(span for piece in self.pending_pieces() for span in spans[piece.first_span : piece.stop_span])
+
+    def pending_pieces(self) -> list[Piece]:
+        """What is to be built: each of these may be given to another engine, or to another machine."""
+        pieces = map(self.piece_of, self._manifest.parts)
+        return [piece for piece in pieces if piece.first_span != piece.stop_span]
+
+    def piece_of(self, span_index: int) -> Piece:
+        """What a span belongs to: all of its part that is not committed.
+
+        Where the input streams, nothing is planned: parts are counted, and begin with the span that is asked for.
+        """
+        if self._manifest.part_rows is not None:
+            return Piece(len(self._by_part), 0, span_index, None, self._manifest.part_rows)
+        part = bisect.bisect_right(self._manifest.parts, span_index) - 1
+        first, stop = self._planned(part)
+        before = self._by_part.get(part)
+        return Piece(part, before[-1].cut + 1, before[-1].stop_span, stop) if before else Piece(part, 0, first, stop)
+
+    def piece_in_place_of(self, part: int) -> Piece:
+        """A whole part, to be built again: its name is none that the part has now."""
+        first, stop = self._planned(part)
+        taken = {record.cut for record in self._by_part.get(part, ())}
+        return Piece(part, next(cut for cut in range(len(taken) + 1) if cut not in taken), first, stop)
+
+    def builder(self, piece: Piece, sink: Sink) -> PartBuilder:
+        """Builds a piece on this machine."""
+        return PartBuilder(piece, sink, self._manifest.schema, self.staging)
+
+    def commit(self, staged: StagedPart) -> bool:
+        """Commit a part, or the next piece of it; False where its spans are committed already: then it is dropped."""
+        record = staged.record
+        if self._manifest.part_rows is None and self.piece_of(record.first_span).first_span != record.first_span:
+            for path in staged.paths:
+                os.remove(path)
+            return False
+        self._publish(staged)
+        self._append(record)
+        return True
+
+    def replace(self, staged: StagedPart) -> None:
+        """Put a part that was built again in the place of what is committed of it. No other part is touched.
+
+        Raises:
+            ValueError: It is not the whole part.
+        """
+        record = staged.record
+        if (record.first_span, record.stop_span) != self._planned(record.part):
+            raise ValueError(f"part {record.part} can only be replaced as a whole")
+        old = self._by_part.get(record.part, [])
+        self._publish(staged)
+        self._place.remove([ALL_FAILURES])
+        self._append(record)
+        self._place.remove(name for each in old for name in each.all_files)
+
+    def finish(self) -> None:
+        """Leave everything as people read it. Nothing is built after this."""
+        put_failures_together(self._place, self.records)
+
+    def close(self) -> None:
+        self._journal.close()
+        self._place.drop_staging()
+
+    def _planned(self, part: int) -> tuple[int, int]:
+        """The first span of a planned part, and the first one after it."""
+        parts = self._manifest.parts
+        return parts[part], parts[part + 1] if part + 1 < len(parts) else len(self._manifest.spans)
+
+    def _publish(self, staged: StagedPart) -> None:
+        sizes = self._place.publish(staged.paths)
+        if sizes != staged.record.all_files:
+            raise OutputError(
+                "a part is not as it was written",
+                received=f"{self._place.address()}: {sizes}",
+                allowed=str(staged.record.all_files),
+            )
+
+    def _append(self, record: PartRecord) -> None:
+        self._journal.append(record)
+        self._by_part[record.part] = valid_records([*self._by_part.get(record.part, ()), record])
+
+    def _recover(self) -> None:
+        """Remove what no record knows, and take parts out of the journal whose files are not what they were."""
+        records = valid_records(self._journal.records)
+        intact = {(record.part, record.cut) for record in intact_records(self._place, records)}
+        for record in records:
+            self._by_part.setdefault(record.part, []).append(record)
+        damaged = {record.part: record for record in reversed(records) if (record.part, record.cut) not in intact}
+        if damaged:
+            self._place.remove([ALL_FAILURES])
+        for record in damaged.values():
+            nothing = replace(record, stop_span=record.first_span, rows=0, failed=0, files={}, failures_bytes=0)
+            self._append(replace(nothing, reduced={}, digests={}, not_finite=0))
+        self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
+        known = {name for record in self.records for name in record.all_files}
+        there = [*part_files(self._place, self._manifest), *self._place.sizes(FAILURES)]
+        self._place.remove([name for name in there if name not in known])
+        self._place.settle()
+        put_failures_together(self._place, self.records)
+
+
+class OpenParts:
+    """The parts that this process builds itself. Each is committed as soon as it is whole.
+
+    Args:
+        ledger: Takes the parts.
+        sink: The format.
+        on_commit: Called with the record of every part that was committed.
+    """
+
+    def __init__(self, ledger: Ledger, sink: Sink, on_commit: Callable[[PartRecord], None]) -> None:
+        self._ledger = ledger
+        self._sink = sink
+        self._on_commit = on_commit
+        self._builders: dict[int, PartBuilder] = {}
+
+    def __len__(self) -> int:
+        """How many parts have open files."""
+        return sum(builder.is_open for builder in self._builders.values())
+
+    def accept(self, result: Result) -> None:
+        """Take a result; commits the part that it completes."""
+        piece = self._ledger.piece_of(result.span.index)
+        if piece.part not in self._builders:
+            self._builders[piece.part] = self._ledger.builder(piece, self._sink)
+        builder = self._builders[piece.part]
+        builder.add(result)
+        self._write(builder)
+        if builder.has_all:
+            self._finish(piece.part)
+            for _, waiting in sorted(self._builders.items()):
+                self._write(waiting)
+
+    def commit_all(self) -> None:
+        """Commit of every open part what is there from its beginning on: an interrupt cuts parts short."""
+        for part in sorted(self._builders):
+            self._finish(part)
+
+    def close(self) -> None:
+        """Drop what is open."""
+        for builder in self._builders.values():
+            builder.abandon()
+        self._builders.clear()
+
+    def _write(self, builder: PartBuilder) -> None:
+        if builder.is_open or builder.has_all or len(self) < MOST_OPEN_PARTS:
+            builder.write()
+
+    def _finish(self, part: int) -> None:
+        staged = self._builders[part].finish()
+        if staged is not None and self._ledger.commit(staged):
+            self._on_commit(staged.record)
+        del self._builders[part]
+
+
+def committed_records(place: Place, manifest: Manifest) -> list[PartRecord]:
+    """The committed parts of a job, by number, without those that were damaged since. Touches nothing."""
+    return intact_records(place, valid_records(place.records()), has_failures=not manifest.is_older)
+
+
+def intact_records(place: Place, records: Sequence[PartRecord], *, has_failures: bool = True) -> list[PartRecord]:
+    """The records whose files are in the place as they say, without pieces that follow a damaged one of their part.
+
+    Args:
+        place: Where to look.
+        records: By part and piece.
+        has_failures: Whether every part has a file of failures of its own.
+    """
+    files = [record.all_files if has_failures else record.files for record in records]
+    folders = {os.path.dirname(name) for names in files for name in names}
+    there = {name: size for folder in folders for name, size in place.sizes(folder).items()}
+    damaged: set[int] = set()
+    intact = []
+    for record, expected in zip(records, files, strict=True):
+        if record.part in damaged or any(there.get(name) != size for name, size in expected.items()):
+            damaged.add(record.part)
+        else:
+            intact.append(record)
+    return intact
+
+
+def is_finished(manifest: Manifest, records: Sequence[PartRecord]) -> bool:
+    """Whether committed parts hold all spans of a job."""
+    return bool(records) and sum(record.stop_span - record.first_span for record in records) == manifest.num_spans
+
+
+def put_failures_together(place: Place, records: Sequence[PartRecord]) -> None:
+    """Write `failures.jsonl` from the failures of the parts, unless it is there already.
+
+    Its length tells whether it is up to date: it is removed before a record is replaced, and otherwise the journal
+    only grows, or loses its end. The caller holds the lock, and builds no part.
+    """
+    with_failures = [record for record in records if record.failed]
+    if place.sizes(INTERNAL).get(ALL_FAILURES) == sum(record.failures_bytes for record in with_failures):
+        return
+    path = os.path.join(place.staging(), "failures")
+    try:
+        with open(path, "wb") as file:
+            for _, lines in place.read_each([record.failures_file for record in with_failures]):
+                file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        place.publish({path: ALL_FAILURES})
+    finally:
+        place.drop_staging()
+
+
+def part_files(place: Place, manifest: Manifest) -> list[str]:
+    """The files of parts in a place, known to the journal or not, in the folders where the sink puts them."""
+    pattern = re.compile(rf"part-\d{{8}}(_\d+)?{re.escape(manifest.part_suffix)}")
+    return [
+        name
+        for folder in _part_folders(manifest)
+        for name in sorted(place.sizes(folder))
+        if pattern.fullmatch(os.path.basename(name))
+    ]
+
+
+def _part_folders(manifest: Manifest) -> list[str]:
+    """The folders of the sink; names that lead anywhere else are left out."""
+    return [name for name in manifest.part_folders if name not in (".", "..") and os.path.basename(name) == name]
+
+
+def remove_job(place: Place, manifest: Manifest) -> None:
+    """Remove a job and nothing else. The caller holds the lock.
+
+    The journal goes first: without it the parts are unknown, and every later start removes them, so a crash at
+    any point leaves a folder that is whole, or empty, or cleans itself.
+    """
+    place.remove([*place.sizes(JOURNAL), JOURNAL])
+    place.settle()
+    place.remove([*place.sizes(FAILURES), ALL_FAILURES, *part_files(place, manifest)])
+    place.drop_folders([JOURNAL, FAILURES, *filter(None, _part_folders(manifest))])
+    place.settle()
+    place.remove([MANIFEST])
+    place.settle()
