@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.core.sampling import sample_by_class, sample_evenly
-from penstock.sources.derived.selection import sample, select
+from penstock.sources.derived.selection import sample, sample_by_class, sample_evenly, select
 
 from . import dataset_cases, image_cases, table_cases, text_cases, tfrecord_cases
 from .case import Case, some_rows

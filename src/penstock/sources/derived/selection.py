@@ -1,9 +1,12 @@
-"""Some rows of another source: `--limit`, `--skip`, `--sample`. Rows keep their numbers in the whole input."""
+"""Some rows of another source: `--limit`, `--skip`, `--sample`. Rows keep their numbers in the whole input.
+
+Samples are seeded: the same input gives the same rows.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,13 +16,15 @@ from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source, Watchable, with_changes
 from penstock.core.records import Array, Block, Extent, RowFailure, Span, Watch
-from penstock.core.sampling import Runs, overlap, sample_by_class, sample_evenly, to_runs
 from penstock.errors import InputError, UsageError
 from penstock.sources.derived.wrapper import Around
 from penstock.sources.python.streaming import StreamedRows
 
 _COUNT_ROWS = 1 << 16
 _NO_END = 1 << 62
+
+Runs = list[tuple[int, int]]
+"""Rows as (first row, number of rows), in order."""
 
 
 class SelectedRows(Around):
@@ -222,3 +227,74 @@ def _classes(source: Source, column: str) -> Array:
             found[[failure.row - block.start for failure in block.failures]] = codes["null"]
             pieces.append(found)
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+
+def sample_evenly(total: int, wanted: int, seed: int) -> Array:
+    """`wanted` of `total` rows, each as likely as any other, in order."""
+    if wanted >= total:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(seed).choice(total, wanted, replace=False))
+
+
+def sample_by_class(classes: Array, wanted: int, seed: int) -> Array:
+    """Rows in which every class has the share that it has in the whole, and at least one row where that is possible.
+
+    Args:
+        classes: A number for the class of every row.
+        wanted: How many rows.
+        seed: Decides which rows of a class.
+    """
+    total = len(classes)
+    if wanted >= total:
+        return np.arange(total)
+    _, inverse, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    shares = allot(counts, wanted)
+    generator = np.random.default_rng(seed)
+    order = np.argsort(inverse, kind="stable")
+    ends = np.cumsum(counts)
+    picked = [
+        generator.choice(order[end - count : end], share, replace=False)
+        for end, count, share in zip(ends, counts, shares, strict=True)
+    ]
+    return np.sort(np.concatenate(picked))
+
+
+def allot(counts: Array, wanted: int) -> Array:
+    """How many rows of each class: in proportion, by largest remainder, at least one for the largest classes first.
+
+    >>> allot(np.array([90, 9, 1]), 10).tolist()
+    [8, 1, 1]
+    """
+    least = np.zeros(len(counts), np.int64)
+    least[np.argsort(-counts, kind="stable")[:wanted]] = 1
+    exact = counts * wanted / counts.sum()
+    shares: Array = np.maximum(np.floor(exact).astype(np.int64), least)
+    while shares.sum() > wanted:
+        over = np.where(shares > least, shares - exact, -np.inf)
+        shares[int(np.argmax(over))] -= 1
+    while shares.sum() < wanted:
+        under = np.where(shares < counts, exact - shares, -np.inf)
+        shares[int(np.argmax(under))] += 1
+    return shares
+
+
+def to_runs(rows: Array) -> Runs:
+    """Sorted row numbers as runs.
+
+    >>> to_runs(np.array([3, 4, 5, 9]))
+    [(3, 3), (9, 1)]
+    """
+    if not len(rows):
+        return []
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    starts = np.concatenate(([0], breaks))
+    stops = np.concatenate((breaks, [len(rows)]))
+    return [(int(rows[start]), int(stop - start)) for start, stop in zip(starts, stops, strict=True)]
+
+
+def overlap(runs: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The pieces of runs that lie from `start` to `stop`."""
+    for first, rows in runs:
+        begin, end = max(first, start), min(first + rows, stop)
+        if begin < end:
+            yield begin, end - begin

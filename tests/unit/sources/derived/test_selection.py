@@ -19,9 +19,8 @@ from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import Block, RowFailure, Span
-from penstock.core.sampling import to_runs
 from penstock.errors import InputError, UsageError
-from penstock.sources.derived.selection import SelectedRows, WholeBatches, sample, select
+from penstock.sources.derived.selection import SelectedRows, WholeBatches, sample, select, to_runs
 from penstock.sources.python.memory import InMemory
 from penstock.sources.tables.csv import CsvFiles
 from penstock.sources.tables.parquet import ParquetFiles

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.sampling import allot, overlap, sample_by_class, sample_evenly, to_runs
+from penstock.sources.derived.selection import allot, overlap, sample_by_class, sample_evenly, to_runs
 
 class_sizes = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 some_rows = st.sets(st.integers(0, 300), max_size=60).map(sorted)
