@@ -81,20 +81,20 @@ class TakesAnySize(Protocol):
 
 @runtime_checkable
 class Gauged(Protocol):
-    """A replica that knows about its device's memory, where the process's own memory does not tell."""
+    """A replica that reports the memory of its device, which the memory of the process does not include."""
 
     def peak_bytes(self) -> int | None:
         """The most that this process has held on the device so far; None where that is all of its memory."""
         ...
 
     def predicted_bytes(self, batch: Columns) -> int | None:
-        """What a batch would take, told without running it; None where only running tells."""
+        """The bytes that a batch would take, found without running it; None where it has to be run."""
         ...
 
 
 @runtime_checkable
 class Copying(Protocol):
-    """A replica that can tell copying from computing."""
+    """A replica that measures copying apart from computing."""
 
     def copied_s(self) -> float:
         """How long the calling thread has spent so far on getting batches to the device."""
@@ -103,14 +103,14 @@ class Copying(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A replica that can tell what a call changes in its model, and undo it."""
+    """A replica that finds out what a call changes in its model, and can undo it."""
 
     def look(self, batch: Columns) -> State:
         """What calls with batches of this shape change. Nothing is changed by looking."""
         ...
 
     def hold(self, seed: int | None) -> None:
-        """Remember the model as it is. Random numbers are drawn by `seed`, or else from where the model stands."""
+        """Remember the model as it is. Random numbers follow from `seed`, or from the model's own generators."""
         ...
 
     def restore(self) -> None:
