@@ -52,8 +52,8 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "tf_keras": "penstock.runtimes.keras.tf_keras:RUNTIME",
         "onnx": "penstock.runtimes.onnx.runtime:RUNTIME",
         "onnx-tensorrt": "penstock.runtimes.onnx.runtime:RUNTIME_TENSORRT",
-        "openvino": "penstock.runtimes.openvino.runtime:RUNTIME",
-        "tflite": "penstock.runtimes.tflite.runtime:RUNTIME",
+        "openvino": "penstock.runtimes.openvino:RUNTIME",
+        "tflite": "penstock.runtimes.tflite:RUNTIME",
         "stablehlo": "penstock.runtimes.jax.stablehlo:RUNTIME",
     },
     MODELS: {

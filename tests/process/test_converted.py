@@ -16,7 +16,7 @@ from penstock.core.protocols import Replica, Runtime
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, ModelError, OutOfMemory, RefusedByRuntime
 from penstock.runtimes.onnx.runtime import OnnxRuntime
-from penstock.runtimes.openvino.runtime import OpenVinoRuntime
+from penstock.runtimes.openvino import OpenVinoRuntime
 from tests.conftest import ENVIRONMENT
 from tests.support.told import ROWS, Told
 
@@ -125,7 +125,7 @@ def test_openvino_asks_nobody_and_writes_nothing_home(converted: tuple[Path, dic
         "import sys, socket, subprocess; from pathlib import Path;"
         "sys.addaudithook(lambda event, _: sys.exit(event) if event in ('socket.connect', 'subprocess.Popen') else 0);"
         "from penstock.core.records import Device, ModelFile;"
-        "from penstock.runtimes.openvino.runtime import OpenVinoRuntime;"
+        "from penstock.runtimes.openvino import OpenVinoRuntime;"
         "OpenVinoRuntime().load(ModelFile('converted', sys.argv[1], '', ()), Device('cpu', 0), 1);"
         "print([name for name in sys.modules if 'telemetry' in name or name in ('tensorflow', 'keras')])"
     )

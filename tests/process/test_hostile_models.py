@@ -147,7 +147,7 @@ import json, os, sys
 from penstock.core.records import ModelFile
 from penstock.errors import PenstockError
 from penstock.runtimes.tensorflow.frozen_graph import load as load_graph
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 if sys.argv[1] == "tf_keras":
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
 with lean_imports(ModelFile("keras", "", "", ()), "tensorflow"):

@@ -28,7 +28,7 @@ def keras_answers(model: Path, script: str, tmp_path: Path) -> dict[str, Any]:
     code = (
         "import json, numpy as np\n"
         "from penstock.core.records import ModelFile\n"
-        "from penstock.runtimes.lean_imports import lean_imports\n"
+        "from penstock.runtimes.environment import lean_imports\n"
         "with lean_imports(ModelFile('keras', '', '', ()), 'tensorflow'): import keras\n"
         f"model = keras.saving.load_model({str(model)!r})\n{script}\n"
         "print('ANSWERS' + json.dumps({k: np.asarray(v).tolist() for k, v in answers.items()}))"

@@ -13,8 +13,7 @@ import pytest
 from penstock.core.output_selection import Answers
 from penstock.core.records import Device, ModelFile, Scaling
 from penstock.errors import DeviceError, RefusedByRuntime
-from penstock.runtimes.openvino.network import MOST_SHAPES
-from penstock.runtimes.openvino.runtime import OpenVinoReplica, OpenVinoRuntime
+from penstock.runtimes.openvino import MOST_SHAPES, OpenVinoReplica, OpenVinoRuntime
 from tests.support import onnx_models
 from tests.support.onnx_models import node
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.records import ModelFile
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 from tests.support.hostile_lookups import lookups
 
 _FEATURES = 4

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from penstock.core.records import ModelFile
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 
 
 def main(folder: Path) -> None:

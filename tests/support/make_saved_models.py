@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.records import ModelFile
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 
 KINDS = (
     "int8",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import ModelFile
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 
 ROWS = 37
 

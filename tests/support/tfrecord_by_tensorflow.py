@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import ModelFile
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.environment import lean_imports
 
 os.environ.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")
 ROWS = 300

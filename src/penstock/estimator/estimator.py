@@ -19,8 +19,7 @@ from penstock.estimator.run_config import RunConfig, path_to_str
 from penstock.estimator.saved_models import Export, export
 from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks, check_listeners
 from penstock.estimator.training import Training, train
-from penstock.runtimes.tensorflow.checkpoint_fitting import no_such_variable
-from penstock.runtimes.tensorflow.restoring import find_checkpoint, newest_checkpoint
+from penstock.runtimes.tensorflow.restoring import find_checkpoint, newest_checkpoint, no_such_variable
 
 InputFn = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Scaling, Shape, Signature, TensorSpec
 from penstock.core.scaling import PRESETS
 from penstock.errors import UsageError
-from penstock.models.modules import digest_of_module
+from penstock.models.digest import of_module
 from penstock.options import table
 from penstock.options.records import OPTIONS, PredictOptions, make_options
 from penstock.options.table import Decides, Option
@@ -100,14 +100,14 @@ def _describe_function(function: Any, name: str) -> dict[str, Any] | None:
 
 
 def _digest_of_named(module: str, name: str) -> str:
-    digest = digest_of_module(module)
-    if digest is None:
+    found = of_module(module)
+    if found is None:
         raise UsageError(
             f"the module of the {name.removesuffix('_row')}ing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )
-    return digest
+    return found
 
 
 def _digest(raw: bytes) -> str:

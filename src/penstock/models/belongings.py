@@ -11,7 +11,6 @@ from penstock.core.records import ModelFile
 from penstock.errors import ModelError, UsageError
 from penstock.models import digest
 from penstock.models.formats import h5
-from penstock.models.modules import digest_of_module
 
 
 def with_belongings(
@@ -63,7 +62,7 @@ def _digest_of_weights(path: str, trust: bool) -> str:
 
 
 def _digest_of_own(name: str) -> str:
-    found = digest_of_module(name)
+    found = digest.of_module(name)
     if found is None:
         raise ModelError(
             "the module of custom objects is not found",

@@ -18,12 +18,12 @@ def refuse_untrusted(location: str, needs_trust: Sequence[str], trust: bool) -> 
     """Raise where a model does something that needs trust and has none."""
     if not needs_trust or trust:
         return
-    told = "; ".join(needs_trust[:_MOST_NAMED])
+    reasons = "; ".join(needs_trust[:_MOST_NAMED])
     if len(needs_trust) > _MOST_NAMED:
-        told += f"; and {len(needs_trust) - _MOST_NAMED} more"
+        reasons += f"; and {len(needs_trust) - _MOST_NAMED} more"
     raise ModelError(
         "the model can run code or reach files, and is not trusted",
-        received=f"{location}: {told}",
+        received=f"{location}: {reasons}",
         hint="if you trust where it came from: --trust-model",
     )
 

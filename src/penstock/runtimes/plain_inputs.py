@@ -213,3 +213,17 @@ class OneByOne:
             received=f"{name}: {', '.join(map(str, sorted(shapes)[:3]))}",
             allowed="one shape for all rows, or an output whose declared shape is open",
         )
+
+
+def describe_file(inputs: Inputs, outputs: Iterable[Declared], loop: OneByOne | None, writer: str) -> Signature:
+    """What a file takes and gives for each row. With `loop`, rows go in one by one."""
+    fixed = rows_at_once(inputs.rows)
+    specs = tuple(each.as_rows() if loop is None else loop.spec(each) for each in outputs)
+    return Signature(
+        inputs.specs,
+        specs,
+        structure="single" if len(specs) == 1 else "dict",
+        fixed_batch=fixed if fixed != 1 else None,
+        writer=writer,
+        notes=() if loop is None else ("the file takes one row at a time: batches are fed to it row by row",),
+    )

@@ -16,10 +16,10 @@ from penstock.core.output_selection import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME, Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
@@ -36,15 +36,16 @@ class TorchRuntime:
         return "torch-compiled" if self.is_compiled else "torch"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        is_gpu = device.kind == "gpu"
-        return STRICT_FLOAT32 | {
-            "KERAS_BACKEND": "torch",
-            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            # On a GPU a model is many small kernels; on a CPU it is one file for the C++ compiler.
-            "TORCHINDUCTOR_COMPILE_THREADS": str(threads) if is_gpu else "1",
-        }
+        return (
+            STRICT_FLOAT32
+            | pinned(device, threads)
+            | {
+                "KERAS_BACKEND": "torch",
+                "MKL_NUM_THREADS": str(threads),
+                # On a GPU a model is many small kernels; on a CPU it is one file for the C++ compiler.
+                "TORCHINDUCTOR_COMPILE_THREADS": str(threads) if device.kind == "gpu" else "1",
+            }
+        )
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TorchReplica:
         check_kind(model, self.name)

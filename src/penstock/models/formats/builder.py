@@ -11,7 +11,7 @@ import cloudpickle
 from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
-from penstock.models.modules import digest_of_module
+from penstock.models import digest
 
 _RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 
@@ -23,7 +23,7 @@ def recognise(
     match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", location)
     if match is None:
         return None
-    found = digest_of_module(match[1])
+    found = digest.of_module(match[1])
     if found is None:
         raise ModelError(
             "no such module",

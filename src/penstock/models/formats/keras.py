@@ -20,7 +20,8 @@ from penstock.models.facts import (
     require_file,
     shown_bytes,
 )
-from penstock.models.scan import archive, hdf5, keras_config, keras_size
+from penstock.models.scan import hdf5, keras_config, keras_size
+from penstock.models.scan.paths import check_archive
 
 RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 _HINT = "save it again with model.save('model.keras')"
@@ -37,7 +38,7 @@ def recognise(
 ) -> ModelFile | None:
     """The model behind a path that ends in `.keras`; None for any other path, and for HDF5 under that name.
 
-    Classes of the modules `own` need no trust: whoever names a module means to run it.
+    Classes of the modules `own` need no trust: the user named these modules to run them.
     """
     if not location.lower().endswith(".keras") or os.path.isdir(location):
         return None
@@ -74,7 +75,7 @@ class _Seen:
 def _look(path: str, own: tuple[str, ...]) -> _Seen:
     try:
         with zipfile.ZipFile(path) as opened:
-            archive.check(opened)
+            check_archive(opened)
             config = _config(opened)
             num_bytes, found = _weights(opened, path)
         refuse_giant(config, num_bytes)
@@ -91,7 +92,7 @@ def weights_need_trust(path: str) -> list[str]:
     """
     try:
         with zipfile.ZipFile(path) as opened:
-            archive.check(opened)
+            check_archive(opened)
             return _weights(opened, path)[1]
     except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None

@@ -125,8 +125,8 @@ class MetaGraph:
         if not entries:
             reach.enter_all()
         climbing = [name for name in self._asset_names if places.climbs(name)]
-        told = [f"it names a file outside of its folder as an asset: {listed(climbing)}"] if climbing else []
-        return [*reach.sentences(), *told]
+        outside = [f"it names a file outside of its folder as an asset: {listed(climbing)}"] if climbing else []
+        return [*reach.sentences(), *outside]
 
     def _assets_of_collection(self) -> list[memoryview]:
         """Where TensorFlow 1 noted its assets: messages of any type, in a collection."""

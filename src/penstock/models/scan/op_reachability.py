@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from penstock.models.facts import listed
@@ -26,8 +26,8 @@ _MOST_PATTERNS = 64
 class Reach:
     """Walks a graph from where it is entered, and notes what it reaches.
 
-    Every node of a function that is entered counts, whatever it is called for: a stateful operation runs even if nobody
-    asks for its output. Of the graph itself only what the fetched nodes depend on runs.
+    Every node of a function that is entered counts, whatever it is called for: a stateful operation runs even if its
+    output is not used. Of the graph itself only what the fetched nodes depend on runs.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -96,8 +96,8 @@ class Reach:
             reason = operations.why(operation)
             if reason is not None and not _is_own_file(operation, node, scope):
                 self._note(reason, operation)
-            for reason, told in _by_attributes(operation, node):
-                self._note(reason, told)
+            for reason, what in _by_attributes(operation, node):
+                self._note(reason, what)
         passed = tuple(scope.label(name) for name in node.inputs if not name.startswith("^"))
         for name in node.functions():
             if name in self._graph.functions:
@@ -178,40 +178,55 @@ def _is_own_file(operation: str, node: Node, scope: _Scope) -> bool:
     return False
 
 
-def _by_attributes(operation: str, node: Node) -> Iterable[tuple[str, str]]:
+def _by_attributes(operation: str, node: Node) -> Iterator[tuple[str, str]]:
     """What an operation reaches because of how it is configured."""
-    for name in _INSPECTED.get(operation, ()):
-        if node.is_left_open(name):
-            yield operations.HIDDEN_ATTRIBUTE, f"{operation} with {name}"
-    if operation in operations.PRINTING:
-        for stream in node.attribute_texts("output_stream"):
-            if stream.startswith("file:"):
-                yield operations.WRITES, f"{operation} into {stream}"
-    elif operation in operations.DEBUGGING:
-        for url in node.attribute_texts("debug_urls") + node.attribute_texts("debug_ops_spec"):
-            if "://" in url:
-                yield operations.NETWORK if "grpc" in url else operations.WRITES, f"{operation} to {url}"
-    elif operation in operations.WITH_VOCABULARY_FILE:
-        for path in filter(None, node.attribute_texts("vocab_file")):
-            yield operations.READS, f"{operation} of {path}"
-    elif operation in operations.WITH_DESCRIPTOR_FILE:
-        for source in node.attribute_texts("descriptor_source"):
-            if source and not source.startswith(_NO_FILE):
-                yield operations.READS, f"{operation} of {source}"
-    elif operation in operations.WITH_MODULE:
-        for value in node.attribute("module"):
-            for target in callbacks_in(bytes(value)):
-                yield operations.PYTHON, f"{operation} with {target}"
+    for configured, attributes, reaches in _CONFIGURED:
+        if operation not in configured:
+            continue
+        for name in attributes:
+            if node.is_left_open(name):
+                yield operations.HIDDEN_ATTRIBUTE, f"{operation} with {name}"
+        for reason, what in reaches(node):
+            yield reason, f"{operation} {what}"
 
 
-_INSPECTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(operations.PRINTING, ("output_stream",)),
-    **dict.fromkeys(operations.DEBUGGING, ("debug_urls", "debug_ops_spec")),
-    **dict.fromkeys(operations.WITH_VOCABULARY_FILE, ("vocab_file",)),
-    **dict.fromkeys(operations.WITH_DESCRIPTOR_FILE, ("descriptor_source",)),
-    **dict.fromkeys(operations.WITH_MODULE, ("module",)),
-}
-"""The attributes that decide what an operation reaches."""
+def _prints(node: Node) -> Iterator[tuple[str, str]]:
+    for stream in node.attribute_texts("output_stream"):
+        if stream.startswith("file:"):
+            yield operations.WRITES, f"into {stream}"
+
+
+def _debugs(node: Node) -> Iterator[tuple[str, str]]:
+    for url in node.attribute_texts("debug_urls") + node.attribute_texts("debug_ops_spec"):
+        if "://" in url:
+            yield operations.NETWORK if "grpc" in url else operations.WRITES, f"to {url}"
+
+
+def _reads_vocabulary(node: Node) -> Iterator[tuple[str, str]]:
+    for path in filter(None, node.attribute_texts("vocab_file")):
+        yield operations.READS, f"of {path}"
+
+
+def _reads_descriptor(node: Node) -> Iterator[tuple[str, str]]:
+    for source in node.attribute_texts("descriptor_source"):
+        if source and not source.startswith(_NO_FILE):
+            yield operations.READS, f"of {source}"
+
+
+def _runs_module(node: Node) -> Iterator[tuple[str, str]]:
+    for value in node.attribute("module"):
+        for target in callbacks_in(bytes(value)):
+            yield operations.PYTHON, f"with {target}"
+
+
+_CONFIGURED: tuple[tuple[Collection[str], tuple[str, ...], Callable[[Node], Iterator[tuple[str, str]]]], ...] = (
+    (operations.PRINTING, ("output_stream",), _prints),
+    (operations.DEBUGGING, ("debug_urls", "debug_ops_spec"), _debugs),
+    (operations.WITH_VOCABULARY_FILE, ("vocab_file",), _reads_vocabulary),
+    (operations.WITH_DESCRIPTOR_FILE, ("descriptor_source",), _reads_descriptor),
+    (operations.WITH_MODULE, ("module",), _runs_module),
+)
+"""Operations, the attributes that decide what they reach, and what that is."""
 
 
 def _node_name(tensor: str) -> str:

@@ -1,9 +1,13 @@
-"""Paths that a model names: whether they stay where the model is."""
+"""Paths that a model names, or that an archive holds: whether they stay where the model is."""
 
 from __future__ import annotations
 
 import os
+import stat
+import zipfile
 from collections.abc import Iterator
+
+from penstock.models.facts import Malformed, shown_bytes
 
 
 def climbs(name: str) -> bool:
@@ -38,3 +42,29 @@ def _store_of(path: str) -> Iterator[str]:
     before, found, _ = os.path.abspath(path).rpartition(f"{os.sep}snapshots{os.sep}")
     if found:
         yield os.path.join(os.path.realpath(before), "blobs")
+
+
+_BOMB_FLOOR = 256 << 20
+_BOMB_FACTOR = 200
+
+
+def check_archive(archive: zipfile.ZipFile) -> None:
+    """Refuse an archive that is made to do harm.
+
+    Raises:
+        Malformed: A member climbs out of the folder it is unpacked to, is a link, comes twice, or grows beyond measure.
+    """
+    names = set()
+    for member in archive.infolist():
+        if climbs(member.filename) or climbs(member.orig_filename):
+            raise Malformed(f"the member {member.filename!r} leads out of the archive")
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise Malformed(f"the member {member.filename!r} is a link")
+        if member.filename in names:
+            raise Malformed(f"the member {member.filename!r} comes twice")
+        names.add(member.filename)
+        if member.file_size > _BOMB_FLOOR and member.file_size > _BOMB_FACTOR * max(member.compress_size, 1):
+            raise Malformed(
+                f"the member {member.filename!r} grows from {shown_bytes(member.compress_size)}"
+                f" to {shown_bytes(member.file_size)}"
+            )

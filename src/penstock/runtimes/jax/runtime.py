@@ -16,32 +16,43 @@ from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, xla_flags
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME
 from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
-from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
-from penstock.runtimes.xla import xla_flags
 
 _WIDE = ("int64", "uint64", "uint32", "float64")
 
 
 def xla_environment(device: Device, threads: int) -> dict[str, str]:
     """The variables that pin a process in which JAX runs."""
-    is_gpu = device.kind == "gpu"
-    return (
-        STRICT_FLOAT32
-        | {
-            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
-            "JAX_PLATFORMS": "cuda,cpu" if is_gpu else "cpu",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FLAGS": xla_flags(device, threads),
-            # The CPU client of JAX takes the size of its thread pool from this.
-            "NPROC": str(threads),
-            "OMP_NUM_THREADS": str(threads),
-        }
-        | _memory_share(device)
-    )
+    own = {
+        "JAX_PLATFORMS": "cuda,cpu" if device.kind == "gpu" else "cpu",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": xla_flags(device, threads),
+        # The CPU client of JAX takes the size of its thread pool from this.
+        "NPROC": str(threads),
+    }
+    return STRICT_FLOAT32 | pinned(device, threads) | own | _memory_share(device)
+
+
+def find_device(device: Device) -> Any:
+    """The device as JAX names it.
+
+    Raises:
+        DeviceError: This JAX has no such device.
+    """
+    import jax
+
+    try:
+        return jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
+    except RuntimeError as error:
+        raise DeviceError(
+            "this JAX does not see the GPU",
+            received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
+            hint="pip install 'jax[cuda12]', or --devices cpu",
+        ) from None
 
 
 def _memory_share(device: Device) -> dict[str, str]:
@@ -73,14 +84,7 @@ class JaxRuntime:
             import jax
             import keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
-        try:
-            target = jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
-        except RuntimeError as error:
-            raise DeviceError(
-                "this JAX does not see the GPU",
-                received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
-                hint="pip install 'jax[cuda12]', or --devices cpu",
-            ) from None
+        target = find_device(device)
         call = call_keras_model(model)
         call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
         is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
@@ -93,8 +97,8 @@ class JaxRuntime:
 def _lost_states(model: Any) -> list[str]:
     """What people should know of layers whose state Keras does not carry from batch to batch on JAX."""
     layers = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    told = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
-    return [f"{', '.join(layers)}: {told}"] if layers else []
+    remark = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
+    return [f"{', '.join(layers)}: {remark}"] if layers else []
 
 
 class JaxReplica:
@@ -104,7 +108,7 @@ class JaxReplica:
         call: The Keras model.
         target: The device.
         answers: What is kept of its outputs.
-        may_widen: Whether JAX may be told to compute in 64 bits, where the model asks for them inside: it holds for
+        may_widen: Whether JAX may be set to compute in 64 bits, where the model asks for them inside: it holds for
             the whole process.
     """
 

@@ -11,7 +11,16 @@ from penstock.core.output_selection import NumpyRanking, keep
 from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
-from penstock.runtimes.jax.runtime import GPU_PROBE, PACKAGE, JaxRanking, peak_on, to_numpy, xla_environment
+from penstock.runtimes.environment import does_not_start
+from penstock.runtimes.jax.runtime import (
+    GPU_PROBE,
+    PACKAGE,
+    JaxRanking,
+    find_device,
+    peak_on,
+    to_numpy,
+    xla_environment,
+)
 from penstock.runtimes.keras.precision import check_kind
 from penstock.runtimes.memory_limit import out_of_memory, ran_out
 from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
@@ -32,23 +41,11 @@ class StableHloRuntime:
         try:
             import jax
         except ImportError as error:
-            raise DeviceError(
-                "jax is not installed, or does not start",
-                received=f"{model.location}: {one_line(error)}",
-                hint="pip install 'penstock[jax]'",
-            ) from None
+            raise does_not_start("jax", model, error, PACKAGE.install) from None
         # A 64-bit input stays one: without this, JAX would make 32 bits of it.
         jax.config.update("jax_enable_x64", True)
-        platform = "cuda" if device.kind == "gpu" else "cpu"
-        try:
-            target = jax.devices(platform)[0]
-        except RuntimeError as error:
-            raise DeviceError(
-                "this JAX does not see the GPU",
-                received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
-                hint="pip install 'jax[cuda12]', or --devices cpu",
-            ) from None
-        return StableHloReplica(_read(model, platform), model, target)
+        target = find_device(device)
+        return StableHloReplica(_read(model, "cuda" if device.kind == "gpu" else "cpu"), model, target)
 
 
 def _read(model: ModelFile, platform: str) -> Any:

@@ -24,7 +24,7 @@ MASK = "_mask"
 
 
 def call_keras_model(file: ModelFile) -> KerasCall:
-    """Load a model and make it callable. What a function built is told apart by its weights."""
+    """Load a model and make it callable. Models that a function built differ by their weights."""
     call = KerasCall(load_keras_model(file), scaling=file.scaling)
     if file.kind == "builder":
         call.signature = replace(call.signature, weights=digest_of_weights(call.model))
@@ -32,8 +32,8 @@ def call_keras_model(file: ModelFile) -> KerasCall:
         notes = (f"Keras {writer_version(file)} wrote the model: its layers were translated for Keras 3",)
         call.signature = replace(call.signature, notes=notes)
     if file.precision != precision.AS_MADE:
-        told = precision.lower(call.model, file.precision)
-        call.signature = replace(call.signature, notes=(*call.signature.notes, told))
+        remark = precision.lower(call.model, file.precision)
+        call.signature = replace(call.signature, notes=(*call.signature.notes, remark))
         call.precision = file.precision
     return call
 

@@ -20,8 +20,7 @@ from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_lin
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
 from penstock.runtimes.keras.keras1.model import backend_of_h5, config_of_h5, load_keras1, version_of_h5
-from penstock.runtimes.keras.theano_kernels import turn_kernels
-from penstock.runtimes.keras.weights import load_weights
+from penstock.runtimes.keras.weights import load_weights, turn_kernels
 
 _LEFT_IN_KERAS_2 = frozenset(
     {

@@ -13,15 +13,14 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.keras.call import KerasCall, digest_of_weights
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
 from penstock.runtimes.keras.keras1.model import backend_of_h5, config_of_h5
 from penstock.runtimes.keras.loading import call_builder, path_with_suffix, writer_version
 from penstock.runtimes.keras.precision import check_kind
-from penstock.runtimes.keras.theano_kernels import turn_kernels
-from penstock.runtimes.keras.weights import load_weights
-from penstock.runtimes.lean_imports import lean_imports
+from penstock.runtimes.keras.weights import load_weights, turn_kernels
 from penstock.runtimes.tensorflow.runtime import GPU_PROBE, TensorFlowRuntime, prepare_tensorflow, wrap
 
 

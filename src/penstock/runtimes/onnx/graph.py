@@ -1,4 +1,4 @@
-"""What is done to the ONNX graph of a converted step, so that everyone who reads ONNX can read it."""
+"""Changes to the ONNX graph of a converted step, so that every runtime for ONNX can read it."""
 
 from __future__ import annotations
 

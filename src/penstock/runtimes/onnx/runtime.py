@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,20 @@ import numpy as np
 from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
-from penstock.errors import DeviceError, ModelError, one_line
+from penstock.errors import ModelError
+from penstock.runtimes.environment import does_not_start, pinned
 from penstock.runtimes.memory_limit import out_of_memory, ran_out
 from penstock.runtimes.onnx.session import open_session, reason
-from penstock.runtimes.plain_inputs import BFLOAT16, Declared, HostInputs, Inputs, OneByOne, divide_inputs, rows_at_once
+from penstock.runtimes.plain_inputs import (
+    BFLOAT16,
+    Declared,
+    HostInputs,
+    Inputs,
+    OneByOne,
+    describe_file,
+    divide_inputs,
+    rows_at_once,
+)
 from penstock.runtimes.tensorflow.to_onnx import ConvertedStep, read_step
 
 _DTYPES = {
@@ -43,10 +54,7 @@ class OnnxRuntime:
         self.name = "onnx-tensorrt" if self._has_tensorrt else "onnx"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        is_gpu = device.kind == "gpu"
-        return {
-            "CUDA_VISIBLE_DEVICES": (device.uuid or str(device.index)) if is_gpu else "-1",
-            "OMP_NUM_THREADS": str(threads),
+        return pinned(device, threads) | {
             # Since 1.29, onnxruntime reports models and their use to its makers, and writes to the home folder for it.
             "ORT_DISABLE_TELEMETRY": "1",
         }
@@ -55,11 +63,8 @@ class OnnxRuntime:
         try:
             import onnxruntime  # noqa: F401
         except ImportError as error:
-            raise DeviceError(
-                "onnxruntime is not installed, or does not start",
-                received=f"{model.location}: {one_line(error)}",
-                hint="pip install 'penstock[onnx]', or onnxruntime-gpu for a GPU",
-            ) from None
+            hint = f"{RUNTIME.package.install}, or onnxruntime-gpu for a GPU"
+            raise does_not_start("onnxruntime", model, error, hint) from None
         if model.kind == "converted":
             step = read_step(model)
             return OnnxConverted(open_session(step.path, model, device, threads, has_tensorrt=self._has_tensorrt), step)
@@ -148,41 +153,29 @@ class OnnxReplica:
         return np.array([[row[key] for key in keys] for row in found], dtype=self._maps[name])
 
     def _describe(self, inputs: Inputs, declared: list[Declared]) -> Signature:
-        fixed = rows_at_once(inputs.rows)
-        notes: list[str] = []
-        if fixed == 1:
-            self._one_by_one = OneByOne(declared)
-            notes.append("the file takes one row at a time: batches are fed to it row by row")
-        loop = self._one_by_one
-        outputs = [each.as_rows() if loop is None else loop.spec(each) for each in declared]
-        if self._maps:
-            outputs = self._with_keys(inputs, outputs, notes)
+        self._one_by_one = OneByOne(declared) if rows_at_once(inputs.rows) == 1 else None
         producer = self._session.get_modelmeta().producer_name
-        return Signature(
-            inputs.specs,
-            tuple(outputs),
-            structure="single" if len(outputs) == 1 else "dict",
-            fixed_batch=fixed if fixed != 1 else None,
-            writer=f"ONNX by {producer}" if producer else "ONNX",
-            notes=tuple(notes),
-        )
+        described = describe_file(inputs, declared, self._one_by_one, f"ONNX by {producer}" if producer else "ONNX")
+        return self._with_keys(inputs, described) if self._maps else described
 
-    def _with_keys(self, inputs: Inputs, outputs: list[TensorSpec], notes: list[str]) -> list[TensorSpec]:
+    def _with_keys(self, inputs: Inputs, described: Signature) -> Signature:
         """The classes of outputs that are dicts, learned from one row of zeros; the file does not declare them."""
         rows = rows_at_once(inputs.rows) or 1
         try:
             found = self._run({each.name: _zeros(each, rows) for each in inputs.rows})
         except Exception:  # a row of zeros may be wrong: then the first batch tells
-            return outputs
-        for name in self._keys:
-            shown = ", ".join(map(str, self._keys[name][:20]))
-            notes.append(f"{name} holds one value for each class, in this order: {shown}")
-        return [
+            return described
+        notes = [
+            f"{name} holds one value for each class, in this order: {', '.join(map(str, keys[:20]))}"
+            for name, keys in self._keys.items()
+        ]
+        outputs = [
             TensorSpec(spec.name, found[spec.name].dtype.name, found[spec.name].shape[1:])
             if spec.name in self._keys
             else spec
-            for spec in outputs
+            for spec in described.outputs
         ]
+        return replace(described, outputs=tuple(outputs), notes=(*described.notes, *notes))
 
 
 def _declared_inputs(nodes: list[Any]) -> list[Declared]:

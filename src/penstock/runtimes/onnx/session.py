@@ -1,4 +1,4 @@
-"""Opening a session of onnxruntime: threads, providers and precision, all told explicitly; and what its errors mean."""
+"""Opens a session of onnxruntime with explicit threads, providers and precision; and says what its errors mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IN_TENSORRT = {"float16": "trt_fp16_enable", "bfloat16": "trt_bf16_enable"}
 
 
 def open_session(path: str, model: ModelFile, device: Device, threads: int, *, has_tensorrt: bool = False) -> Any:
-    """A session that computes in the precision of the file, unless TensorRT was told another.
+    """A session that computes in the precision of the file, unless TensorRT is set to another.
 
     Args:
         path: The ONNX file.
@@ -94,16 +94,20 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
 
 
 def _tensorrt(model: ModelFile) -> dict[str, Any]:
-    told: dict[str, Any] = {"device_id": 0, "trt_fp16_enable": model.precision == "float16", "trt_int8_enable": False}
+    settings: dict[str, Any] = {
+        "device_id": 0,
+        "trt_fp16_enable": model.precision == "float16",
+        "trt_int8_enable": False,
+    }
     if model.precision in _IN_TENSORRT:
-        told[_IN_TENSORRT[model.precision]] = True
+        settings[_IN_TENSORRT[model.precision]] = True
     if model.kind == "converted":
         # TensorRT times its kernels: built anew, another replica would choose others, and give other bits.
-        told |= {
+        settings |= {
             "trt_engine_cache_enable": True,
             "trt_engine_cache_path": os.path.join(model.location, f"tensorrt-{model.precision}"),
         }
-    return told
+    return settings
 
 
 def _without_gpu(onnxruntime: Any, device: Device, *, has_tensorrt: bool = False) -> DeviceError:

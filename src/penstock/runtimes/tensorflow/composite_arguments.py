@@ -32,8 +32,8 @@ def composites(
     found = _declared(specs, declared)
     if found:
         return found
-    told = _told_by_a_function(specs, loaded)
-    return told if told is not None else _told_by_shapes(function, specs)
+    taken_apart = _by_a_function(specs, loaded)
+    return taken_apart if taken_apart is not None else _by_shapes(function, specs)
 
 
 def _declared(specs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Composite]:
@@ -61,7 +61,7 @@ def _ragged_spec(values: Any, splits: Any) -> Any:
     return tf.RaggedTensorSpec([None, None, *inner], values.dtype, 1, splits.dtype)
 
 
-def _told_by_a_function(specs: Mapping[str, Any], loaded: Any) -> dict[str, Composite] | None:
+def _by_a_function(specs: Mapping[str, Any], loaded: Any) -> dict[str, Composite] | None:
     """The composites of a function of the model whose arguments, taken apart, are those of the signature.
 
     None where there is no such function.
@@ -91,7 +91,7 @@ def _structures(loaded: Any) -> Iterator[Any]:
             yield function.structured_input_signature
 
 
-def _told_by_shapes(function: Any, specs: Mapping[str, Any]) -> dict[str, Composite]:
+def _by_shapes(function: Any, specs: Mapping[str, Any]) -> dict[str, Composite]:
     import tensorflow as tf
 
     found: dict[str, Composite] = {}
@@ -121,7 +121,7 @@ def _is_used_as_splits(function: Any, order: Sequence[str], name: str) -> bool:
     """Whether an argument goes where TensorFlow's own code for ragged tensors takes the ends of rows."""
     placeholder = function.inputs[order.index(name)].op.name
     for node, body in walk(function.graph.as_graph_def(), {placeholder: name}):
-        told = node.op + node.name
-        if ("Ragged" in told or "RowPartition" in told) and any(body.origin(each) == name for each in node.input):
+        names = node.op + node.name
+        if ("Ragged" in names or "RowPartition" in names) and any(body.origin(each) == name for each in node.input):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Frozen graphs: a `GraphDef` in a file, its variables turned into constants. Nobody noted what goes in and out."""
+"""Frozen graphs: a `GraphDef` in a file, its variables turned into constants, its inputs and outputs not named."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, xla_flags
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.lean_imports import lean_imports
 from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
 from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
@@ -25,7 +25,6 @@ from penstock.runtimes.tensorflow.graph_arguments import Step
 from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of
 from penstock.runtimes.tensorflow.outputs import kept, to_host
 from penstock.runtimes.tensorflow.to_onnx import export_step
-from penstock.runtimes.xla import xla_flags
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,17 @@ class TensorFlowRuntime:
         return "tensorflow-xla" if self.is_xla else "tensorflow"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        visible = (device.uuid or str(device.index)) if device.kind == "gpu" else "-1"
-        return STRICT_FLOAT32 | {
-            "KERAS_BACKEND": "tensorflow",
-            "CUDA_VISIBLE_DEVICES": visible,
-            "XLA_FLAGS": xla_flags(device, threads),
-            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-            "TF_NUM_INTRAOP_THREADS": str(threads),
-            "TF_NUM_INTEROP_THREADS": str(threads),
-            "OMP_NUM_THREADS": str(threads),
-        }
+        return (
+            STRICT_FLOAT32
+            | pinned(device, threads)
+            | {
+                "KERAS_BACKEND": "tensorflow",
+                "XLA_FLAGS": xla_flags(device, threads),
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                "TF_NUM_INTRAOP_THREADS": str(threads),
+                "TF_NUM_INTEROP_THREADS": str(threads),
+            }
+        )
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
         check_kind(model, self.name)

@@ -51,7 +51,7 @@ def load(model: ModelFile, device: Device, threads: int) -> Replica:
         return function.load(device, threads)
     checkpoint = function.find_checkpoint()
     options = session_options(function, device, threads)
-    # Which checkpoint it is, is known to who opened the model, unless only the function says so.
+    # The checkpoint is known from when the model was opened, unless only the function names it.
     is_known = described.checkpoint is not None or checkpoint is None or "://" in checkpoint
     return GraphReplica(function, checkpoint, options, model, None if is_known else _digest(checkpoint))
 

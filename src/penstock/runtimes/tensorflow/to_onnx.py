@@ -64,15 +64,15 @@ def read_step(model: ModelFile) -> ConvertedStep:
     path = os.path.join(model.location, _SIGNATURE)
     try:
         with open(path, encoding="utf-8") as opened:
-            told = json.load(opened)
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']}")
+            document = json.load(opened)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
         return ConvertedStep(
             os.path.join(model.location, _MODEL),
-            Signature.from_json(told["signature"]),
-            told["inputs"],
-            told["outputs"],
-            told["wide_arithmetic"],
+            Signature.from_json(document["signature"]),
+            document["inputs"],
+            document["outputs"],
+            document["wide_arithmetic"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError("this is not a converted model", received=f"{path}: {one_line(error)}") from None
@@ -103,8 +103,8 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
             _check(proto, records)
         inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
-    except _NotConvertible as told:
-        return str(told)
+    except _NotConvertible as reason:
+        return str(reason)
     except PenstockError as error:
         return error.problem
     except OSError as error:
@@ -265,15 +265,15 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         raise _NotConvertible(f"tf2onnx lost the output {lost[0]}")
     if not taken.issubset(inputs.values()):
         raise _NotConvertible("the model reads something beside its inputs and weights")
-    told = {
+    document = {
         "format": FORMAT,
         "signature": asdict(signature),
         "inputs": {name: key for name, key in inputs.items() if key in taken},
         "outputs": outputs,
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
-    told |= {"num_bytes": len(content), "wide_arithmetic": wide_arithmetic(proto)}
-    for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(told, indent=1).encode())):
+    document |= {"num_bytes": len(content), "wide_arithmetic": wide_arithmetic(proto)}
+    for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(document, indent=1).encode())):
         with open(os.path.join(folder, name), "wb") as opened:
             opened.write(written)
             opened.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.runtimes.openvino.network import told
+from penstock.runtimes.openvino import reason
 
 _ERROR = """Exception from src/inference/src/cpp/core.cpp:84:
 Check 'false' failed at src/frontends/common_translators/src/unconverted_ops_report.cpp:151:
@@ -14,12 +14,12 @@ No conversion rule found for operations: ai.onnx.Foo
 
 
 def test_the_reason_names_the_operation_and_no_source_file() -> None:
-    reason = told(RuntimeError(_ERROR))
-    assert reason.startswith("RuntimeError: FrontEnd API failed with OpConversionFailure:")
-    assert "ai.onnx.Foo" in reason
-    assert ".cpp" not in reason
-    assert "\n" not in reason
+    found = reason(RuntimeError(_ERROR))
+    assert found.startswith("RuntimeError: FrontEnd API failed with OpConversionFailure:")
+    assert "ai.onnx.Foo" in found
+    assert ".cpp" not in found
+    assert "\n" not in found
 
 
 def test_an_error_without_a_word_keeps_its_class() -> None:
-    assert told(MemoryError()) == "MemoryError"
+    assert reason(MemoryError()) == "MemoryError"

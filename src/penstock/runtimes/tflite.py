@@ -7,6 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,61 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import NumpyRanking, keep
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.errors import DeviceError, ModelError, one_line
-from penstock.runtimes.lean_imports import lean_imports
-from penstock.runtimes.plain_inputs import Declared, HostInputs, Inputs, OneByOne, divide_inputs, rows_at_once
-from penstock.runtimes.tflite.quantisation import Quantisation
+from penstock.runtimes.environment import lean_imports, pinned
+from penstock.runtimes.plain_inputs import (
+    Declared,
+    HostInputs,
+    Inputs,
+    OneByOne,
+    describe_file,
+    divide_inputs,
+    rows_at_once,
+)
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How an input or output of a file stores its numbers."""
+
+    dtype: str
+    scale: float
+    zero_point: int
+
+    @classmethod
+    def of_all(cls, details: Mapping[str, Any]) -> dict[str, Quantisation]:
+        """Those tensors that are quantised, out of the details that an interpreter gives."""
+        found = {}
+        for name, detail in details.items():
+            parameters = detail["quantization_parameters"]
+            if len(parameters["scales"]) == 1 and np.dtype(detail["dtype"]).kind in "iu":
+                scale, zero_point = float(parameters["scales"][0]), int(parameters["zero_points"][0])
+                found[name] = cls(np.dtype(detail["dtype"]).name, scale, zero_point)
+        return found
+
+    def to_stored(self, array: Array) -> Array:
+        """Rounded to the nearest step; what lies outside is the largest or smallest value there is.
+
+        Raises:
+            ValueError: A value is NaN or infinite: no integer stands for it.
+        """
+        real = array.astype(np.float32)
+        if not np.isfinite(real).all():
+            raise ValueError(f"{real[~np.isfinite(real)][0]} cannot be stored as {self.dtype}")
+        limits = np.iinfo(self.dtype)
+        # In 64 bits: 2**31 - 1 is no float32, and the one above it is no int32.
+        steps = np.rint(real / np.float32(self.scale)).astype(np.float64) + self.zero_point
+        stored: Array = np.clip(steps, limits.min, limits.max).astype(self.dtype)
+        return stored
+
+    def to_real(self, array: Array) -> Array:
+        return (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+
+    def in_words(self, what: str) -> str:
+        return (
+            f"{what} stores numbers as {self.dtype} in steps of {self.scale:.6g}: columns of {self.dtype} are taken as "
+            "they are stored, any other numbers are quantised"
+        )
+
 
 _TRIED_LENGTH = 16
 """What an open dimension is while it is tried whether a model takes several rows."""
@@ -29,7 +82,7 @@ class TfliteRuntime:
     name = "tflite"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(threads)}
+        return pinned(device, threads)
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TfliteReplica:
         if device.kind != "cpu":
@@ -238,25 +291,15 @@ class TfliteReplica:
     def _describe(
         self, inputs: Inputs, outputs: list[Declared], name: str | None, graphs: list[Graph], others: list[str]
     ) -> Signature:
-        loop = self._one_by_one
+        described = describe_file(inputs, outputs, self._one_by_one, "TensorFlow Lite")
         fed = [each.name for each in inputs.rows if each.name in self._quantised]
         notes = [self._quantised[each].in_words(f"the input {each!r}") for each in fed]
         notes += [f"the output {each!r} is given as real numbers, not as {q.dtype}" for each, q in self._given.items()]
-        if loop is not None:
-            notes.append("the file takes one row at a time: batches are fed to it row by row")
+        notes += described.notes
         if not self._is_used_again:
             notes.append("the file keeps variables from run to run: every run begins anew, as if it were the first")
-        fixed = rows_at_once(inputs.rows)
-        return Signature(
-            inputs.specs,
-            tuple(each.as_rows() if loop is None else loop.spec(each) for each in outputs),
-            structure="single" if len(outputs) == 1 else "dict",
-            fixed_batch=fixed if fixed != 1 else None,
-            name=name,
-            others=tuple(_other(graph, other) for graph, other in zip(graphs, others, strict=True)),
-            writer="TensorFlow Lite",
-            notes=tuple(notes),
-        )
+        described_others = tuple(_other(graph, other) for graph, other in zip(graphs, others, strict=True))
+        return replace(described, name=name, others=described_others, notes=tuple(notes))
 
 
 def _choose_signature(names: list[str], file: ModelFile) -> tuple[str | None, list[str]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtimes.tflite.quantisation import Quantisation
+from penstock.runtimes.tflite import Quantisation
 
 BYTES = Quantisation("int8", 0.5, -3)
 

@@ -2,23 +2,152 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, NumpyRanking, keep
-from penstock.core.records import Columns, Device, ModelFile, Shape, Signature
+from penstock.core.records import Columns, Device, ModelFile, Shape
 from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
+from penstock.runtimes.environment import does_not_start, pinned
 from penstock.runtimes.memory_limit import out_of_memory
-from penstock.runtimes.openvino.network import Network, import_openvino, told
-from penstock.runtimes.plain_inputs import Declared, HostInputs, OneByOne, divide_inputs, rows_at_once
+from penstock.runtimes.plain_inputs import Declared, HostInputs, OneByOne, describe_file, divide_inputs, rows_at_once
 from penstock.runtimes.tensorflow.to_onnx import ConvertedStep, read_step
+
+MOST_SHAPES = 8
+"""For how many shapes of batches a network is held compiled at the same time."""
+_INT32 = np.iinfo(np.int32)
+_PLACE = re.compile(r"(?:Exception from|failed at) src/\S+:\d+:?\s*|Check '[^']*'\s*")
+"""Where in its sources OpenVINO met an error, and the condition that did not hold."""
+_HIDDEN = ("openvino.tools.ovc", "openvino_telemetry")
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def import_openvino() -> Any:
+    """OpenVINO without its converters.
+
+    Importing those tells Intel's servers, leaves files in the home folder, and takes half the time.
+    """
+    hidden = [name for name in _HIDDEN if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+    return openvino
+
+
+def reason(error: BaseException) -> str:
+    """OpenVINO's reason in one line, without the places in its sources."""
+    lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
+    return one_line(type(error)(" ".join(line for line in lines if line)))
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A network for one shape of batches, with a request for each thread that calls it."""
+
+    network: Any
+    requests: threading.local = field(default_factory=threading.local)
+
+    def request(self) -> Any:
+        if not hasattr(self.requests, "own"):
+            self.requests.own = self.network.create_infer_request()
+        return self.requests.own
+
+
+class Network:
+    """A network and what it was compiled to.
+
+    Batches of one shape are what a job has, apart from buckets and from batches that are taken apart to find a bad
+    row; for a known shape OpenVINO is faster than for an open one. It is compiled when the first batch of a shape
+    comes. The shape that was not used for longest is dropped for a new one; one that comes back after that is not
+    compiled again, but runs with open shapes.
+
+    Args:
+        core: OpenVINO's.
+        model: What was read.
+        properties: What it is compiled with.
+    """
+
+    def __init__(self, core: Any, model: Any, properties: Mapping[str, Any]) -> None:
+        self.model = model
+        self._core = core
+        self._properties = dict(properties)
+        self._names: list[str] = [port.get_any_name() for port in model.inputs]
+        self._declared = [port.get_partial_shape() for port in model.inputs]
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Shapes | None, _Compiled] = OrderedDict()
+        self._dropped: set[Shapes] = set()
+
+    def run(self, feeds: Columns) -> Columns:
+        """The outputs by all their names. What comes back is the caller's: the request keeps none of it.
+
+        Raises:
+            ValueError: A shape is not what the network takes; or a whole number has more than 32 bits. OpenVINO would
+                change the network for the one, and cut off the other.
+        """
+        arrays = [np.asarray(feeds[name], order="C") for name in self._names]
+        for name, array in zip(self._names, arrays, strict=True):
+            _refuse_long_numbers(name, array)
+        request = self._for(tuple(array.shape for array in arrays)).request()
+        # The arrays are read where they are; the outputs are copied.
+        found = request.infer(arrays, share_inputs=True, share_outputs=False)
+        return {name: array for port, array in found.items() for name in port.get_names()}
+
+    def let_go(self) -> None:
+        """Give back the memory of everything that is compiled; what comes next is compiled again."""
+        with self._lock:
+            self._compiled.clear()
+
+    def _for(self, shapes: Shapes) -> _Compiled:
+        with self._lock:
+            key = None if shapes in self._dropped else shapes
+            if key not in self._compiled:
+                if len(self._compiled) >= MOST_SHAPES:
+                    self._drop()
+                self._compiled[key] = self._compile(key)
+            self._compiled.move_to_end(key)
+            return self._compiled[key]
+
+    def _drop(self) -> None:
+        shapes = next(key for key in self._compiled if key is not None)
+        del self._compiled[shapes]
+        self._dropped.add(shapes)
+
+    def _compile(self, shapes: Shapes | None) -> _Compiled:
+        model = self.model
+        if shapes is not None and model.is_dynamic():
+            self._check(shapes)
+            model = model.clone()
+            model.reshape({name: list(shape) for name, shape in zip(self._names, shapes, strict=True)})
+        return _Compiled(self._core.compile_model(model, "CPU", self._properties))
+
+    def _check(self, shapes: Shapes) -> None:
+        for name, shape, declared in zip(self._names, shapes, self._declared, strict=True):
+            if not declared.compatible(type(declared)(list(shape))):
+                raise ValueError(f"{name} has the shape {shape}, and the model takes {declared}")
+
+
+def _refuse_long_numbers(name: str, array: Any) -> None:
+    if array.dtype in (np.int64, np.uint64) and array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
+        raise ValueError(f"{name} holds a whole number of more than 32 bits, which OpenVINO cannot compute with")
+
 
 _HINTS = {"model": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 """A precision to what OpenVINO calls it, and to the capability that a device must have."""
 _LOSSY = ("f64",)
-"""Element types that OpenVINO computes in fewer bits, whatever it is told."""
+"""Element types that OpenVINO computes in fewer bits, whatever it is set to."""
 _UNUSABLE = ("string", "bf16", "dynamic", "u1", "u4", "i4", "nf4")
 """Element types that cannot be fed; text in a graph ends the process (2026.4)."""
 _CARRIERS = ("Parameter", "Constant", "Convert", "Result")
@@ -31,17 +160,13 @@ class OpenVinoRuntime:
     name = "openvino"
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(threads)}
+        return pinned(device, threads)
 
     def load(self, model: ModelFile, device: Device, threads: int) -> OpenVinoConverted | OpenVinoReplica:
         try:
             openvino = import_openvino()
         except ImportError as error:
-            raise DeviceError(
-                "OpenVINO is not installed, or does not start",
-                received=f"{model.location}: {one_line(error)}",
-                hint="pip install 'penstock[openvino]'",
-            ) from None
+            raise does_not_start("OpenVINO", model, error, RUNTIME.package.install) from None
         if device.kind != "cpu":
             raise DeviceError(
                 "penstock runs OpenVINO on processors only", received=f"{device} {device.name}", hint="--devices cpu"
@@ -90,7 +215,7 @@ def _read(core: Any, path: str) -> Any:
     try:
         network = core.read_model(path)
     except Exception as error:
-        raise RefusedByRuntime("OpenVINO does not read the model", received=f"{path}: {told(error)}") from None
+        raise RefusedByRuntime("OpenVINO does not read the model", received=f"{path}: {reason(error)}") from None
     for operation in network.get_ordered_ops():
         kind = operation.get_type_name()
         types = {output.get_element_type().to_string() for output in operation.outputs()}
@@ -132,18 +257,8 @@ class OpenVinoReplica:
         inputs = divide_inputs(file, [_declared(port, "input") for port in network.model.inputs])
         self._constants = inputs.constants
         outputs = [_declared(port, "output") for port in network.model.outputs]
-        fixed = rows_at_once(inputs.rows)
-        self._one_by_one = OneByOne(outputs) if fixed == 1 else None
-        loop = self._one_by_one
-        specs = tuple(each.as_rows() if loop is None else loop.spec(each) for each in outputs)
-        self.signature = Signature(
-            inputs.specs,
-            specs,
-            structure="single" if len(specs) == 1 else "dict",
-            fixed_batch=fixed if fixed != 1 else None,
-            writer="ONNX",
-            notes=("the file takes one row at a time: batches are fed to it row by row",) if loop is not None else (),
-        )
+        self._one_by_one = OneByOne(outputs) if rows_at_once(inputs.rows) == 1 else None
+        self.signature = describe_file(inputs, outputs, self._one_by_one, "ONNX")
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
@@ -167,14 +282,14 @@ def _run(network: Network, feeds: Columns, batch: Columns) -> Columns:
         return network.run(feeds)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
-            raise RuntimeError(told(error)) from None
+            raise RuntimeError(reason(error)) from None
     network.let_go()
     try:
         return network.run(feeds)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
-            raise RuntimeError(told(error)) from None
-        raise out_of_memory(batch, told(error)) from None
+            raise RuntimeError(reason(error)) from None
+        raise out_of_memory(batch, reason(error)) from None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,1 +1,0 @@
-"""LiteRT, for TensorFlow Lite files."""

@@ -1,1 +1,0 @@
-"""Tests of penstock.runtimes.openvino."""
