@@ -8,32 +8,40 @@ from pathlib import Path
 import pytest
 
 from penstock import plugins
+from penstock.core import kinds
+from penstock.core.records import ModelFile
 from penstock.errors import DeviceError, UsageError
 from penstock.plugins import BUILT_IN, SINKS, is_known, load, load_all, names
+from penstock.runtimes.catalog import choose_runtime, executes
+
+
+def forget() -> None:
+    for known in (plugins._others, plugins.load_all, kinds.source_formats):
+        known.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _looked_for_anew() -> Iterator[None]:
     yield
-    plugins._others.cache_clear()
-    plugins.load_all.cache_clear()
+    forget()
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins._others.cache_clear()
-    plugins.load_all.cache_clear()
+    forget()
     return tmp_path
 
 
-def install(site: Path, package: str, points: str, code: str = "SINK = 'the sink'\n") -> None:
+def install(
+    site: Path, package: str, points: str, code: str = "SINK = 'the sink'\n", group: str = "penstock.sinks"
+) -> None:
     module = package.replace("-", "_")
     (site / f"{module}.py").write_text(code)
     info = site / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[penstock.sinks]\n{points}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
 
 
 def test_names_are_penstocks_own_in_their_order_then_others(site: Path) -> None:
@@ -89,3 +97,32 @@ def test_name_that_two_packages_use_is_refused_with_both(site: Path) -> None:
     assert caught.value.received is not None
     assert "toys-g 1.0" in caught.value.received
     assert "toys-h 1.0" in caught.value.received
+
+
+def test_object_of_another_kind_is_refused_with_its_package(site: Path) -> None:
+    install(site, "toys-i", "toy = toys_i:SINK")
+    with pytest.raises(DeviceError) as caught:
+        kinds.sink("toy")
+    assert "toys-i 1.0" in caught.value.problem
+    assert "this is no Sink" in (caught.value.received or "")
+
+
+def test_suffix_that_two_sources_have_stays_with_the_first_and_that_is_reported(
+    site: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "from penstock.core.kinds import SourceFormat\nFORMAT = SourceFormat(('.toy', '.csv'), None)\n"
+    install(site, "toys-j", "toy = toys_j:FORMAT", code, plugins.SOURCES)
+    assert kinds.source_formats()["toy"].suffixes == (".toy", ".csv")
+    assert "the source toy does not read .csv files" in caplog.text
+
+
+def test_runtime_of_another_package_executes_the_kinds_that_it_names(site: Path) -> None:
+    code = (
+        "from penstock.core.kinds import Package, RuntimeEntry\n"
+        "RUNTIME = RuntimeEntry(None, Package(('toys_k',), ('toys-k',), 'pip install toys-k'), kinds=('onnx',))\n"
+    )
+    install(site, "toys-k", "toy = toys_k:RUNTIME", code, plugins.RUNTIMES)
+    model = ModelFile("onnx", "model.onnx", "", ("onnx",))
+    assert executes(model, "toy")
+    assert choose_runtime(model, "toy") == "toy"
+    assert not executes(ModelFile("tflite", "model.tflite", "", ("tflite",)), "toy")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import Protocol
 
 from penstock import plugins
 from penstock.core.protocols import Runtime, Sink, Source
 from penstock.core.records import ModelFile
+from penstock.errors import DeviceError
 from penstock.options.records import ReadOptions
 
 
@@ -194,9 +196,17 @@ def missing_to_convert() -> str | None:
     return f"{names}: {', '.join(package.install for package in missing)}" if missing else None
 
 
+@cache
 def source_formats() -> dict[str, SourceFormat]:
-    """All formats of sources by name."""
-    return plugins.load_all(plugins.SOURCES, SourceFormat)
+    """All formats of sources by name. Files of a suffix that two formats have are of the first; that is reported."""
+    formats = plugins.load_all(plugins.SOURCES, SourceFormat)
+    owners: dict[str, str] = {}
+    for name, each in formats.items():
+        for suffix in each.suffixes:
+            if owners.setdefault(suffix, name) != name:
+                problem = f"the source {name} does not read {suffix} files"
+                plugins.report(DeviceError(problem, received=f"the source {owners[suffix]} reads them"))
+    return formats
 
 
 def model_formats() -> dict[str, ModelFormat]:
