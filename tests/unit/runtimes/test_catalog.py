@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.records import ModelFile
+from penstock.core.records import ModelFile, Recipe
 from penstock.errors import ModelError
 from penstock.planning.candidates import can_convert, candidates, needs_conversion
 from penstock.runtimes.catalog import choose_runtime, executes, like, own_runtime
@@ -42,7 +42,7 @@ def test_converted_files_are_compared_with_the_framework_of_their_model() -> Non
 
 
 def tried(model: ModelFile, own: str, device_kind: str) -> set[str]:
-    return {candidate.runtime for candidate in candidates(model, own, device_kind, ())}
+    return {candidate.runtime for candidate in candidates(model, Recipe(own, device_kind, 32, 1), ())}
 
 
 def test_plan_tries_what_loads_the_model_alike_or_reads_its_converted_step() -> None:
@@ -55,13 +55,14 @@ def test_plan_tries_what_loads_the_model_alike_or_reads_its_converted_step() -> 
 
 
 def test_most_promising_runtime_comes_first() -> None:
-    ready = [each.runtime for each in candidates(KERAS, "tensorflow", "cpu", ()) if each.why_not is None]
+    ready = [each.runtime for each in candidates(KERAS, Recipe("tensorflow", "cpu", 32, 1), ()) if each.why_not is None]
     order = ["openvino", "onnx", "jax", "tensorflow-xla", "torch-compiled", "torch"]
     assert ready == [name for name in order if name in ready]
 
 
 def test_runtimes_that_compile_each_size_are_not_tried_on_rows_of_many_sizes() -> None:
-    found = {each.runtime: each.why_not for each in candidates(KERAS, "tensorflow", "cpu", (), has_many_sizes=True)}
+    recipe = Recipe("tensorflow", "cpu", 32, 1, is_padded=False)
+    found = {each.runtime: each.why_not for each in candidates(KERAS, recipe, ())}
     assert "compiles anew" in (found["jax"] or "")
     assert "compiles anew" not in (found["onnx"] or "")
 
