@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.kinds import Package
 from penstock.core.records import ModelFile, Recipe
 from penstock.errors import ModelError
 from penstock.planning.candidates import can_convert, candidates, needs_conversion
@@ -11,6 +12,12 @@ from penstock.runtimes.catalog import choose_runtime, executes, like, own_runtim
 
 KERAS = ModelFile("keras", "m.keras", "", ("tensorflow", "jax", "torch", "tf_keras"))
 ONNX = ModelFile("onnx", "m.onnx", "", ("onnx",))
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every library is installed: looking for one is looking at a framework."""
+    monkeypatch.setattr(Package, "version", property(lambda self: "1.0"))
 
 
 def test_variants_execute_what_their_runtime_does() -> None:
@@ -55,9 +62,8 @@ def test_plan_tries_what_loads_the_model_alike_or_reads_its_converted_step() -> 
 
 
 def test_most_promising_runtime_comes_first() -> None:
-    ready = [each.runtime for each in candidates(KERAS, Recipe("tensorflow", "cpu", 32, 1), ()) if each.why_not is None]
-    order = ["openvino", "onnx", "jax", "tensorflow-xla", "torch-compiled", "torch"]
-    assert ready == [name for name in order if name in ready]
+    ready = [each.runtime for each in candidates(KERAS, Recipe("tensorflow", "cpu", 32, 1), ())]
+    assert ready == ["openvino", "onnx", "jax", "tensorflow-xla", "torch-compiled", "torch"]
 
 
 def test_runtimes_that_compile_each_size_are_not_tried_on_rows_of_many_sizes() -> None:
