@@ -268,6 +268,8 @@ def handed_over() -> Any:
         if sums != expected or np.abs(row["probabilities"] - right).max() > 2e-6:
             wrong.append(f"{number}: {sums}")
 
+    warnings = Warnings()
+    logging.getLogger("penstock.estimator").addHandler(warnings)
     requests = Requests(IMAGES)
     predictions: Any = digits(model_fn, "cpu:3").predict(requests.input_fn)
     taker = Taker(predictions, check)
@@ -301,6 +303,7 @@ def handed_over() -> Any:
         "answered": answered,
         "ended": ended,
         "left": left,
+        "warnings": warnings.told,
     }
 
 
