@@ -64,6 +64,18 @@ def test_plugins_of_another_package_run_a_job(run_with_toy: Run, job: tuple[Path
     assert written(output) == {row: 3.0 * row for row in range(12)}
 
 
+def test_overwriting_removes_the_parts_of_a_plugin(run_with_toy: Run, job: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    _, rows = job
+    assert run_with_toy("predict", *job, "--output", output, "--format", "toy").returncode == 0
+    stale = output / "toys" / "part-00000009.toy"
+    stale.write_text("99 99\n")
+    (rows / "b.toy").unlink()
+    ran = run_with_toy("predict", *job, "--output", output, "--format", "toy", "--overwrite")
+    assert ran.returncode == 0, ran.stderr
+    assert written(output) == {row: 3.0 * row for row in range(5)}
+
+
 def test_devices_list_the_runtime_and_leave_out_a_broken_one_with_its_package(run_with_toy: Run) -> None:
     ran = run_with_toy("devices", "--json")
     assert ran.returncode == 0, ran.stderr
