@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.conftest import ENVIRONMENT, penstock_command
@@ -93,3 +95,19 @@ def test_help_names_plugins_and_a_broken_one_is_told_with_its_package(
     assert ran.returncode == 8, ran.stderr
     assert "the plugin broken of the package penstock-toy 0.1 cannot be loaded" in ran.stderr
     assert "no_such_module" in ran.stderr
+
+
+def test_arrow_files_go_in_and_come_out_as_pandas_reads_them(
+    run_with_toy: Run, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    rows, output = tmp_path / "rows.feather", tmp_path / "out"
+    pd.DataFrame({"x": np.arange(100, dtype=np.float32), "id": [f"r{row}" for row in range(100)]}).to_feather(rows)
+    for _ in range(2):
+        ran = run_with_toy(
+            "predict", job[0], rows, "--output", output, "--format", "arrow", "--keep", "id", "--overwrite"
+        )
+        assert ran.returncode == 0, ran.stderr
+    frame = pd.concat([pd.read_feather(path) for path in sorted(output.glob("part-*.arrow"))])
+    assert frame["row"].tolist() == list(range(100))
+    assert frame["y"].tolist() == [3.0 * row for row in range(100)]
+    assert frame["id"].tolist() == [f"r{row}" for row in range(100)]
