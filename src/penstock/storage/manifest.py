@@ -189,17 +189,11 @@ def is_fresh(place: Place) -> bool:
 
 def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
     """What differs between the job in a folder and the one that was asked for, in words."""
-    now, then = _flat(request), _flat(old.request)
-    changed = [key for key in now if now[key] != then.get(key)]
+    then = old.request
+    changed = [key for key in request if request[key] != then.get(key)]
     if changed:
-        return ", ".join(f"{key}={now[key]!r} (there: {then.get(key)!r})" for key in changed[:3])
+        return ", ".join(f"{key}={request[key]!r} (there: {then.get(key)!r})" for key in changed[:3])
     return "the content of the model was changed since"
-
-
-def _flat(request: dict[str, Any]) -> dict[str, Any]:
-    """The options of a request, those of reading among them: people know no groups of options."""
-    reading = request.get("reading")
-    return {**request, **reading, "reading": None} if isinstance(reading, dict) else request
 
 
 def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str | None]:

@@ -167,8 +167,8 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_differences_are_told_in_words() -> None:
     assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, MANIFEST.request | {"batch_size": 64})
-    old = replace(MANIFEST, request=MANIFEST.request | {"reading": {"resize": "pad", "interpolation": "keras"}})
-    request = MANIFEST.request | {"reading": {"resize": "pad", "interpolation": "torchvision"}}
+    old = replace(MANIFEST, request=MANIFEST.request | {"resize": "pad", "interpolation": "keras"})
+    request = MANIFEST.request | {"resize": "pad", "interpolation": "torchvision"}
     assert describe_difference(old, request) == "interpolation='torchvision' (there: 'keras')"
     assert describe_difference(MANIFEST, MANIFEST.request) == "the content of the model was changed since"
 
