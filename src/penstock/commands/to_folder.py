@@ -306,8 +306,12 @@ class _Run:
     def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: _FailureLimit) -> None:
         """Commit every result. Too many failures, or an error of the run, end that; what came before stays."""
         problem: PenstockError | None = None
-        sink = self._meter.watched(kinds.sink(self._task.options.format))
-        parts = OpenParts(ledger, sink, lambda record: self._meter.commit(record.rows, record.failed))
+        parts = OpenParts(
+            ledger,
+            kinds.sink(self._task.options.format),
+            lambda record: self._meter.commit(record.rows, record.failed),
+            self._meter.step,
+        )
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
             # Closed before an error is told: what runs behind the model would go on with rows that nobody takes.

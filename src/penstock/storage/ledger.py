@@ -25,11 +25,12 @@ from dataclasses import replace
 
 from penstock.core.protocols import Sink
 from penstock.core.records import Result, Span
+from penstock.core.tracing import NONE, PUBLISH
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, valid_records
 from penstock.storage.manifest import MANIFEST, Manifest
-from penstock.storage.part_builder import PartBuilder, Piece, StagedPart
+from penstock.storage.part_builder import PartBuilder, Piece, StagedPart, Step, not_traced
 from penstock.storage.places import Place
 
 MOST_OPEN_PARTS = 8
@@ -83,9 +84,9 @@ class Ledger:
         taken = {record.cut for record in self._by_part.get(part, ())}
         return Piece(part, next(cut for cut in range(len(taken) + 1) if cut not in taken), first, stop)
 
-    def builder(self, piece: Piece, sink: Sink) -> PartBuilder:
+    def builder(self, piece: Piece, sink: Sink, step: Step = not_traced) -> PartBuilder:
         """Builds a piece on this machine."""
-        return PartBuilder(piece, sink, self._manifest.schema, self.staging)
+        return PartBuilder(piece, sink, self._manifest.schema, self.staging, step)
 
     def commit(self, staged: StagedPart) -> bool:
         """Commit a part, or the next piece of it; False where its spans are committed already: then it is dropped."""
@@ -166,12 +167,16 @@ class OpenParts:
         ledger: Takes the parts.
         sink: The format.
         on_commit: Called with the record of every part that was committed.
+        step: Called around each step of writing.
     """
 
-    def __init__(self, ledger: Ledger, sink: Sink, on_commit: Callable[[PartRecord], None]) -> None:
+    def __init__(
+        self, ledger: Ledger, sink: Sink, on_commit: Callable[[PartRecord], None], step: Step = not_traced
+    ) -> None:
         self._ledger = ledger
         self._sink = sink
         self._on_commit = on_commit
+        self._step = step
         self._builders: dict[int, PartBuilder] = {}
 
     def __len__(self) -> int:
@@ -182,7 +187,7 @@ class OpenParts:
         """Take a result; commits the part that it completes."""
         piece = self._ledger.piece_of(result.span.index)
         if piece.part not in self._builders:
-            self._builders[piece.part] = self._ledger.builder(piece, self._sink)
+            self._builders[piece.part] = self._ledger.builder(piece, self._sink, self._step)
         builder = self._builders[piece.part]
         builder.add(result)
         self._write(builder)
@@ -208,8 +213,11 @@ class OpenParts:
 
     def _finish(self, part: int) -> None:
         staged = self._builders[part].finish()
-        if staged is not None and self._ledger.commit(staged):
-            self._on_commit(staged.record)
+        if staged is not None:
+            with self._step(PUBLISH, NONE, staged.record.rows):
+                is_committed = self._ledger.commit(staged)
+            if is_committed:
+                self._on_commit(staged.record)
         del self._builders[part]
 
 

@@ -9,14 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from penstock.core.columns import count_not_finite
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import OutputSchema, Result
+from penstock.core.tracing import FSYNC, NONE, WRITE
 from penstock.storage.journal import PartRecord, failures_file, piece_number
+
+Step = Callable[[str, int, int], AbstractContextManager[None]]
+"""Notes a step of writing in a trace: what it is, the span and the rows."""
+
+
+def not_traced(what: str, span: int, rows: int) -> AbstractContextManager[None]:
+    """Notes nothing."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,15 @@ class PartBuilder:
         sink: The format.
         schema: The columns.
         folder: Where the temporary files go.
+        step: Called around each step, with what it is.
     """
 
-    def __init__(self, piece: Piece, sink: Sink, schema: OutputSchema, folder: str) -> None:
+    def __init__(self, piece: Piece, sink: Sink, schema: OutputSchema, folder: str, step: Step = not_traced) -> None:
         self._piece = piece
         self._sink = sink
         self._schema = schema
         self._folder = folder
+        self._step = step
         self._writer: PartWriter | None = None
         self._waiting: dict[int, Result] = {}
         self._next_span = piece.first_span
@@ -105,7 +117,8 @@ class PartBuilder:
         if result.rows:
             if self._writer is None:
                 self._writer = self._sink.open_part(self._piece.name, self._folder, self._schema)
-            self._writer.write(result)
+            with self._step(WRITE, result.span.index, result.rows):
+                self._writer.write(result)
             self._not_finite += count_not_finite(itertools.islice(result.columns.values(), self._schema.num_outputs))
         self._rows += result.rows
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
@@ -125,7 +138,10 @@ class PartBuilder:
         piece = self._piece
         if self._next_span == piece.first_span:
             return None
-        paths = self._writer.finish() if self._writer is not None else {}
+        paths: Mapping[str, str] = {}
+        if self._writer is not None:
+            with self._step(FSYNC, NONE, NONE):
+                paths = self._writer.finish()
         files = {name: os.path.getsize(path) for path, name in paths.items()}
         failures_bytes = 0
         if self._failures:

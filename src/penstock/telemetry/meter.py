@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.core.bottleneck import Bound, measured
-from penstock.core.protocols import Sink
 from penstock.core.records import Device, Timings
 from penstock.core.tracing import NONE, SHORT_S, SPAN, START, WAIT_FOR_WRITER
-from penstock.telemetry.trace import TracedSink, TraceWriter
+from penstock.telemetry.trace import TraceWriter
 
 _RECENT_S = 10.0
 _KEPT_EVERY_S = 0.25
@@ -81,7 +80,6 @@ class Meter:
         self.failed = 0
         self.committed_rows = 0
         self.writing_s = 0.0
-        self._sink: TracedSink | None = None
         self._writer_full_s = 0.0
         self._writer_full_since: float | None = None
         self._moments = deque([self._moment(clock())])
@@ -134,18 +132,13 @@ class Meter:
             if self.trace is not None:
                 self.trace.note(SPAN, started, span, rows)
 
-    def watched(self, sink: Sink) -> Sink:
-        """The sink; where the run is traced, one that notes when it writes what."""
-        if self.trace is None:
-            return sink
-        self._sink = TracedSink(sink, self.trace)
-        return self._sink
+    def step(self, what: str, span: int = NONE, rows: int = NONE) -> contextlib.AbstractContextManager[None]:
+        """Note a step of writing inside the block, where the run is traced."""
+        return contextlib.nullcontext() if self.trace is None else self.trace.doing(what, span, rows)
 
     def commit(self, rows: int, failed: int) -> None:
         """Count the rows of a committed part."""
         self.committed_rows += rows + failed
-        if self._sink is not None:
-            self._sink.published(rows)
 
     def traced_to(self) -> str | None:
         """The file of the trace, with the reason where it ends before the run did."""

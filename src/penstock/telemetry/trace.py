@@ -15,18 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from penstock.core.protocols import PartWriter, Sink
-from penstock.core.records import Device, OutputSchema, Result
+from penstock.core.records import Device
 from penstock.core.tracing import (
     COORDINATOR,
-    FSYNC,
     NONE,
     ORDERING,
     PREDICT,
-    PUBLISH,
     ROWS_DONE,
     SPAN,
-    WRITE,
     Level,
     Mark,
 )
@@ -228,56 +224,3 @@ def _quoted(text: str) -> str:
 
 def _plain(thread: str) -> str:
     return "main" if thread == "MainThread" else thread.replace("-", " ")
-
-
-class TracedSink:
-    """A sink that notes when it writes, syncs and publishes what."""
-
-    def __init__(self, sink: Sink, trace: TraceWriter) -> None:
-        self._sink = sink
-        self._trace = trace
-        self._finished_at: float | None = None
-
-    @property
-    def suffix(self) -> str:
-        return self._sink.suffix
-
-    def folders(self, schema: OutputSchema) -> tuple[str, ...]:
-        return self._sink.folders(schema)
-
-    def check(self, schema: OutputSchema) -> None:
-        self._sink.check(schema)
-
-    def open_part(self, name: str, folder: str, schema: OutputSchema) -> PartWriter:
-        return _TracedPart(self._sink.open_part(name, folder, schema), self)
-
-    def write(self, part: PartWriter, result: Result) -> None:
-        with self._trace.doing(WRITE, result.span.index, result.rows):
-            part.write(result)
-
-    def finish(self, part: PartWriter) -> dict[str, str]:
-        with self._trace.doing(FSYNC):
-            files = part.finish()
-        self._finished_at = time.perf_counter()
-        return files
-
-    def published(self, rows: int) -> None:
-        """Note that the part that was finished last is committed."""
-        if self._finished_at is not None:
-            self._trace.note(PUBLISH, self._finished_at, rows=rows)
-            self._finished_at = None
-
-
-class _TracedPart:
-    def __init__(self, part: PartWriter, sink: TracedSink) -> None:
-        self._part = part
-        self._sink = sink
-
-    def write(self, result: Result) -> None:
-        self._sink.write(self._part, result)
-
-    def finish(self) -> dict[str, str]:
-        return self._sink.finish(self._part)
-
-    def abandon(self) -> None:
-        self._part.abandon()

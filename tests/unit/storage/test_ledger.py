@@ -10,7 +10,7 @@ import random
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -753,3 +753,20 @@ def test_only_a_whole_part_takes_the_place_of_another(output: str, tmp_path: Pat
         with pytest.raises(ValueError, match="part 0 can only be replaced as a whole"):
             running.ledger.replace(half)
     assert_complete(output, "jsonl")
+
+
+def test_steps_of_writing_are_noted_with_their_rows(output: str) -> None:
+    steps: list[tuple[str, int, int]] = []
+
+    def step(what: str, span: int, rows: int) -> nullcontext[None]:
+        steps.append((what, span, rows))
+        return nullcontext()
+
+    with opened(output, "jsonl") as running:
+        parts = OpenParts(running.ledger, SINKS["jsonl"], running.committed.append, step)
+        for span in SPANS[:4]:
+            parts.accept(result_of(span))
+    assert steps == [
+        ("write", 0, 4), ("write", 1, 5), ("close and fsync", -1, -1), ("publish", -1, 9),
+        ("write", 2, 3), ("close and fsync", -1, -1), ("publish", -1, 3), ("publish", -1, 0),
+    ]  # fmt: skip

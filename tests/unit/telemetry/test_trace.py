@@ -8,15 +8,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from penstock.core.records import Device, OutputSchema, Result, Span, TensorSpec, Timings
+from penstock.core.records import Device, Timings
 from penstock.core.tracing import LOAD, PREDICT, READ, SLOTS_IN_USE, WAIT_FOR_DATA, Level, Mark
 from penstock.errors import OutputError
-from penstock.sinks.jsonl import JsonLinesSink
 from penstock.telemetry.meter import Meter
-from penstock.telemetry.trace import TracedSink, TraceWriter
+from penstock.telemetry.trace import TraceWriter
 
 GPU = Device("gpu", 0)
 BEGAN = 1000.0
@@ -171,24 +169,3 @@ def test_meter_traces_what_it_observes_and_who_waits_for_the_writer(tmp_path: Pa
     trace.close()
     kinds = {each["name"] for each in events_of(tmp_path / "trace.json")}
     assert {"predict", "wait for its turn", "wait for the writer", "span 3", "rows"} <= kinds
-
-
-def test_sink_is_traced_and_writes_the_same(tmp_path: Path) -> None:
-    trace = trace_to(tmp_path / "trace.json")
-    sink = TracedSink(JsonLinesSink(), trace)
-    schema = OutputSchema((TensorSpec("y", "int64", ()),), 1)
-    sink.check(schema)
-    part = sink.open_part("part-00000000", str(tmp_path), schema)
-    part.write(Result(Span(0, 0, 2, ()), {"y": np.array([1, 2])}))
-    (file,) = part.finish()
-    sink.published(2)
-    sink.published(2)  # of a part of which nothing was written
-    trace.close()
-    assert len(Path(file).read_text().splitlines()) == 2
-    slices = [each for each in events_of(tmp_path / "trace.json") if each["ph"] == "X"]
-    assert [(each["name"], each["args"].get("rows")) for each in slices] == [
-        ("write", 2),
-        ("close and fsync", None),
-        ("publish", 2),
-    ]
-    sink.open_part("part-00000001", str(tmp_path), schema).abandon()
