@@ -81,13 +81,13 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     with place.lock():
         try:
             check_place(place, overwrite=task.overwrite)
-            found = load_manifest(place)
-            if found is not None and not task.overwrite:
-                records = committed_records(place, found)
-                found = _same_job(task, place, found, records, mark, progress)
-                if is_finished(found, records):
+            existing = load_manifest(place)
+            if existing is not None and not task.overwrite:
+                records = committed_records(place, existing)
+                existing = _same_job(task, place, existing, records, mark, progress)
+                if is_finished(existing, records):
                     put_failures_together(place, records)
-                    return _finished_before(task.output, found, records, began)
+                    return _finished_before(task.output, existing, records, began)
             with (
                 trace_to(task.options.trace, began) as trace,
                 place.log() as log,
@@ -95,13 +95,13 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
             ):
                 meter = Meter(trace)
                 context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-                return _Run(task, place, progress, began, context, meter).execute(found, mark)
+                return _Run(task, place, progress, began, context, meter).execute(existing, mark)
         finally:
             _leave_no_trace(place, existed)
 
 
 def _same_job(
-    task: FolderJob, place: Place, found: Manifest, records: list[PartRecord], mark: str, progress: Progress
+    task: FolderJob, place: Place, existing: Manifest, records: list[PartRecord], mark: str, progress: Progress
 ) -> Manifest:
     """The job in a folder, where it is the one that is asked for. Where its input was touched, the new times are noted.
 
@@ -109,20 +109,20 @@ def _same_job(
         OutputError: It is another job, or an older penstock wrote it.
         InputError: The input is another one.
     """
-    if found.is_older:
-        raise older_job(place, found)
-    if found.fingerprint == mark:
-        return found
-    _check_only_touched(task, found, records)
+    if existing.is_older:
+        raise older_job(place, existing)
+    if existing.fingerprint == mark:
+        return existing
+    _check_only_touched(task, existing, records)
     progress.note("the input was touched since the job began; what was read of it is the same: going on")
-    touched = replace(found, fragments=tuple(task.source.fragments()), fingerprint=mark)
+    touched = replace(existing, fragments=tuple(task.source.fragments()), fingerprint=mark)
     with output_errors():
         touched.save(place)
     return touched
 
 
-def _check_only_touched(task: FolderJob, found: Manifest, records: list[PartRecord]) -> None:
-    """See that a job differs from the one that was found only in the times of its input files.
+def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
+    """See that a job differs from the one in the folder only in the times of its input files.
 
     What was read of these is compared by its digests. What was not is read as it is now: so the answers are those of
     the input as it is.
@@ -131,24 +131,24 @@ def _check_only_touched(task: FolderJob, found: Manifest, records: list[PartReco
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    is_same = fingerprint(task.model_digest, found.fragments, task.request) == found.fingerprint
+    is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
     has_files = isinstance(task.source, OfFiles)
     if not is_same or not has_files:
         raise OutputError(
             "the output folder holds another job",
-            received=f"{task.output}: {'other data' if is_same else describe_difference(found, task.request)}",
+            received=f"{task.output}: {'other data' if is_same else describe_difference(existing, task.request)}",
             hint="choose another --output, or --overwrite to remove that job",
         )
-    files = changed_files(found, task.source.fragments())
+    files = changed_files(existing, task.source.fragments())
     for path, how in files.items():
         if how is not None:
             raise unchanged.changed(path, how)
     digests = {span: digest for record in records for span, digest in record.digests.items()}
-    committed = [span for record in records for span in found.spans[record.first_span : record.stop_span]]
+    committed = [span for record in records for span in existing.spans[record.first_span : record.stop_span]]
     source = steps.select_rows(task.source, task.options)
-    if found.recipe.state == VARIABLES:
+    if existing.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
-    unchanged.compare(source, committed, digests, found.columns, set(files))
+    unchanged.compare(source, committed, digests, existing.columns, set(files))
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
@@ -212,14 +212,14 @@ class _Run:
     _context: RunContext
     _meter: Meter
 
-    def execute(self, found: Manifest | None, mark: str) -> Summary:
-        """Go on with the job that was found, or replace it, or begin."""
+    def execute(self, existing: Manifest | None, mark: str) -> Summary:
+        """Go on with the job in the folder, or replace it, or begin."""
         task = self._task
-        manifest = None if task.overwrite else found
+        manifest = None if task.overwrite else existing
         resumed = None
         if manifest is not None:
             resumed = Resumed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
-        if found is None:
+        if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self._progress.note(line)
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
@@ -234,8 +234,8 @@ class _Run:
                 manifest = make_manifest(task, started, mark)
                 with output_errors():
                     # Only now that the new job is known to begin is the old one removed.
-                    if found is not None:
-                        remove_job(self._place, found)
+                    if existing is not None:
+                        remove_job(self._place, existing)
                     manifest.save(self._place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)

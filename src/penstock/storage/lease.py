@@ -140,10 +140,10 @@ class Lease:
     def renew(self) -> bool:
         """Write the time into the lock; returns whether the lock is still ours."""
         hasty = self._objects.hasty()
-        found = hasty.read_tagged(LOCK)
-        if found is None or not self._is_ours(found[0]):
+        current = hasty.read_tagged(LOCK)
+        if current is None or not self._is_ours(current[0]):
             return False
-        return hasty.replace(LOCK, replace(self._holder, time=self._clock()).encode(), found[1])
+        return hasty.replace(LOCK, replace(self._holder, time=self._clock()).encode(), current[1])
 
     def _keep(self) -> None:
         while not self._is_over.wait(self._renew_s):
@@ -156,17 +156,17 @@ class Lease:
             content = replace(self._holder, time=self._clock()).encode()
             if self._objects.create(LOCK, content):
                 return
-            found = self._objects.read_tagged(LOCK)
-            if found is None:
+            current = self._objects.read_tagged(LOCK)
+            if current is None:
                 continue  # it was released just now
-            holder = Holder.decode(found[0])
-            if self._is_alive(holder) or self._has_changed(holder, found[1]):
+            holder = Holder.decode(current[0])
+            if self._is_alive(holder) or self._has_changed(holder, current[1]):
                 raise OutputError(
                     "the output folder is locked by a run that is alive",
                     received=f"{self._objects.url}, held by {holder}",
                     hint="wait for it, stop it, or choose another --output",
                 )
-            if self._objects.replace(LOCK, content, found[1]):
+            if self._objects.replace(LOCK, content, current[1]):
                 return
 
     def _is_alive(self, holder: Holder) -> bool:
@@ -177,8 +177,8 @@ class Lease:
         if holder.is_here():
             return False  # then we know that the process is gone
         self._sleep(WATCH_S)
-        found = self._objects.read_tagged(LOCK)
-        return found is not None and found[1] != tag
+        current = self._objects.read_tagged(LOCK)
+        return current is not None and current[1] != tag
 
     def _is_ours(self, content: bytes | None) -> bool:
         return content is not None and Holder.decode(content).token == self.token

@@ -207,11 +207,11 @@ def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str
     if groups:
         # One fragment stands for many small files: its name has a digest of their names and sizes.
         return {_GROUP.sub("", min(groups)): "files were added or removed, or have another size"}
-    found: dict[str, str | None] = {path: "it is not there any more" for path in before if path not in after}
-    found |= {path: "it was not there then" for path in after if path not in before}
+    changes: dict[str, str | None] = {path: "it is not there any more" for path in before if path not in after}
+    changes |= {path: "it was not there then" for path in after if path not in before}
     common = [path for path in after if path in before]
     sizes = {path: (before[path].size, after[path].size) for path in common}
-    found |= {path: f"{new:,} bytes; it had {old:,}" for path, (old, new) in sizes.items() if old != new}
-    if not found and list(before) != list(after):
+    changes |= {path: f"{new:,} bytes; it had {old:,}" for path, (old, new) in sizes.items() if old != new}
+    if not changes and list(before) != list(after):
         return dict.fromkeys(list(after)[:1], "the files are in another order")
-    return found | {path: None for path in common if path not in found and before[path] != after[path]}
+    return changes | {path: None for path in common if path not in changes and before[path] != after[path]}

@@ -68,18 +68,18 @@ class Objects:
 
     def children(self) -> dict[str, str] | None:
         """What lies directly under the prefix, as name to `file` or `directory`; None where nothing does."""
-        found = self._ask("", lambda: self._store.ls(self._root, detail=True))
-        if found is None:
+        entries = self._ask("", lambda: self._store.ls(self._root, detail=True))
+        if entries is None:
             return None
-        kinds = {self._name(entry["name"]): entry["type"] for entry in found}
-        if not any(entry["size"] for entry in found if not self._name(entry["name"])):
+        kinds = {self._name(entry["name"]): entry["type"] for entry in entries}
+        if not any(entry["size"] for entry in entries if not self._name(entry["name"])):
             kinds.pop("", None)  # the empty object that some tools put in the place of a folder
         return kinds
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """The objects directly in a folder, with their sizes."""
-        found = self._ask(folder, lambda: self._store.ls(self._path(folder), detail=True)) or []
-        files = {self._name(entry["name"]): int(entry["size"]) for entry in found if entry["type"] == "file"}
+        entries = self._ask(folder, lambda: self._store.ls(self._path(folder), detail=True)) or []
+        files = {self._name(entry["name"]): int(entry["size"]) for entry in entries if entry["type"] == "file"}
         within = f"{folder}/" if folder else ""
         return {name: size for name, size in files.items() if name.startswith(within) and name != within}
 
@@ -116,8 +116,8 @@ class Objects:
         except ConditionFailed:
             return self.read(name) == content
         except NoConditions:
-            if (found := self.read(name)) is not None:
-                return found == content
+            if (there := self.read(name)) is not None:
+                return there == content
             self.write(name, content)
         return True
 
@@ -136,9 +136,9 @@ class Objects:
         return True
 
     def _look_and_replace(self, name: str, content: bytes, tag: str) -> bool:
-        found = self.read_tagged(name)
-        if found is None or found[1] != tag:
-            return found is not None and found[0] == content
+        current = self.read_tagged(name)
+        if current is None or current[1] != tag:
+            return current is not None and current[0] == content
         self.write(name, content)
         return True
 
@@ -268,5 +268,5 @@ def _explained(error: Exception, address: str) -> OutputError:
 
 def _types(module: str, *names: str) -> tuple[type[BaseException], ...]:
     """Types of a module that may not be installed; one that is not loaded cannot have raised anything."""
-    found = sys.modules.get(module)
-    return tuple(getattr(found, name) for name in names) if found is not None else ()
+    loaded = sys.modules.get(module)
+    return tuple(getattr(loaded, name) for name in names) if loaded is not None else ()
