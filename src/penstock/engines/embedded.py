@@ -32,7 +32,7 @@ from penstock.engines.run_events import (
     Yield,
 )
 from penstock.engines.run_state import RunState
-from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper
 from penstock.pool.guard.warmup import first_that_runs
 from penstock.pool.loading import load_batches
@@ -59,7 +59,7 @@ class EmbeddedEngine:
         self._tell = tell
         self._shortages: Counter[Shortage] = Counter()
         self._replicas = [
-            Fitting(replica, str(device), self._run_short)
+            GuardedReplica(replica, str(device), self._run_short)
             for replica, device in zip(replicas, placement.devices, strict=True)
         ]
         self._keepers = [Keeper(replica) for replica in replicas]
@@ -84,9 +84,9 @@ class EmbeddedEngine:
         self._placement = placement
         self._stop.check()
         if job.fewest_rows is not None:
-            for fitting in self._replicas:
-                if isinstance(fitting.replica, TakesAnySize):
-                    fitting.replica.take_any_size()
+            for guarded in self._replicas:
+                if isinstance(guarded.replica, TakesAnySize):
+                    guarded.replica.take_any_size()
         batches = load_batches(job, sample)
         batch = next(batches)
         found = self._keepers[0].look(batch)
@@ -104,7 +104,7 @@ class EmbeddedEngine:
         """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""
         self._job = job
         for replica, keeper in zip(self._replicas, self._keepers, strict=True):
-            replica.state = job.state
+            replica.take(job)
             keeper.hold(job)
 
     def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
@@ -162,7 +162,7 @@ class EmbeddedEngine:
             for keeper in self._keepers:
                 keeper.let_go(self._job)
 
-    def _pipeline(self, number: int, replica: Replica, done: queue.SimpleQueue[_Message]) -> Pipeline:
+    def _pipeline(self, number: int, replica: GuardedReplica, done: queue.SimpleQueue[_Message]) -> Pipeline:
         assert self._job is not None
         return Pipeline(
             replica,

@@ -20,7 +20,6 @@ import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.job import Job
-from penstock.core.protocols import Replica
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
@@ -37,8 +36,9 @@ from penstock.core.tracing import (
     Mark,
 )
 from penstock.errors import InputError
+from penstock.pool.guard.bisection import check_rows
+from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
-from penstock.pool.guard.surviving import check_rows, predictor_of
 from penstock.pool.loading import load_batches
 
 Emit = Callable[[Result, Timings], None]
@@ -99,7 +99,7 @@ class Pipeline:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: GuardedReplica,
         job: Job,
         emit: Emit,
         fail: Fail,
@@ -113,7 +113,6 @@ class Pipeline:
         self._replica = replica
         self._follows = follows
         self._job = job
-        self._predict = predictor_of(job)
         self._emit = emit
         self._fail = fail
         self._spans: queue.SimpleQueue[Span | None] = queue.SimpleQueue()
@@ -273,7 +272,7 @@ class Pipeline:
         trim(self._job, batch)
         self._check_turn(work.span, batch)
         copied_before = self._copied_s()
-        outputs, rejected = self._predict(self._replica, batch, work.span.start)
+        outputs, rejected = self._replica.predict(batch, work.span.start)
         copied = self._copied_s() - copied_before
         trimmed = self._trimmed(outputs, batch, release) if outputs is not None else None
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.

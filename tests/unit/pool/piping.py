@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.job import Job
-from penstock.core.protocols import Source
+from penstock.core.protocols import Replica, Source
 from penstock.core.records import (
     KEPT,
     STRING,
@@ -28,6 +28,7 @@ from penstock.core.records import (
     TensorSpec,
     Timings,
 )
+from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.pipeline import Pipeline
 
 TIMEOUT_S = 20
@@ -139,9 +140,17 @@ class Outlet:
         return sorted(found, key=lambda result: result.span.index)
 
 
+def guarded(replica: Replica | GuardedReplica, job: Job | None = None) -> GuardedReplica:
+    """A guard around a replica, for the batches of a job."""
+    guard = replica if isinstance(replica, GuardedReplica) else GuardedReplica(replica, "cpu:0", lambda *shortage: None)
+    if job is not None:
+        guard.take(job)
+    return guard
+
+
 @contextmanager
 def piping(
-    replica: Doubler,
+    replica: Doubler | GuardedReplica,
     job: Job,
     *,
     loaders: int = 1,
@@ -149,7 +158,9 @@ def piping(
     emit: Callable[[Result, Timings], None] | None = None,
 ) -> Iterator[tuple[Pipeline, Outlet]]:
     outlet = Outlet()
-    pipeline = Pipeline(replica, job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes)
+    pipeline = Pipeline(
+        guarded(replica, job), job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes
+    )
     try:
         yield pipeline, outlet
     finally:
@@ -160,7 +171,9 @@ def spans_of(count: int, rows: int) -> list[Span]:
     return [Span(index, index * rows, rows, ()) for index in range(count)]
 
 
-def predict_all(replica: Doubler, job: Job, spans: Sequence[Span], *, loaders: int = 1, lanes: int = 1) -> list[Result]:
+def predict_all(
+    replica: Doubler | GuardedReplica, job: Job, spans: Sequence[Span], *, loaders: int = 1, lanes: int = 1
+) -> list[Result]:
     with piping(replica, job, loaders=loaders, lanes=lanes) as (pipeline, outlet):
         for span in spans:
             pipeline.add(span)

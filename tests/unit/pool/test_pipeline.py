@@ -25,6 +25,7 @@ from .piping import (
     Rejecting,
     Waiting,
     X,
+    guarded,
     inputs_of,
     kept,
     piping,
@@ -59,7 +60,9 @@ def test_rows_that_are_not_as_those_of_the_first_batch_end_the_job_with_both_sha
     job = Job(Blocks([4]), (X,), (), batch_size=4)
     outlet = Outlet()
     described = (TensorSpec("y", "float64", (3,)),)
-    pipeline = Pipeline(Widest(), job, outlet.emit, outlet.errors.put, loaders=1, lanes=1, outputs=described)
+    pipeline = Pipeline(
+        guarded(Widest(), job), job, outlet.emit, outlet.errors.put, loaders=1, lanes=1, outputs=described
+    )
     with contextlib.closing(pipeline):
         for span in spans_of(2, 4):
             pipeline.add(span)

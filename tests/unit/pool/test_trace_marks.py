@@ -30,7 +30,7 @@ from penstock.pool.pipeline import Pipeline
 from penstock.pool.trace_marks import MarkedSlots
 from penstock.pool.transfer.results import send
 from penstock.pool.transfer.slots import FreeSlots, Slots
-from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, Outlet, X, piping, spans_of
+from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, Outlet, X, guarded, piping, spans_of
 
 LATE_S = 0.05
 
@@ -153,7 +153,9 @@ class CopiesFor(Doubler):
 
 def test_time_of_copying_is_told_by_a_replica_that_can() -> None:
     replica, outlet = CopiesFor(0.25), Outlet()
-    pipeline = Pipeline(replica, TRACED, outlet.emit, outlet.errors.put, loaders=1, lanes=1, copied_s=replica.copied_s)
+    pipeline = Pipeline(
+        guarded(replica), TRACED, outlet.emit, outlet.errors.put, loaders=1, lanes=1, copied_s=replica.copied_s
+    )
     pipeline.add(spans_of(1, 8)[0])
     assert outlet.results.get(timeout=TIMEOUT_S)[1].copy == 0.5
     pipeline.close()

@@ -10,11 +10,10 @@ import numpy as np
 from penstock.core.agreement import largest_difference
 from penstock.core.batching import Batch
 from penstock.core.events import PaddingTrial
-from penstock.core.protocols import Replica
 from penstock.core.records import Array, Column, Columns
 from penstock.core.reordering import answers
 from penstock.errors import OutOfMemory, PenstockError, one_line
-from penstock.pool.guard.fitting import joined
+from penstock.pool.guard.guarded import GuardedReplica, joined
 
 _PREFIXES = (1, 2, 5)
 """Rows are also tried cut down to so few values: what padding adds to a sum or to a maximum shows best there."""
@@ -25,7 +24,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 
 def answers_alone(
-    replica: Replica, batch: Batch, places: Sequence[int], follows: Mapping[str, str]
+    replica: GuardedReplica, batch: Batch, places: Sequence[int], follows: Mapping[str, str]
 ) -> dict[int, Columns]:
     """What the model answers to each of these rows of a batch, one at a time; nothing for rows that it rejects so."""
     found: dict[int, Columns] = {}
@@ -33,7 +32,7 @@ def answers_alone(
         sizes = {name: tuple(each[place].tolist()) for name, each in batch.sizes.items()}
         row = _cut({name: array[place : place + 1] for name, array in batch.arrays.items()}, sizes)
         try:
-            outputs = replica.predict(_filled(row, replica.signature.fixed_batch or 1))
+            outputs = replica.call(_filled(row, replica.signature.fixed_batch or 1))
         except (PenstockError, MemoryError):
             raise
         except Exception:
@@ -49,7 +48,7 @@ def join_answers(found: Sequence[Columns]) -> dict[str, Column]:
 
 
 def try_padding(
-    replica: Replica,
+    replica: GuardedReplica,
     batch: Batch,
     places: Sequence[int],
     follows: Mapping[str, str],
@@ -81,7 +80,7 @@ def try_padding(
 class _Trial:
     """Pairs of answers to the same rows, exact and padded."""
 
-    replica: Replica
+    replica: GuardedReplica
     follows: Mapping[str, str]
     exact: list[Mapping[str, Column]] = field(default_factory=list)
     padded: list[Mapping[str, Column]] = field(default_factory=list)
@@ -90,14 +89,14 @@ class _Trial:
 
     def compare(self, exact: Columns, padded: Columns, sizes: Sizes) -> None:
         try:
-            alone = self.replica.predict(exact)
+            alone = self.replica.call(exact)
         except (OutOfMemory, MemoryError):
             raise
         except Exception as error:  # too short for it, alone: that says nothing about padding
             self.problem = one_line(error)
             return
         try:
-            together = self.replica.predict(padded)
+            together = self.replica.call(padded)
         except (PenstockError, MemoryError):
             raise
         except Exception:

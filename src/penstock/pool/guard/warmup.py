@@ -12,15 +12,15 @@ from penstock.core.batching import Batch
 from penstock.core.columns import describe, take_positions
 from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.job import Job
-from penstock.core.protocols import Replica, Stateful
+from penstock.core.protocols import Stateful
 from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers
 from penstock.core.state import STATELESS, VARIABLES, State
 from penstock.errors import ModelError, PenstockError
-from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.bisection import ShapeRejected, check_rows
+from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
 from penstock.pool.guard.rows_alone import try_padding
-from penstock.pool.guard.surviving import ShapeRejected, check_rows, predict_surviving
 
 NO_BUCKETS: Mapping[str, Sequence[Sequence[int]]] = {}
 _REPEATED = 1e-4
@@ -28,7 +28,7 @@ _REPEATED = 1e-4
 
 
 def warm_up(
-    replica: Replica,
+    replica: GuardedReplica,
     batch: Batch,
     sample: Span,
     bindings: Sequence[Binding] = (),
@@ -73,20 +73,19 @@ def warm_up(
     )
 
 
-def seen_to_change(replica: Replica, before: Columns, after: Columns) -> State:
+def seen_to_change(replica: GuardedReplica, before: Columns, after: Columns) -> State:
     """Whether a model answers the same batch differently when it is called again.
 
     Asked only of replicas that cannot tell what a call changes: those of onnxruntime, say, whose files may hold
     operations that draw random numbers.
     """
-    inside = replica.replica if isinstance(replica, Fitting) else replica
-    if isinstance(inside, Stateful) or compare(after, before, _REPEATED) is None:
+    if isinstance(replica.replica, Stateful) or compare(after, before, _REPEATED) is None:
         return STATELESS
     return State(VARIABLES, ("it answers the same batch differently when it is called again",), is_repeatable=False)
 
 
 def first_that_runs(
-    replica: Replica, batches: Iterable[Batch], sample: Span, job: Job, asked: Asked
+    replica: GuardedReplica, batches: Iterable[Batch], sample: Span, job: Job, asked: Asked
 ) -> tuple[Batch, Prepared]:
     """Warm up with the first batch; where each batch has a shape of its own, with the first whose shape is taken.
 
@@ -113,7 +112,9 @@ def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> 
     return np.array([place for place, row in enumerate(rows) if row not in failed], dtype=np.int64)
 
 
-def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]) -> dict[str, str]:
+def find_followed(
+    replica: GuardedReplica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]
+) -> dict[str, str]:
     """Outputs that grow by one value when an input does, and that input: found out by letting each input grow.
 
     Comparing lengths would not do: two inputs may happen to be padded to one length, or to the number of classes.
@@ -126,7 +127,7 @@ def find_followed(replica: Replica, batch: Batch, outputs: Columns, bindings: Se
         growing = [name, *(mask for mask, of in masks.items() if of == name)]
         arrays = {each: _grown(array) if each in growing else array for each, array in batch.arrays.items()}
         try:
-            grown = replica.predict(arrays)
+            grown = replica.call(arrays)
         except PenstockError:
             raise
         except Exception:  # a model that takes no other length has no output that follows it
@@ -167,20 +168,20 @@ def _grown(array: Array) -> Array:
     return np.concatenate([array, array[:, -1:]], axis=1)
 
 
-def _time_without(replica: Replica, batch: Batch, sample: Span, rejected: set[int]) -> float:
+def _time_without(replica: GuardedReplica, batch: Batch, sample: Span, rejected: set[int]) -> float:
     """What a batch takes with others in the places of the rows that the model rejects."""
     rows = [sample.start + int(position) for position in batch.positions]
     alive = [place for place, row in enumerate(rows) if row not in rejected]
     places = np.resize(alive, len(next(iter(batch.arrays.values()))))
     clean = {name: array[places] for name, array in batch.arrays.items()}
     started = time.perf_counter()
-    replica.predict(clean)
+    replica.call(clean)
     return time.perf_counter() - started
 
 
-def _timed(replica: Replica, batch: Batch, sample: Span) -> tuple[float, Columns, list[RowFailure]]:
+def _timed(replica: GuardedReplica, batch: Batch, sample: Span) -> tuple[float, Columns, list[RowFailure]]:
     started = time.perf_counter()
-    outputs, rejected = predict_surviving(replica, batch, sample.start)
+    outputs, rejected = replica.answer(batch, sample.start)
     if len(rejected) == batch.rows:
         raise ModelError(
             "the model rejects every one of the first rows",

@@ -42,11 +42,10 @@ from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
-from penstock.pool.guard.fitting import Fitting
+from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.rows_alone import answers_alone, join_answers
 from penstock.pool.guard.step_timing import measure, rejects_strangers
-from penstock.pool.guard.surviving import predictor_of
 from penstock.pool.guard.warmup import first_that_runs, places_alive
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
@@ -117,7 +116,7 @@ class ReplicaProcess:
         self._serving = Serving(channel, self._handle, self._take_at_once)
         self._replica: Replica | None = None
         self._keeper: Keeper | None = None
-        self._fitting: Fitting | None = None
+        self._guarded: GuardedReplica | None = None
         self._pipeline: Pipeline | None = None
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
@@ -147,12 +146,12 @@ class ReplicaProcess:
             case Convert(folder=folder):
                 self._channel.send(self._convert(folder))
             case Limit(ceilings=ceilings):
-                if self._fitting is not None:
-                    self._fitting.limit(ceilings)
+                if self._guarded is not None:
+                    self._guarded.limit(ceilings)
             case Work(span=span, poisoned=poisoned):
                 assert self._pipeline is not None
-                assert self._fitting is not None
-                self._fitting.left_out |= {failure.row: failure for failure in poisoned}
+                assert self._guarded is not None
+                self._guarded.leave_out(poisoned)
                 if self._batches is not None:
                     self._batches.expect(span)
                 else:
@@ -183,7 +182,7 @@ class ReplicaProcess:
             return Prepared((), 0.0, state=found)
         self._keeper.hold(message.job)
         self._bindings = message.job.bindings
-        self._fitting = Fitting(
+        self._guarded = GuardedReplica(
             self._replica,
             self._device,
             lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
@@ -191,13 +190,13 @@ class ReplicaProcess:
             is_alone=message.is_alone,
             board=self._board,
             give_up=_give_up,
-            state=message.job.state,
         )
-        self._fitting.left_out |= {failure.row: failure for failure in message.poisoned}
+        self._guarded.take(message.job)
+        self._guarded.leave_out(message.poisoned)
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
         batch, prepared = first_that_runs(
-            self._fitting, itertools.chain([batch], more), message.sample, message.job, message.asked
+            self._guarded, itertools.chain([batch], more), message.sample, message.job, message.asked
         )
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         found = found if found.kind != NONE else prepared.state
@@ -205,13 +204,13 @@ class ReplicaProcess:
             return Prepared((), 0.0, state=found)
         self._keeper.restore()
         if message.asked.answers_rows:
-            prepared, alive = _with_answers(prepared, self._fitting, _trimmed(batch, more, message), message)
+            prepared, alive = _with_answers(prepared, self._guarded, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
             self._keeper.restore()
         self._pipeline = Pipeline(
-            self._fitting,
+            self._guarded,
             message.job,
             self._emit,
             self._serving.fail,
@@ -252,17 +251,16 @@ def _trimmed(first: Batch, more: Iterable[Batch], message: Prepare) -> Iterator[
 
 
 def _with_answers(
-    prepared: Prepared, replica: Replica, batches: Iterable[Batch], message: Prepare
+    prepared: Prepared, replica: GuardedReplica, batches: Iterable[Batch], message: Prepare
 ) -> tuple[Prepared, Array]:
     """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
     sample, asked = message.sample, message.asked
-    predict = predictor_of(message.job)
     alive_at_first: Array | None = None
     found: list[Columns] = []
     alone: list[Columns] = []
     answered: list[int] = []
     for batch in batches:
-        outputs, rejected = predict(replica, batch, sample.start)
+        outputs, rejected = replica.predict(batch, sample.start)
         if outputs is None:
             continue
         alive = places_alive(batch, sample, rejected)

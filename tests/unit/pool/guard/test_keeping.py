@@ -16,12 +16,11 @@ from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import Columns, Result, Span
 from penstock.core.state import NONE, SEEDS, VARIABLES, State
 from penstock.errors import InputError, ModelError, PenstockError
-from penstock.pool.guard.fitting import Fitting
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.warmup import warm_up
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
-from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, spans_of
+from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, guarded, spans_of
 
 
 class Counting(Doubler):
@@ -58,15 +57,9 @@ def job_of(source: Blocks, state: str = VARIABLES, *, is_trimmed: bool = True) -
     return Job(source, (X,), (), batch_size=8, state=state, seed=3, is_trimmed=is_trimmed)
 
 
-def fitted(replica: Replica, state: str) -> Fitting:
-    return Fitting(replica, "cpu:0", lambda shortage, ceilings: None, state=state)
-
-
 def run(replica: Replica, job: Job, spans: Sequence[Span]) -> list[Result] | BaseException:
     ended: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
-    pipeline = Pipeline(
-        fitted(replica, job.state), job, lambda result, _: ended.put(result), ended.put, loaders=1, lanes=1
-    )
+    pipeline = Pipeline(guarded(replica, job), job, lambda result, _: ended.put(result), ended.put, loaders=1, lanes=1)
     with contextlib.closing(pipeline):
         for span in spans:
             pipeline.add(span)
@@ -139,7 +132,7 @@ def test_model_is_as_it_was_when_it_has_warmed_up() -> None:
     keeper = Keeper(replica)
     assert keeper.look(first_batch(job)) == State(VARIABLES, ("count",))
     keeper.hold(job)
-    warm_up(fitted(replica, VARIABLES), first_batch(job), Span(0, 0, 20, ()), job.bindings)
+    warm_up(guarded(replica, job), first_batch(job), Span(0, 0, 20, ()), job.bindings)
     assert replica.count == 2
     keeper.hold(job)  # a second preparation does not take what the first one left for the beginning
     keeper.restore()

@@ -15,6 +15,7 @@ from penstock.core.events import PaddingTrial
 from penstock.core.feeds import Mask, Piece, Ragged
 from penstock.core.records import UNWATCHED, Array, Columns, Signature, TensorSpec
 from penstock.pool.guard.rows_alone import answers_alone, join_answers, try_padding
+from tests.unit.pool.piping import guarded
 
 TOLERANCE = 1e-4
 LENGTHS = [3, 7, 4, 4, 9, 6]
@@ -63,7 +64,7 @@ def tried(
 ) -> PaddingTrial:
     follows = {"y": "x"} if model.predict(batch_of(lengths).arrays | MASK)["y"].ndim == 3 else {}
     batch = batch_of(lengths, has_mask=has_mask)
-    return try_padding(model, batch, range(len(lengths)), follows, ["mask"], largest or own_shape(batch))
+    return try_padding(guarded(model), batch, range(len(lengths)), follows, ["mask"], largest or own_shape(batch))
 
 
 MASK = {"mask": np.ones((8, max(LENGTHS)), np.float32)}
@@ -180,25 +181,27 @@ def test_model_that_always_answers_the_same_proves_nothing() -> None:
 
 
 def test_rows_that_all_failed_prove_nothing() -> None:
-    assert try_padding(Model(total), batch_of(LENGTHS), [], {}, [], {"x": (9,)}).problem is not None
+    assert try_padding(guarded(Model(total)), batch_of(LENGTHS), [], {}, [], {"x": (9,)}).problem is not None
 
 
 def test_model_of_one_batch_size_is_tried_with_that() -> None:
     model = Model(total, fixed_batch=8)
-    assert try_padding(model, batch_of(LENGTHS), range(len(LENGTHS)), {}, [], {"x": (9,)}).is_harmless(TOLERANCE)
+    assert try_padding(guarded(model), batch_of(LENGTHS), range(len(LENGTHS)), {}, [], {"x": (9,)}).is_harmless(
+        TOLERANCE
+    )
     assert {shape[0] for shape in model.shapes} == {8}
 
 
 def test_answers_alone_are_those_of_rows_at_their_own_size() -> None:
     model, batch = Model(mean), batch_of(LENGTHS)
-    found = answers_alone(model, batch, [0, 1], {})
+    found = answers_alone(guarded(model), batch, [0, 1], {})
     assert [shape[:2] for shape in model.shapes] == [(1, length) for length in LENGTHS[:2]]
     for place, answer in found.items():
         np.testing.assert_allclose(answer["y"][0], batch.arrays["x"][place, : LENGTHS[place]].mean(axis=0), rtol=1e-6)
 
 
 def test_answers_for_every_step_are_lists_of_the_length_of_their_row() -> None:
-    found = answers_alone(Model(each_step), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
+    found = answers_alone(guarded(Model(each_step)), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
     assert [len(row) for row in to_arrow(join_answers(list(found.values()))["y"]).to_pylist()] == LENGTHS
 
 
@@ -206,7 +209,7 @@ def test_answers_for_every_step_are_lists_of_the_length_of_their_row() -> None:
 def test_answers_that_are_longer_or_shorter_than_their_row_lose_nothing(
     model: Callable[[Columns], Array], more: int
 ) -> None:
-    found = answers_alone(Model(model), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
+    found = answers_alone(guarded(Model(model)), batch_of(LENGTHS), range(len(LENGTHS)), {"y": "x"})
     lengths = [len(row) for row in to_arrow(join_answers(list(found.values()))["y"]).to_pylist()]
     assert lengths == [length + more for length in LENGTHS]
 
@@ -217,4 +220,4 @@ def test_row_that_the_model_rejects_alone_has_no_answer() -> None:
             raise ValueError("at least four steps")
         return total(batch)
 
-    assert list(answers_alone(Model(from_four_on), batch_of(LENGTHS), range(3), {})) == [1, 2]
+    assert list(answers_alone(guarded(Model(from_four_on)), batch_of(LENGTHS), range(3), {})) == [1, 2]

@@ -13,12 +13,12 @@ from penstock.errors import ModelError
 from penstock.pool.guard.warmup import warm_up
 from penstock.pool.loading import load_batches
 from penstock.sources.python.memory import InMemory
-from tests.unit.pool.piping import Blocks, Doubler, X
+from tests.unit.pool.piping import Blocks, Doubler, X, guarded
 
 
 def warmed(replica: Doubler, job: Job, rows: int) -> Prepared:
     sample = Span(0, 0, rows, ())
-    return warm_up(replica, next(load_batches(job, sample)), sample)
+    return warm_up(guarded(replica), next(load_batches(job, sample)), sample)
 
 
 class TestWarmUp:

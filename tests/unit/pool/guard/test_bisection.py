@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.batching import Batch
+from penstock.core.job import Job
 from penstock.core.records import Array, Columns
 from penstock.errors import DeviceError, ModelError
-from penstock.pool.guard.surviving import check_rows, predict_one_size, predict_surviving
-from tests.unit.pool.piping import Doubler, Rejecting
+from penstock.pool.guard.bisection import check_rows
+from tests.unit.pool.piping import Blocks, Doubler, Rejecting, X, guarded
 
 
 def test_one_rejected_row_is_found_in_logarithmic_time() -> None:
     x = np.zeros((1024, 3), np.float32)
     x[700] = 1000
     replica = Doubler(poison=1000)
-    _, failures = predict_surviving(replica, Batch(0, range(1024), 1024, {"x": x}), 0)
+    _, failures = guarded(replica).answer(Batch(0, range(1024), 1024, {"x": x}), 0)
     assert [failure.row for failure in failures] == [700]
     assert replica.calls <= 2 * 10 + 6
 
@@ -28,7 +29,7 @@ def test_bisection_does_not_touch_the_batch_it_was_given() -> None:
     x[2] = 1000
     before = x.copy()
     x.flags.writeable = False
-    predict_surviving(Doubler(poison=1000), Batch(0, range(4), 4, {"x": x}), 0)
+    guarded(Doubler(poison=1000)).answer(Batch(0, range(4), 4, {"x": x}), 0)
     np.testing.assert_array_equal(x, before)
 
 
@@ -40,7 +41,7 @@ def test_rejected_rows_are_named_by_their_place_in_the_span_in_whatever_order_th
     poisoned = data.draw(st.sets(st.integers(0, rows - 1)))
     x = np.ones((8, 3), np.float32)
     x[sorted(poisoned)] = 1000
-    outputs, failures = predict_surviving(Doubler(poison=1000), Batch(0, positions, rows, {"x": x}), 500)
+    outputs, failures = guarded(Doubler(poison=1000)).answer(Batch(0, positions, rows, {"x": x}), 500)
     assert [failure.row for failure in failures] == [500 + int(positions[place]) for place in sorted(poisoned)]
     alive = [place for place in range(rows) if place not in poisoned]
     assert (outputs["y"][alive] == 2).all()
@@ -49,7 +50,7 @@ def test_rejected_rows_are_named_by_their_place_in_the_span_in_whatever_order_th
 
 def test_batch_that_the_model_takes_is_predicted_once() -> None:
     replica = Doubler(poison=1000)
-    outputs, failures = predict_surviving(replica, Batch(0, range(4), 4, {"x": np.ones((4, 3), np.float32)}), 0)
+    outputs, failures = guarded(replica).answer(Batch(0, range(4), 4, {"x": np.ones((4, 3), np.float32)}), 0)
     assert failures == []
     assert replica.calls == 1
     assert outputs["total"].tolist() == [3.0] * 4
@@ -58,7 +59,7 @@ def test_batch_that_the_model_takes_is_predicted_once() -> None:
 def test_error_of_the_device_is_not_bisected() -> None:
     raised = DeviceError("the device ran out of memory")
     with pytest.raises(DeviceError) as caught:
-        predict_surviving(Rejecting(raised), Batch(0, range(2), 2, {"x": np.ones((2, 3), np.float32)}), 0)
+        guarded(Rejecting(raised)).answer(Batch(0, range(2), 2, {"x": np.ones((2, 3), np.float32)}), 0)
     assert caught.value is raised
 
 
@@ -86,13 +87,15 @@ class FromThreeOn:
 
 
 def test_shape_that_a_model_rejects_fails_the_rows_of_that_size_only() -> None:
+    replica = guarded(FromThreeOn())
+    replica.take(Job(Blocks([2]), (X,), (), 2, fewest_rows=1))
     short = Batch(0, np.array([4, 9]), 2, {"x": np.ones((2, 2), np.float32)})
-    outputs, failures = predict_one_size(FromThreeOn(), short, 100)
+    outputs, failures = replica.predict(short, 100)
     assert outputs is None
     assert [failure.row for failure in failures] == [104, 109]
     assert "kernel size" in failures[0].reason
     whole = Batch(1, np.array([5]), 1, {"x": np.ones((1, 3), np.float32)})
-    outputs, failures = predict_one_size(FromThreeOn(), whole, 100)
+    outputs, failures = replica.predict(whole, 100)
     assert outputs is not None
     assert outputs["y"].tolist() == [3.0]
     assert failures == []

@@ -1,9 +1,10 @@
-"""A replica that is given more than its memory holds: batches are cut into smaller ones until they fit.
+"""A replica with a guard around it: every row of a batch gets its answer, or is named as a failure.
 
-When a batch does not fit, either several in flight were too much together, or it is too large by itself. At the batch
-size of the job, fewer are let in at once first: the answers keep their bits. A batch that does not fit alone is cut in
-half, and half of it is the ceiling for rows of that size from then on; below the job's own size the bits are others
-anyway, and a smaller batch with all lanes busy is faster than a larger one alone.
+Rejected rows are found by bisection (`guard.bisection`). Batches that do not fit into the memory are cut into smaller
+ones until they fit. When a batch does not fit, either several in flight were too much together, or it is too large by
+itself. At the batch size of the job, fewer are let in at once first: the answers keep their bits. A batch that does not
+fit alone is cut in half, and half of it is the ceiling for rows of that size from then on; below the job's own size the
+bits are others anyway, and a smaller batch with all lanes busy is faster than a larger one alone.
 
 A single row that does not fit is a row failure, and no reason to cut the batches of others. Whether it is the row, or
 the device that has no memory left for any, is found out by running a row that has fitted before.
@@ -14,18 +15,21 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
 
+from penstock.core.batching import Batch
 from penstock.core.columns import join, take_positions, to_lists
+from penstock.core.job import Job
 from penstock.core.memory import Ceilings
 from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import Column, Columns, RowFailure, Shortage, Signature
-from penstock.core.state import NONE
-from penstock.errors import OutOfMemory, one_line
+from penstock.core.state import NONE, VARIABLES
+from penstock.errors import InputError, ModelError, OutOfMemory, PenstockError, one_line
+from penstock.pool.guard.bisection import Rejected, ShapeRejected, answer, masked, row_at, size_of
 from penstock.pool.processes.board import Board
 
 _SMALL_BATCH = 32
@@ -35,13 +39,8 @@ _HOPELESS = 8
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _MOST_PROVEN = 16
 
-Rejected = dict[int, tuple[str, str]]
-"""Places in a batch to the name of the error and the reason, of rows that have no answer."""
 Step = Callable[[Columns, int], tuple[Columns, Rejected]]
 """Runs one piece, of which so many rows are real."""
-
-
-NOTHING_SKIPPED: Mapping[int, RowFailure] = {}
 
 
 class RowTooLarge(Exception):
@@ -49,7 +48,22 @@ class RowTooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class Pieced:
+class _Order:
+    """A batch to be run: `rows` of it are wanted; the others get the answer of the last of these.
+
+    `number` turns a place in the batch into the number of the row, for the board. `left_out` are places where others
+    stand in for rows that are not run; they are never run alone.
+    """
+
+    arrays: Columns
+    rows: int
+    step: Step
+    number: Callable[[int], int] = lambda place: place
+    left_out: Mapping[int, RowFailure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pieced:
     """The answers of a batch. `reduced_to` is the size of its smallest piece, where it was cut."""
 
     outputs: Columns
@@ -78,12 +92,12 @@ class _Gathered:
 
     def add(self, place: int, rows: int, size: int, outputs: Columns, rejected: Rejected) -> None:
         self.pieces.append({name: output[:rows] for name, output in outputs.items()})
-        self.rejected |= {place + inside: told for inside, told in rejected.items()}
+        self.rejected |= {place + inside: why for inside, why in rejected.items()}
         self.smallest = size if self.smallest is None else min(self.smallest, size)
 
-    def reject(self, place: int, told: tuple[str, str]) -> None:
+    def reject(self, place: int, why: tuple[str, str]) -> None:
         self.pieces.append(None)
-        self.rejected[place] = told
+        self.rejected[place] = why
 
     def to_size(self, size: int, example: Columns | None) -> Columns | None:
         """All answers, and after them the last one over and over. Rows without one have that of another row."""
@@ -99,20 +113,19 @@ class _Gathered:
         return {name: take_positions(output, places) for name, output in outputs.items()}
 
 
-class Fitting:
-    """A replica around another one, which cuts batches that do not fit. Used by several threads at once.
+class GuardedReplica:
+    """A live model, and what is done when it rejects rows or runs out of memory. Used by several threads at once.
 
     Args:
         replica: The live model.
         device: Where it is, for the messages.
-        tell: Told of every shortage of memory, and what is known about ceilings since.
-        ceilings: What is known already, of a replica that was here before.
+        tell: Takes every shortage of memory, and the ceilings that are known since.
+        ceilings: The ceilings that are known already, from a replica that was here before.
         is_alone: Never run two batches at once: the one before died, and it must be seen at which row this one does.
-        board: Where to write what is under way, for whoever finds this process dead.
+        board: Where to write what is under way, for the coordinator that finds this process dead.
         give_up: Ends this process, where another can be started: one in which native code was interrupted by
             `bad_alloc` may hold its own locks for ever, as TensorFlow does.
         pause: Waits for memory that others may give back.
-        state: What a call changes in the model.
     """
 
     def __init__(
@@ -126,12 +139,11 @@ class Fitting:
         board: Board | None = None,
         give_up: Callable[[MemoryError], NoReturn] | None = None,
         pause: Callable[[float], None] = time.sleep,
-        state: str = NONE,
     ) -> None:
         self.replica = replica
-        self.state = state
-        self.left_out: dict[int, RowFailure] = {}
-        """Rows that killed a replica, by their number: they are not run again."""
+        self._state = NONE
+        self._may_reject_shapes = False
+        self._left_out: dict[int, RowFailure] = {}
         self._device = device
         self._tell = tell
         self._ceilings = Ceilings(ceilings)
@@ -151,24 +163,15 @@ class Fitting:
     def signature(self) -> Signature:
         return self.replica.signature
 
-    def predict(self, batch: Columns) -> Columns:
-        """As every replica; also a batch that is too large for the memory.
+    def take(self, job: Job) -> None:
+        """Predict batches of this job from now on."""
+        self._state = job.state
+        # Where each size has a shape of its own, one may be rejected by itself.
+        self._may_reject_shapes = job.fewest_rows is not None
 
-        Raises:
-            RowTooLarge: A single row does not fit.
-            OutOfMemory: No row fits, or the model takes batches of one size only.
-        """
-        rows = len(next(iter(batch.values())))
-        pieced = self.in_pieces(batch, rows, self._step)
-        for _, reason in pieced.rejected.values():
-            raise RowTooLarge(reason)
-        return pieced.outputs
-
-    def close(self) -> None:
-        self.replica.close()
-
-    def _step(self, piece: Columns, rows: int) -> tuple[Columns, Rejected]:
-        return self.replica.predict(piece), {}
+    def leave_out(self, failures: Iterable[RowFailure]) -> None:
+        """Never run these rows again: they killed a replica."""
+        self._left_out |= {failure.row: failure for failure in failures}
 
     def limit(self, ceilings: Mapping[int, int]) -> None:
         """Others on the same memory found out that more does not fit."""
@@ -176,39 +179,108 @@ class Fitting:
             for row_bytes, most in ceilings.items():
                 self._ceilings.lower(row_bytes, most)
 
-    def in_pieces(
-        self,
-        arrays: Columns,
-        rows: int,
-        step: Step,
-        row_at: Callable[[int], int] = lambda place: place,
-        skipped: Mapping[int, RowFailure] = NOTHING_SKIPPED,
-    ) -> Pieced:
-        """Run a batch, of which the first `rows` are real, in as few pieces as fit. All pieces have one size.
+    def predict(self, batch: Batch, span_start: int) -> tuple[Columns | None, list[RowFailure]]:
+        """The answers to a batch of a span, and the rows that have none.
 
-        Args:
-            arrays: The batch.
-            rows: How many of its rows are wanted; the others get the answer of the last of these.
-            step: Runs a piece.
-            row_at: From a place in the batch to the number of the row, for the board.
-            skipped: Places where others stand in for rows that are not run; they are never run alone.
+        Without any answers, where the model rejects the shape of the batch and the job has one shape for each size.
+
+        Raises:
+            PenstockError: Not a matter of rows: no memory at all, or the model rejects even an empty batch.
         """
-        size, row_bytes = len(next(iter(arrays.values()))), bytes_of_a_row(arrays)
+        try:
+            return self.answer(batch, span_start)
+        except ShapeRejected as error:
+            if not self._may_reject_shapes:
+                raise
+            why = ("ModelError", error.received or error.problem)
+            return None, _to_failures(dict.fromkeys(range(batch.rows), why), batch, span_start)
+
+    def answer(self, batch: Batch, span_start: int) -> tuple[Columns, list[RowFailure]]:
+        """As `predict`; a shape that the model rejects is an error.
+
+        Raises:
+            PenstockError: As `predict`.
+            ShapeRejected: The model rejects batches of this shape, whatever is in them.
+        """
+        if self._state == VARIABLES:
+            return self._answer_in_turn(batch), []
+
+        def number(place: int) -> int:
+            return span_start + int(batch.positions[place])
+
+        arrays, left_out = batch.arrays, {}
+        if self._left_out:
+            known = ((place, self._left_out.get(number(place))) for place in range(batch.rows))
+            left_out = {place: failure for place, failure in known if failure is not None}
+        if left_out:
+            alive = np.ones(size_of(arrays), dtype=bool)
+            alive[list(left_out)] = False
+            arrays = masked(arrays, alive, row_at(arrays, int(np.argmax(alive[: batch.rows]))))
+        spares = {name: array[: batch.rows] for name, array in batch.arrays.items()}
+        step: Step = lambda piece, rows: answer(self.replica, piece, rows, spares)  # noqa: E731
+        pieced = self._in_pieces(_Order(arrays, batch.rows, step, number, left_out))
+        batch.reduced_to = pieced.reduced_to
+        rejected = pieced.rejected | {place: (failure.error, failure.reason) for place, failure in left_out.items()}
+        return pieced.outputs, _to_failures(dict(sorted(rejected.items())), batch, span_start)
+
+    def call(self, arrays: Columns) -> Columns:
+        """The answers to arrays that are no batch of a span, as the model gives them; in pieces where they do not fit.
+
+        Raises:
+            RowTooLarge: A single row does not fit.
+            OutOfMemory: No row fits, or the model takes batches of one size only.
+        """
+        pieced = self._in_pieces(_Order(arrays, size_of(arrays), self._call))
+        for _, reason in pieced.rejected.values():
+            raise RowTooLarge(reason)
+        return pieced.outputs
+
+    def _call(self, piece: Columns, rows: int) -> tuple[Columns, Rejected]:
+        return self.replica.predict(piece), {}
+
+    def _answer_in_turn(self, batch: Batch) -> Columns:
+        """The answers of a model that every call changes: each batch is run once, whole, or the job ends.
+
+        Raises:
+            InputError: A row cannot be fed. Whatever stood in its place would change the answers of the rows after it.
+            ModelError: The model rejects the batch. Trying which rows it rejects would change it.
+        """
+        if batch.failures:
+            failure = batch.failures[0]
+            raise InputError(
+                "a row failed, and the model keeps state: the answers of all rows after it depend on it",
+                received=f"row {failure.row}: {failure.reason}",
+                hint="mend the row, or leave it out of the input",
+            )
+        try:
+            return self.replica.predict(batch.arrays)
+        except (PenstockError, MemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                "the model rejects a batch, and it keeps state: the rows at fault cannot be looked for",
+                received=one_line(error),
+                hint="mend the rows, or leave them out of the input",
+            ) from error
+
+    def _in_pieces(self, order: _Order) -> _Pieced:
+        """Run a batch in as few pieces as fit. All pieces have one size."""
+        size, row_bytes = size_of(order.arrays), bytes_of_a_row(order.arrays)
         before = self._ceilings.known.get(row_bytes)
         gathered = _Gathered()
         put_back: Shortage | None = None
         place = 0
-        while place < rows:
-            if place in skipped:
-                gathered.reject(place, (skipped[place].error, skipped[place].reason))
+        while place < order.rows:
+            if (failure := order.left_out.get(place)) is not None:
+                gathered.reject(place, (failure.error, failure.reason))
                 place += 1
                 continue
-            call = self._enter(row_bytes, size, row_at(place))
-            real = min(call.rows, rows - place)
-            answered = self._run(call, arrays, place, real, step)
+            call = self._enter(row_bytes, size, order.number(place))
+            real = min(call.rows, order.rows - place)
+            answered = self._run(call, order.arrays, place, real, order.step)
             if not isinstance(answered, str):
                 if call.rows == size and place == 0:
-                    return Pieced(*answered)
+                    return _Pieced(*answered)
                 gathered.add(place, real, call.rows, *answered)
                 place += call.rows
             elif not self._make_room(call, size):
@@ -224,7 +296,7 @@ class Fitting:
         outputs = gathered.to_size(size, self._example)
         if outputs is None:
             raise self._nothing_fits(next(iter(gathered.rejected.values()))[1])
-        return Pieced(outputs, gathered.rejected, gathered.smallest if gathered.smallest != size else None)
+        return _Pieced(outputs, gathered.rejected, gathered.smallest if gathered.smallest != size else None)
 
     def _enter(self, row_bytes: int, size: int, first_row: int) -> _Call:
         """Wait for a turn; how much may run is known only then."""
@@ -258,7 +330,7 @@ class Fitting:
         """The answers, or, where there was too little memory, the reason."""
         try:
             piece = _piece(arrays, place, call.rows)
-            if self.state != NONE and isinstance(self.replica, Stateful):
+            if self._state != NONE and isinstance(self.replica, Stateful):
                 self.replica.turn(call.first_row)
             answered = step(piece, rows)
         except OutOfMemory as error:
@@ -332,7 +404,7 @@ class Fitting:
             if seconds:
                 self._pause(seconds)
             trial = self._enter(bytes_of_a_row(proven), 1, call.first_row)
-            if not isinstance(self._run(trial, proven, 0, 1, self._step), str):
+            if not isinstance(self._run(trial, proven, 0, 1, self._call), str):
                 return seconds == 0.0
         raise OutOfMemory(
             "the device has no memory left, not even for a row that it has held before",
@@ -359,13 +431,21 @@ def bytes_of_a_row(arrays: Columns) -> int:
     return sum(array.nbytes // max(1, len(array)) for array in arrays.values())
 
 
+def _to_failures(rejected: Rejected, batch: Batch, span_start: int) -> list[RowFailure]:
+    return [
+        RowFailure(span_start + int(batch.positions[place]), "", "predict", error, reason)
+        for place, (error, reason) in rejected.items()
+    ]
+
+
 def _piece(arrays: Columns, place: int, size: int) -> Columns:
     """`size` rows from `place` on; where there are fewer, the last one again and again."""
-    if size == len(next(iter(arrays.values()))) and place == 0:
+    have = size_of(arrays)
+    if size == have and place == 0:
         return arrays
-    if place + size <= len(next(iter(arrays.values()))):
+    if place + size <= have:
         return {name: array[place : place + size] for name, array in arrays.items()}
-    places = np.minimum(np.arange(place, place + size), len(next(iter(arrays.values()))) - 1)
+    places = np.minimum(np.arange(place, place + size), have - 1)
     return {name: array[places] for name, array in arrays.items()}
 
 

@@ -16,8 +16,7 @@ from penstock.core.job import Job
 from penstock.core.memory import Ceilings
 from penstock.core.records import Columns, RowFailure, Shortage
 from penstock.errors import ModelError, OutOfMemory
-from penstock.pool.guard.fitting import Fitting, RowTooLarge
-from penstock.pool.guard.surviving import predict_surviving
+from penstock.pool.guard.guarded import GuardedReplica, RowTooLarge
 from penstock.pool.guard.warmup import warm_up
 from penstock.pool.processes.board import Board
 from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, inputs_of, predict_all, spans_of, values
@@ -70,8 +69,8 @@ def no_pause(seconds: float) -> None:
     raise AssertionError(f"waited {seconds} s for memory")
 
 
-def fitting(replica: Doubler, told: Told | None = None, **more: object) -> Fitting:
-    return Fitting(replica, "gpu:0", told or Told(), **{"pause": no_pause, **more})  # type: ignore[arg-type]
+def guarded(replica: Doubler, told: Told | None = None, **more: object) -> GuardedReplica:
+    return GuardedReplica(replica, "gpu:0", told or Told(), **{"pause": no_pause, **more})  # type: ignore[arg-type]
 
 
 def batch_of(x: Columns | np.ndarray[tuple[int, ...], np.dtype[np.float32]], rows: int | None = None) -> Batch:
@@ -87,7 +86,7 @@ def test_every_row_is_answered_whatever_fits(room: int, size: int, data: st.Data
     x[rows:] = x[rows - 1]
     replica = Narrow(room)
     batch = batch_of(x, rows)
-    outputs, failures = predict_surviving(fitting(replica), batch, 0)
+    outputs, failures = guarded(replica).answer(batch, 0)
     np.testing.assert_array_equal(outputs["y"], x * 2)
     np.testing.assert_array_equal(outputs["total"], x.sum(axis=1))
     assert failures == []
@@ -100,7 +99,7 @@ def test_every_row_is_answered_whatever_fits(room: int, size: int, data: st.Data
 def test_spans_come_out_whole_and_say_how_small_their_batches_were(room: int) -> None:
     replica, told = Narrow(room), Told()
     job = Job(Blocks([30, 70]), (X,), (), batch_size=64)
-    results = predict_all(fitting(replica, told), job, spans_of(3, 100), loaders=2, lanes=3)  # type: ignore[arg-type]
+    results = predict_all(guarded(replica, told), job, spans_of(3, 100), loaders=2, lanes=3)
     for result in results:
         rows = np.arange(result.span.start, result.span.stop)
         assert values(result, "y") == (inputs_of(rows) * 2).tolist()
@@ -115,9 +114,9 @@ def test_spans_come_out_whole_and_say_how_small_their_batches_were(room: int) ->
 
 def test_ceiling_is_found_once_and_kept() -> None:
     replica, told = Narrow(10), Told()
-    fit = fitting(replica, told)
+    guard = guarded(replica, told)
     batch = {"x": inputs_of(np.arange(64))}
-    fit.predict(batch)
+    guard.call(batch)
     assert replica.sizes == [64, 32, 16, *[8] * 8]
     assert [str(shortage) for shortage in told.shortages] == [
         "gpu:0 ran out of memory at a batch of 64 rows: going on with 32",
@@ -126,21 +125,21 @@ def test_ceiling_is_found_once_and_kept() -> None:
     ]
     assert told.ceilings == {ROW_BYTES: 8}
     replica.sizes.clear()
-    fit.predict(batch)
+    guard.call(batch)
     assert replica.sizes == [8] * 8
 
 
 def test_replica_that_comes_after_begins_where_the_other_stopped() -> None:
     replica = Narrow(10)
-    fitting(replica, ceilings={ROW_BYTES: 8}).predict({"x": inputs_of(np.arange(64))})
+    guarded(replica, ceilings={ROW_BYTES: 8}).call({"x": inputs_of(np.arange(64))})
     assert replica.sizes == [8] * 8
 
 
 def test_what_others_on_the_same_memory_found_out_holds_here_too() -> None:
     replica = Narrow(100)
-    fit = fitting(replica)
-    fit.limit({ROW_BYTES: 16})
-    fit.predict({"x": inputs_of(np.arange(64))})
+    guard = guarded(replica)
+    guard.limit({ROW_BYTES: 16})
+    guard.call({"x": inputs_of(np.arange(64))})
     assert replica.sizes == [16] * 4
 
 
@@ -153,9 +152,9 @@ def test_rows_of_another_length_have_a_ceiling_of_their_own() -> None:
             return {"y": batch["x"]}
 
     replica, told = ByBytes(), Told()
-    fit = fitting(replica, told)
-    fit.predict({"x": np.zeros((64, 8), np.float32)})
-    fit.predict({"x": np.zeros((64, 2), np.float32)})
+    guard = guarded(replica, told)
+    guard.call({"x": np.zeros((64, 8), np.float32)})
+    guard.call({"x": np.zeros((64, 2), np.float32)})
     assert replica.shapes == {(16, 8), (64, 2)}
     assert told.ceilings == {32: 16}
 
@@ -172,11 +171,11 @@ class TestOneRowThatDoesNotFit:
         x = inputs_of(np.arange(1024))
         x[700] = 1e6
         replica, told = Narrow(5000, large=1e6), Told()
-        fit = fitting(replica, told)
-        fit.predict({"x": x[:4]})
+        guard = guarded(replica, told)
+        guard.call({"x": x[:4]})
         replica.sizes.clear()
         batch = batch_of(x)
-        outputs, failures = predict_surviving(fit, batch, 5000)
+        outputs, failures = guard.answer(batch, 5000)
         assert [(failure.row, failure.stage, failure.error) for failure in failures] == [
             (5700, "predict", "OutOfMemory")
         ]
@@ -190,28 +189,28 @@ class TestOneRowThatDoesNotFit:
         x = inputs_of(np.arange(64))
         x[[3, 50]] = 1e6
         replica, told = Narrow(5000, large=1e6), Told()
-        fit = fitting(replica, told)
-        _, failures = predict_surviving(fit, batch_of(x), 0)
+        guard = guarded(replica, told)
+        _, failures = guard.answer(batch_of(x), 0)
         assert [failure.row for failure in failures] == [3, 50]
         assert told.ceilings == {}
         replica.sizes.clear()
-        predict_surviving(fit, batch_of(inputs_of(np.arange(64))), 0)
+        guard.answer(batch_of(inputs_of(np.arange(64))), 0)
         assert replica.sizes == [64]
 
     def test_first_row_of_all_may_be_the_one(self) -> None:
         x = inputs_of(np.arange(64))
         x[:3] = 1e6
         replica, told = Narrow(5000, large=1e6), Told()
-        _, failures = predict_surviving(fitting(replica, told), batch_of(x), 0)
+        _, failures = guarded(replica, told).answer(batch_of(x), 0)
         assert [failure.row for failure in failures] == [0, 1, 2]
         assert told.ceilings == {}
         assert replica.fitted == [1, 64]
 
     def test_batch_of_such_rows_alone_fails_whole(self) -> None:
         replica = Narrow(5000, large=1e6)
-        fit = fitting(replica)
-        fit.predict({"x": inputs_of(np.arange(4))})
-        outputs, failures = predict_surviving(fit, batch_of(np.full((4, 3), 1e6, np.float32)), 0)
+        guard = guarded(replica)
+        guard.call({"x": inputs_of(np.arange(4))})
+        outputs, failures = guard.answer(batch_of(np.full((4, 3), 1e6, np.float32)), 0)
         assert [failure.row for failure in failures] == [0, 1, 2, 3]
         assert {name: len(output) for name, output in outputs.items()} == {"y": 4, "total": 4}
 
@@ -220,7 +219,7 @@ class TestOneRowThatDoesNotFit:
         x = inputs_of(np.arange(4))
         x[1] = 1e6
         with pytest.raises(RowTooLarge, match="by itself"):
-            fitting(replica).predict({"x": x})
+            guarded(replica).call({"x": x})
 
     def test_memory_that_others_took_is_waited_for_and_no_row_fails(self) -> None:
         replica = Narrow(64)
@@ -230,11 +229,11 @@ class TestOneRowThatDoesNotFit:
             waited.append(seconds)
             replica.room = 64 if len(waited) == 3 else 0
 
-        fit = fitting(replica, pause=pause)
+        guard = guarded(replica, pause=pause)
         x = inputs_of(np.arange(8))
-        fit.predict({"x": x})
+        guard.call({"x": x})
         replica.room = 0
-        outputs, failures = predict_surviving(fit, batch_of(x), 0)
+        outputs, failures = guard.answer(batch_of(x), 0)
         assert waited == [1.0, 2.0, 4.0]
         assert failures == []
         np.testing.assert_array_equal(outputs["y"], x * 2)
@@ -242,18 +241,18 @@ class TestOneRowThatDoesNotFit:
     def test_device_that_has_no_memory_left_for_anything_is_an_error_and_no_row_failure(self) -> None:
         replica = Narrow(64)
         waited: list[float] = []
-        fit = fitting(replica, pause=waited.append)
+        guard = guarded(replica, pause=waited.append)
         x = inputs_of(np.arange(8))
-        fit.predict({"x": x})
+        guard.call({"x": x})
         replica.room = 0
         with pytest.raises(OutOfMemory, match="no memory left, not even for a row that it has held before"):
-            predict_surviving(fit, batch_of(x), 0)
+            guard.answer(batch_of(x), 0)
         assert waited == [1.0, 2.0, 4.0, 8.0]
 
     def test_device_that_holds_no_row_from_the_start_is_told_after_a_few(self) -> None:
         replica = Narrow(0)
         with pytest.raises(OutOfMemory, match="not even one row fits"):
-            predict_surviving(fitting(replica), batch_of(inputs_of(np.arange(1024))), 0)
+            guarded(replica).answer(batch_of(inputs_of(np.arange(1024))), 0)
         assert len(replica.sizes) < 30
 
 
@@ -261,7 +260,7 @@ def test_model_that_takes_one_batch_size_only_cannot_be_cut() -> None:
     replica = Narrow(4)
     replica.signature = replace(replica.signature, fixed_batch=8)
     with pytest.raises(OutOfMemory, match="batches of one size only") as caught:
-        fitting(replica).predict({"x": inputs_of(np.arange(8))})
+        guarded(replica).call({"x": inputs_of(np.arange(8))})
     assert replica.sizes == [8]
     assert caught.value.hint is not None
 
@@ -276,7 +275,7 @@ def test_rejected_row_in_a_small_piece_is_found_without_running_the_others_again
     replica = NoZeros(1, poison=1000)
     x = np.ones((64, 3), np.float32)
     x[40] = 1000
-    outputs, failures = predict_surviving(fitting(replica, ceilings={ROW_BYTES: 1}), batch_of(x), 0)
+    outputs, failures = guarded(replica, ceilings={ROW_BYTES: 1}).answer(batch_of(x), 0)
     assert [(failure.row, failure.error) for failure in failures] == [(40, "ValueError")]
     assert (np.delete(outputs["y"], 40, axis=0) == 2).all()
     assert len(replica.sizes) < 64 + 10
@@ -288,7 +287,7 @@ def test_piece_of_a_model_that_sums_over_its_batch_is_refused() -> None:
             return {"loss": super().predict(batch)["y"].sum(axis=0)}
 
     with pytest.raises(ModelError, match="does not have one row for each row"):
-        predict_surviving(fitting(Sum(4)), batch_of(inputs_of(np.arange(8))), 0)
+        guarded(Sum(4)).answer(batch_of(inputs_of(np.arange(8))), 0)
 
 
 def test_several_lanes_that_are_too_much_together_run_one_by_one_and_keep_their_size() -> None:
@@ -313,10 +312,10 @@ def test_several_lanes_that_are_too_much_together_run_one_by_one_and_keep_their_
                 self.inside -= 1
 
     replica, told = Meeting(), Told()
-    fit = fitting(replica, told)
+    guard = guarded(replica, told)
     x = inputs_of(np.arange(32))
     answers: list[Columns] = []
-    lanes = [threading.Thread(target=lambda: answers.append(fit.predict({"x": x}))) for _ in range(2)]
+    lanes = [threading.Thread(target=lambda: answers.append(guard.call({"x": x}))) for _ in range(2)]
     for lane in lanes:
         lane.start()
     for lane in lanes:
@@ -335,15 +334,15 @@ def test_row_at_which_a_replica_died_is_left_out_and_never_run() -> None:
     x[5] = 7777
     lost = RowFailure(105, "", "predict", "OutOfMemory", "the process that predicted it was killed")
     replica = Doubler(poison=7777)
-    fit = fitting(replica)
-    fit.left_out[105] = lost
-    outputs, failures = predict_surviving(fit, batch_of(x), 100)
+    guard = guarded(replica)
+    guard.leave_out([lost])
+    outputs, failures = guard.answer(batch_of(x), 100)
     assert failures == [lost]
     assert replica.calls == 1
     assert [len(column) for column in outputs.values()] == [8, 8]
     np.testing.assert_array_equal(np.delete(outputs["y"], 5, axis=0), np.delete(x, 5, axis=0) * 2)
 
-    outputs, failures = predict_surviving(fit, batch_of(x[5:6]), 105)
+    outputs, failures = guard.answer(batch_of(x[5:6]), 105)
     assert failures == [lost]
     assert replica.calls == 1, "nothing is left of that batch"
     assert len(outputs["y"]) == 1
@@ -360,7 +359,7 @@ def test_board_says_what_is_under_way_and_nothing_when_nothing_is() -> None:
             seen.append((notice.first_row, notice.rows, notice.row_bytes))
             return super().predict(batch)
 
-    predict_surviving(fitting(Reading(2), board=board), batch_of(inputs_of(np.arange(5)), 5), 40)
+    guarded(Reading(2), board=board).answer(batch_of(inputs_of(np.arange(5)), 5), 40)
     assert seen == [(40, 5, 12), (40, 2, 12), (42, 2, 12), (44, 2, 12)]
     assert board.read() is None
     board.close()
@@ -369,7 +368,7 @@ def test_board_says_what_is_under_way_and_nothing_when_nothing_is() -> None:
 def test_step_that_never_fits_as_it_was_asked_for_is_warmed_up_in_pieces() -> None:
     replica = Narrow(3)
     x = inputs_of(np.arange(8))
-    prepared = warm_up(fitting(replica), batch_of(x), spans_of(1, 8)[0])
+    prepared = warm_up(guarded(replica), batch_of(x), spans_of(1, 8)[0])
     assert [spec.name for spec in prepared.outputs] == ["y", "total"]
     assert replica.fitted == [2] * 8
 
@@ -383,5 +382,5 @@ def test_outputs_as_long_as_the_longest_row_of_their_piece_become_lists() -> Non
             return {"mask": np.ones((len(x), int(x.max())), np.float32)}
 
     x = np.array([[1.0], [2.0], [3.0], [1.0]], np.float32)
-    outputs = fitting(Longest()).predict({"x": x})
+    outputs = guarded(Longest()).call({"x": x})
     assert outputs["mask"].tolist() == [[1.0] * 2] * 2 + [[1.0] * 3] * 2
