@@ -327,7 +327,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Failed:
-    """The replica cannot go on. `error` is set where the cause is known; `details` is the stack trace."""
+    """A worker cannot go on. `error` is set where the cause is known; `details` is the stack trace."""
 
     error: PenstockError | None
     kind: str
@@ -337,6 +337,14 @@ class Failed:
     def last_line(self) -> str:
         """What it says in one line."""
         return self.details.strip().splitlines()[-1][:300]
+
+    def as_error(self, worker: str) -> PenstockError:
+        """The error to raise: the known one, or a bug in this worker."""
+        return self.error or PenstockError(
+            f"{worker} failed with {self.kind}",
+            received=self.last_line,
+            hint="this is a bug of penstock: please report it with the stack trace from --verbose",
+        )
 
 
 ToReplica = Load | Prepare | Measure | Convert | Work | Limit | Release | Drain | Chunk | Filled | SpanLoaded

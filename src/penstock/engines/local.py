@@ -235,7 +235,7 @@ class LocalEngine:
         match message:
             case Chunk():
                 handle.assembly.add(message)
-                self._send(handle.number, Release(message.slot))
+                handle.send(Release(message.slot))
             case SpanDone(span=index, timings=timings):
                 result = handle.assembly.finish(self._state.span_of(handle.number, index), message)
                 if self._feed is not None:
@@ -265,11 +265,11 @@ class LocalEngine:
             case Send(replica=replica, message=message):
                 if isinstance(message, Prepare) and self._placement.has_loader_processes:
                     message = self._loader_feed().with_first_batch(message)
-                self._send(replica, message)
+                self._replicas[replica].send(message)
             case Yield(result=result):
                 self._leaving.append(result)
             case StartReplica(replica=replica, device=device):
-                self._replicas[replica] = ReplicaHandle.start(replica, self._launch, device)
+                self._replicas[replica] = ReplicaHandle(replica, self._launch, device)
             case CloseReplica(replica=replica):
                 self._replicas.pop(replica).close()
             case Report(line=line, is_shown=is_shown):
@@ -292,9 +292,3 @@ class LocalEngine:
                 self._handle(SpansWithdrawn(tuple(span.index for span in pool.withdraw())))
             case ResizeLoaders(count=count):
                 pool.resize(count)
-
-    def _send(self, replica: int, message: object) -> None:
-        try:
-            self._replicas[replica].channel.send(message)
-        except OSError:
-            pass  # it is gone: the end of its line is read next, and that is where the loss is dealt with

@@ -68,7 +68,7 @@ from penstock.engines.run_events import (
     WithdrawSpans,
     Yield,
 )
-from penstock.errors import ModelError, PenstockError
+from penstock.errors import ModelError
 
 DEATHS_IN_A_ROW = 3
 
@@ -375,12 +375,7 @@ class RunState:
         if failed is None or (failed.error is None and speaks_of_memory(failed.last_line)):
             self._lose(number, end)
             return
-        bug = PenstockError(
-            f"a replica on {self._replicas[number].device} failed with {failed.kind}",
-            received=failed.last_line,
-            hint="this is a bug of penstock: please report it with the stack trace from --verbose",
-        )
-        self._do(Raise(failed.error or bug))
+        self._do(Raise(failed.as_error(f"a replica on {self._replicas[number].device}")))
 
     def _lose(self, number: int, end: ReplicaEnd) -> None:
         """Hand the spans of a replica that died to the others, and have another one take its place."""

@@ -1,4 +1,4 @@
-"""The main of a finisher process: `python -m penstock.pool.processes.finisher CHANNEL INBOX OUTBOX BOARD`.
+"""The main of a finisher process: `python -m penstock.pool.processes.finisher CHANNEL BOARD INBOX OUTBOX`.
 
 It applies the user's function to results, one after the other. What the function prints goes to the log.
 """
@@ -11,26 +11,11 @@ import pyarrow as pa
 
 from penstock.core.events import Applied, Finish
 from penstock.core.postprocessing import Postprocess, finish
-from penstock.core.records import Block, Watch
+from penstock.core.records import Block
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
-from penstock.pool.processes.serving import Serving
+from penstock.pool.processes.serving import BoardWatch, Serving
 from penstock.pool.transfer.parcels import Mailbox
-
-
-class _BoardWatch(Watch):
-    """Writes the rows that the function is at where the coordinator sees them."""
-
-    def __init__(self, board: Board, order: Finish) -> None:
-        self._board = board
-        self.is_careful = order.is_careful
-        self.poisoned = {failure.row: failure for failure in order.poisoned}
-
-    def begin(self, first_row: int, rows: int) -> None:
-        self._board.write(first_row, rows)
-
-    def end(self) -> None:
-        self._board.clear()
 
 
 class FinisherProcess:
@@ -40,7 +25,7 @@ class FinisherProcess:
         self._channel = channel
         self._inbox = inbox
         self._outbox = outbox
-        self._board = board
+        self._watch = BoardWatch(board)
         self._function: Postprocess | None = None
 
     def serve(self) -> None:
@@ -49,7 +34,8 @@ class FinisherProcess:
     def _handle(self, order: Finish) -> None:
         self._function = function = order.function or self._function
         assert function is not None
-        columns, watch = self._inbox.take(order.columns), _BoardWatch(self._board, order)
+        columns, watch = self._inbox.take(order.columns), self._watch
+        watch.take(order.poisoned, is_careful=order.is_careful)
         if order.is_learning:
             rows = len(next(iter(columns.values())))
             learnt = function.on(columns).learn([Block(0, rows, columns)], watch)
@@ -60,7 +46,7 @@ class FinisherProcess:
 
 
 def main() -> None:
-    channel_descriptor, inbox, outbox, board_descriptor = map(int, sys.argv[1:5])
+    channel_descriptor, board_descriptor, inbox, outbox = map(int, sys.argv[1:5])
     sys.path += [entry for entry in sys.argv[5:] if entry not in sys.path]
     pa.set_cpu_count(1)
     channel, board = Channel.inherited(channel_descriptor), Board(board_descriptor)

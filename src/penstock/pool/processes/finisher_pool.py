@@ -1,33 +1,27 @@
 """The finisher processes of a run: results through the user's function, in order; deaths and hangs survived.
 
-A process that dies or hangs is replaced, and the rows it was at are handed to the next one by one. A row that does it
-twice, or hangs once more, is a row failure, and the rest of its result goes on.
+A process that dies or hangs is replaced; a row that is to blame is a row failure (`row_trouble`), and the rest of its
+result goes on.
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import subprocess
 import sys
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from penstock.core.events import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
-from penstock.core.records import UNWATCHED, Block, Column, Result, RowFailure
-from penstock.errors import PenstockError, WorkersDied
-from penstock.pool.processes.board import Board
-from penstock.pool.processes.channel import Channel
-from penstock.pool.processes.supervisor import Launch, describe_end, spawn
+from penstock.core.records import UNWATCHED, Block, Column, Result
+from penstock.errors import WorkersDied
+from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
+from penstock.pool.processes.supervisor import Launch, WorkerProcess
 from penstock.pool.transfer.parcels import Mailbox
 
 _POLL_S = 0.05
-_DEATHS_OF_A_ROW = 2
-_DEATHS_IN_A_ROW = 8
 _AHEAD = 2
 
 
@@ -119,7 +113,10 @@ class Finishers:
 
     def _ask(self, columns: Mapping[str, Column], *, is_learning: bool = False) -> tuple[Applied, dict[str, Column]]:
         """Have a process do it, and another one where it dies."""
-        trouble = _Trouble(self._is_always_careful)
+        trouble = RowTrouble({}, self._is_always_careful)
+        blame = Blame(
+            Postprocess.stage, "FinisherDied", "the process of the function {how} at this row", self._timeout_s
+        )
         finisher = self._idle.get()
         try:
             while True:
@@ -131,17 +128,14 @@ class Finishers:
                 order = Finish(self.function, self._kept, parcel, is_learning, trouble.is_careful, poisoned)
                 answer = finisher.ask(order, self._timeout_s)
                 if answer is not None:
-                    # A call for many rows took too long, and no row did: the next ones would take as long.
-                    self._is_always_careful |= trouble.has_hung and not trouble.poisoned
+                    self._is_always_careful |= trouble.is_slow
                     return answer, finisher.outbox.take(answer.columns) if answer.columns is not None else {}
-                how = finisher.how_it_ended()
+                how = finisher.describe_end()
                 self._launch.note(f"a finisher {how}; its rows are handed out again")
-                notice = finisher.board.read()
-                row = notice.first_row if notice is not None and notice.rows == 1 else None
-                trouble.add(row, how, finisher.hung_s is not None, self._timeout_s)
+                trouble.add(finisher, blame)
                 self._drop(finisher)
                 finisher = None
-                if trouble.deaths >= _DEATHS_IN_A_ROW or self._is_closed:
+                if trouble.deaths >= DEATHS_IN_A_ROW or self._is_closed:
                     raise self._died(how)
         finally:
             if finisher is not None and self._is_closed:
@@ -164,54 +158,20 @@ class Finishers:
 _NOTHING = Finished({}, ())
 
 
-class _Trouble:
-    """What is known about the rows of a result at which processes died."""
-
-    def __init__(self, is_careful: bool) -> None:
-        self.deaths = 0
-        self.is_careful = is_careful
-        self.has_hung = False
-        self.poisoned: dict[int, RowFailure] = {}
-        self._deaths_at: Counter[int] = Counter()
-
-    def add(self, row: int | None, how: str, has_hung: bool, timeout_s: float) -> None:
-        """Another process died, at this row if it was careful: rows are tried one by one from here on."""
-        self.deaths += 1
-        self.has_hung |= has_hung
-        if self.is_careful and row is not None:
-            self._deaths_at[row] += 1
-            if has_hung or self._deaths_at[row] >= _DEATHS_OF_A_ROW:
-                self.poisoned[row] = _failure(row, how, has_hung, timeout_s)
-                self.deaths = 0
-        self.is_careful = True
-
-
-def _failure(row: int, how: str, has_hung: bool, timeout_s: float) -> RowFailure:
-    if has_hung:
-        reason = f"took longer than {timeout_s:g} s; raise --row-timeout if that is right"
-        return RowFailure(row, "", Postprocess.stage, "TimeoutError", reason)
-    return RowFailure(row, "", Postprocess.stage, "FinisherDied", f"the process of the function {how} at this row")
-
-
-class _Finisher:
+class _Finisher(WorkerProcess):
     """The coordinator's hold on one finisher process."""
 
     def __init__(self, launch: Launch) -> None:
-        self._channel, theirs = Channel.pair()
-        self.inbox, self.outbox, self.board = Mailbox.create(), Mailbox.create(), Board.create()
-        self.hung_s: float | None = None
+        self.inbox, self.outbox = Mailbox.create(), Mailbox.create()
         self._function: Postprocess | None = None
-        inherited = (theirs, self.inbox.descriptor, self.outbox.descriptor, self.board.descriptor)
-        try:
-            self._process: subprocess.Popen[bytes] = spawn(
-                "penstock.pool.processes.finisher",
-                (*inherited, *sys.path),
-                launch.loader_environment(),
-                inherited,
-                launch.log,
-            )
-        finally:
-            os.close(theirs)
+        descriptors = (self.inbox.descriptor, self.outbox.descriptor)
+        super().__init__(
+            "penstock.pool.processes.finisher",
+            (*descriptors, *sys.path),
+            descriptors,
+            launch.loader_environment(),
+            launch.log,
+        )
 
     def ask(self, order: Finish, timeout_s: float) -> Applied | None:
         """The answer; None where the process died over it, or was killed because it hung.
@@ -221,40 +181,21 @@ class _Finisher:
         """
         is_known, self._function = order.function is self._function, order.function
         try:
-            self._channel.send(replace(order, function=None) if is_known else order)
-            while not self._channel.connection.poll(_POLL_S):
-                self._check_time(timeout_s)
-            answer = self._channel.receive()
+            self.channel.send(replace(order, function=None) if is_known else order)
+            while not self.channel.connection.poll(_POLL_S):
+                self.kill_if_hung(timeout_s)
+            answer = self.channel.receive()
         except (EOFError, OSError):
             return None
         if isinstance(answer, Failed):
-            raise answer.error or PenstockError(
-                f"a finisher failed with {answer.kind}",
-                received=answer.last_line,
-                hint="this is a bug of penstock: please report it with the stack trace from --verbose",
-            )
+            raise answer.as_error("a finisher")
         assert isinstance(answer, Applied)
         return answer
 
-    def _check_time(self, timeout_s: float) -> None:
-        notice = self.board.read()
-        now = time.monotonic()
-        if notice is not None and now - notice.since > timeout_s and self.hung_s is None:
-            self.hung_s = now - notice.since
-            self._process.kill()
-
-    def how_it_ended(self) -> str:
-        return describe_end(self._process) if self.hung_s is None else f"hung for {self.hung_s:.0f} s"
-
-    def kill(self) -> None:
-        self._process.kill()
-
     def close(self) -> None:
-        self._channel.close()
-        self._process.kill()
-        self._process.wait()
-        for memory in (self.inbox, self.outbox, self.board):
-            memory.close()
+        super().close()
+        self.inbox.close()
+        self.outbox.close()
 
 
 def with_failures(result: Result, finished: Finished, origin: Mapping[int, str]) -> Result:

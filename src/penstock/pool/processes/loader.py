@@ -1,4 +1,4 @@
-"""The main of a loader process: `python -m penstock.pool.processes.loader CHANNEL SLOTS BOARD`.
+"""The main of a loader process: `python -m penstock.pool.processes.loader CHANNEL BOARD SLOTS`.
 
 It reads, decodes and preprocesses spans, straight into slots that the coordinator grants, until its line is closed.
 What the user's function prints goes to the log.
@@ -14,33 +14,15 @@ import pyarrow as pa
 
 from penstock.core.events import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.job import Job
-from penstock.core.records import RowFailure, Watch
 from penstock.core.tracing import LOAD, NONE, SPAN, Level, Mark
 from penstock.pool.loading import load_batches
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
-from penstock.pool.processes.serving import Serving
+from penstock.pool.processes.serving import BoardWatch, Serving
 from penstock.pool.trace_marks import MarkedSlots
 from penstock.pool.transfer.batches import SlotRoom
 from penstock.pool.transfer.results import Writable
 from penstock.pool.transfer.slots import Slots
-
-
-class BoardWatch(Watch):
-    """Writes what is under way where the coordinator sees it."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def begin(self, first_row: int, rows: int) -> None:
-        self._board.write(first_row, rows)
-
-    def end(self) -> None:
-        self._board.clear()
-
-    def take(self, order: LoadSpan) -> None:
-        self.is_careful = order.is_careful
-        self.poisoned: dict[int, RowFailure] = {failure.row: failure for failure in order.poisoned}
 
 
 class LoaderProcess:
@@ -71,7 +53,7 @@ class LoaderProcess:
                 self._job = job
                 self._room = SlotRoom(Writable(slots, self._granted, self._channel.send), self._watch)
             case Learn(source=source, preprocess=preprocess, sample=sample, poisoned=poisoned):
-                self._watch.take(LoadSpan(sample, is_careful=True, poisoned=poisoned))
+                self._watch.take(poisoned, is_careful=True)
                 blocks = list(source.read(sample, tuple(preprocess.takes)))
                 self._channel.send(Learnt(preprocess.learn(blocks, self._watch)))
             case LoadSpan():
@@ -80,7 +62,7 @@ class LoaderProcess:
     def _load(self, order: LoadSpan) -> None:
         assert self._job is not None
         assert self._room is not None
-        self._watch.take(order)
+        self._watch.take(order.poisoned, is_careful=order.is_careful)
         self._room.attempt = order.attempt
         began, waited_before = time.perf_counter(), self._room.waited_s
         marks: list[Mark | Level] = []
@@ -110,7 +92,7 @@ def _mark(
 
 
 def main() -> None:
-    channel_descriptor, slots_descriptor, board_descriptor = map(int, sys.argv[1:4])
+    channel_descriptor, board_descriptor, slots_descriptor = map(int, sys.argv[1:4])
     sys.path += [entry for entry in sys.argv[4:] if entry not in sys.path]
     # A loader is one core's worth of work: libraries that would start a thread for each core are told so.
     pa.set_cpu_count(1)

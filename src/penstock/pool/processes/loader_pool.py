@@ -4,20 +4,19 @@ Who has a slot is known here and nowhere else: it is free, granted to a loader, 
 process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process is
 killed itself.
 
-A loader that dies or hangs is replaced, and its span is loaded again carefully: row by row, each announced on the
-loader's board. A row that kills a loader twice, or hangs once more, is a row failure, and the rest of its span goes on.
+A loader that dies or hangs is replaced, and its span is loaded again, row by row. A row that is to blame is a row
+failure (`row_trouble`), and the rest of its span goes on.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
@@ -25,53 +24,32 @@ from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import RowFailure, Span
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
-from penstock.errors import PenstockError, WorkersDied
-from penstock.pool.processes.board import Board
-from penstock.pool.processes.channel import Channel
-from penstock.pool.processes.supervisor import Launch, describe_end, spawn
+from penstock.errors import WorkersDied
+from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
+from penstock.pool.processes.supervisor import Launch, WorkerProcess
 
 _SPANS_AHEAD = 2
 _SLOTS_AHEAD = 2
-_DEATHS_OF_A_ROW = 2
-_DEATHS_IN_A_ROW = 8
 
 Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
 
 
-@dataclass
-class _Loader:
+class _Loader(WorkerProcess):
     """The coordinator's hold on one loader process."""
 
-    number: int
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    board: Board
-    spans: list[Span] = field(default_factory=list)
-    slots: set[int] = field(default_factory=set)
-    has_loaded: bool = False
-    is_retiring: bool = False
-    hung_s: float | None = None
-
-    def send(self, message: object) -> None:
-        try:
-            self.channel.send(message)
-        except OSError:
-            pass  # it is gone: the end of its line is read next
-
-    def close(self) -> None:
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
-        self.board.close()
-
-
-@dataclass
-class _Trouble:
-    """What is known about a span in which loaders died."""
-
-    deaths_at: Counter[int] = field(default_factory=Counter)
-    deaths: int = 0
-    is_slow: bool = False
+    def __init__(self, number: int, launch: Launch) -> None:
+        self.number = number
+        self.spans: list[Span] = []
+        self.slots: set[int] = set()
+        self.has_loaded = False
+        self.is_retiring = False
+        super().__init__(
+            "penstock.pool.processes.loader",
+            (launch.batch_slots, *sys.path),
+            (launch.batch_slots, *launch.descriptors),
+            launch.loader_environment(),
+            launch.log,
+        )
 
 
 class LoaderPool:
@@ -93,7 +71,7 @@ class LoaderPool:
         self._loaders: dict[int, _Loader] = {}
         self._next_number = 0
         self._waiting: deque[Span] = deque()
-        self._trouble: dict[int, _Trouble] = {}
+        self._trouble: dict[int, RowTrouble] = {}
         self._poisoned: dict[int, RowFailure] = {}
         self._deaths_in_a_row = 0
         self._attempts: dict[int, int] = {}
@@ -191,11 +169,7 @@ class LoaderPool:
                 self._trouble.clear()
                 self._deaths_in_a_row = 0
             case Failed():
-                raise message.error or PenstockError(
-                    f"a loader failed with {message.kind}",
-                    received=message.details.strip().splitlines()[-1][:300],
-                    hint="this is a bug of penstock: please report it with the stack trace from --verbose",
-                )
+                raise message.as_error("a loader")
         self._dispatch()
 
     def _take(self, loader: _Loader, message: Chunk | Filled) -> None:
@@ -222,7 +196,6 @@ class LoaderPool:
             message = replace(message, marks=())  # the replica has no use for them
         if message.attempt == self._attempts.get(message.span):
             trouble = self._trouble.pop(message.span, None)
-            # A call for many rows took too long, and no row did: the next ones would take as long.
             self._is_always_careful |= trouble is not None and trouble.is_slow
             self._deliver(message)
         self._retire_if_idle(loader)
@@ -234,12 +207,8 @@ class LoaderPool:
 
     def check_time(self) -> None:
         """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""
-        now = time.monotonic()
         for loader in self._loaders.values():
-            notice = loader.board.read()
-            if notice is not None and now - notice.since > self._timeout_s and loader.hung_s is None:
-                loader.hung_s = now - notice.since
-                loader.process.kill()
+            loader.kill_if_hung(self._timeout_s)
 
     def close(self) -> None:
         for loader in self._loaders.values():
@@ -248,17 +217,7 @@ class LoaderPool:
 
     def _start(self) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
-        channel, theirs = Channel.pair()
-        board = Board.create()
-        launch = self._launch
-        descriptors = (theirs, launch.batch_slots, board.descriptor, *launch.descriptors)
-        arguments = (theirs, launch.batch_slots, board.descriptor, *sys.path)
-        try:
-            environment = launch.loader_environment()
-            process = spawn("penstock.pool.processes.loader", arguments, environment, descriptors, launch.log)
-        finally:
-            os.close(theirs)
-        loader = self._loaders[number] = _Loader(number, process, channel, board)
+        loader = self._loaders[number] = _Loader(number, self._launch)
         if self._learning is not None:
             loader.send(replace(self._learning, poisoned=tuple(self._poisoned.values())))
         if self._job is not None:
@@ -295,16 +254,17 @@ class LoaderPool:
 
     def _lose(self, loader: _Loader) -> None:
         """A loader is gone: its slots are free, its spans are loaded again, the one it was at with care."""
-        notice = loader.board.read()
-        how = describe_end(loader.process) if loader.hung_s is None else f"hung for {loader.hung_s:.0f} s"
-        loader.close()
+        how = loader.describe_end()
         del self._loaders[loader.number]
         self._free += loader.slots
         self._deaths_in_a_row += 1
-        if loader.spans or self._learning is not None:
-            self._suspect(loader, notice, how)
-        elif self._deaths_in_a_row >= _DEATHS_IN_A_ROW:
-            raise self._died(how, "starting")
+        try:
+            if loader.spans or self._learning is not None:
+                self._suspect(loader, how)
+            elif self._deaths_in_a_row >= DEATHS_IN_A_ROW:
+                raise self._died(how, "starting")
+        finally:
+            loader.close()
         again = [span for span in loader.spans if span.index in self._attempts and span not in self._waiting]
         for span in again:
             self._attempts[span.index] = next(self._numbers)
@@ -315,31 +275,15 @@ class LoaderPool:
             self._start()
         self._dispatch()
 
-    def _suspect(self, loader: _Loader, notice: Any, how: str) -> None:
+    def _suspect(self, loader: _Loader, how: str) -> None:
         span = self._learning.sample if self._learning is not None else loader.spans[0]
-        is_careful = self._learning is not None or span.index in self._trouble
-        trouble = self._trouble.setdefault(span.index, _Trouble())
-        trouble.deaths += 1
-        trouble.is_slow = loader.hung_s is not None and (notice is None or notice.rows > 1)
-        if is_careful and notice is not None and notice.rows == 1:
-            row = notice.first_row
-            trouble.deaths_at[row] += 1
-            is_sure = trouble.deaths_at[row] >= _DEATHS_OF_A_ROW or loader.hung_s is not None
-            # One that is left out already and still kills is read by a source that cannot leave it out.
-            if is_sure and row not in self._poisoned:
-                self._poisoned[row] = self._row_failure(loader, row, how)
-                trouble.deaths = 0
-                self._deaths_in_a_row = 0
-        if trouble.deaths >= _DEATHS_IN_A_ROW:
-            raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
-
-    def _row_failure(self, loader: _Loader, row: int, how: str) -> RowFailure:
+        trouble = self._trouble.setdefault(span.index, RowTrouble(self._poisoned, self._learning is not None))
         has_function = self._learning is not None or (self._job is not None and self._job.preprocess is not None)
         stage = "preprocess" if has_function else "load"
-        if loader.hung_s is not None:
-            reason = f"took longer than {self._timeout_s:g} s; raise --row-timeout if that is right"
-            return RowFailure(row, "", stage, "TimeoutError", reason)
-        return RowFailure(row, "", stage, "LoaderDied", f"the process that loaded this row {how}")
+        if trouble.add(loader, Blame(stage, "LoaderDied", "the process that loaded this row {how}", self._timeout_s)):
+            self._deaths_in_a_row = 0
+        if trouble.deaths >= DEATHS_IN_A_ROW:
+            raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
 
     def _died(self, how: str, when: str) -> WorkersDied:
         return WorkersDied(

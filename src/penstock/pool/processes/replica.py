@@ -288,7 +288,7 @@ def _with_answers(
 
 
 def main() -> None:
-    channel_descriptor, slots_descriptor, count, slot_bytes, batch_slots, board = map(int, sys.argv[1:])
+    channel_descriptor, board, slots_descriptor, count, slot_bytes, batch_slots = map(int, sys.argv[1:])
     channel = Channel.inherited(channel_descriptor)
     ReplicaProcess(channel, Slots(slots_descriptor, count, slot_bytes), batch_slots, Board(board)).serve()
 

@@ -1,4 +1,4 @@
-"""What the two kinds of worker process share: a line that is always listened to, and messages dealt with in turn."""
+"""What all kinds of worker process share: a line that is always listened to, messages dealt with in turn, a board."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.core.events import Failed
+from penstock.core.records import RowFailure, Watch
 from penstock.errors import PenstockError
+from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
+
+
+class BoardWatch(Watch):
+    """Writes the rows that are under way where the coordinator sees them."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def take(self, poisoned: Iterable[RowFailure], *, is_careful: bool) -> None:
+        """Watch the next order."""
+        self.is_careful = is_careful
+        self.poisoned: dict[int, RowFailure] = {failure.row: failure for failure in poisoned}
+
+    def begin(self, first_row: int, rows: int) -> None:
+        self._board.write(first_row, rows)
+
+    def end(self) -> None:
+        self._board.clear()
 
 
 class Serving:

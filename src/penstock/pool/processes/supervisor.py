@@ -1,7 +1,8 @@
-"""Starting, watching and ending replica processes."""
+"""Starting, watching and ending worker processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -24,72 +25,44 @@ _OWN_LINE = re.compile(r"\d\d:\d\d:\d\d penstock: ")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
 
 
-def spawn(
-    module: str,
-    arguments: Sequence[object],
-    environment: Mapping[str, str],
-    descriptors: Sequence[int],
-    log: IO[Any] | int,
-) -> subprocess.Popen[bytes]:
-    """Start a worker process that inherits `descriptors` and writes to the log."""
-    return subprocess.Popen(
-        # -P: a file in the user's folder must not stand in for a module of the standard library.
-        [sys.executable, "-P", "-m", module, *map(str, arguments)],
-        env=dict(environment),
-        pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
-        start_new_session=True,
-    )
+class WorkerProcess:
+    """The coordinator's hold on one worker process: its line, its board, and how it ends.
 
+    Args:
+        module: Its main. Its first arguments are the descriptors of its line and its board.
+        arguments: More of them.
+        descriptors: What it inherits besides.
+        environment: Its environment.
+        log: What it writes to.
+    """
 
-def describe_end(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended, in words."""
-    try:
-        code = process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return "closed its line but did not end"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
-
-
-class ReplicaHandle:
-    """The coordinator's hold on one replica process."""
-
-    def __init__(self, number: int, device: Device, process: subprocess.Popen[bytes], channel: Channel) -> None:
-        self.number = number
-        self.device = device
-        self.channel = channel
-        self._process = process
-        self._slots: Slots | None = None
-
-    @classmethod
-    def start(cls, number: int, launch: Launch, device: Device) -> ReplicaHandle:
-        """Start a process pinned to `device` and have it load the model."""
-        channel, theirs = Channel.pair()
-        slots, board = Slots.create(), Board.create()
-        arguments = [theirs, slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots, board.descriptor]
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[object],
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        log: IO[Any] | int,
+    ) -> None:
+        self.channel, theirs = Channel.pair()
+        self.board = Board.create()
+        """The rows that it is at."""
+        self.hung_s: float | None = None
+        own = (theirs, self.board.descriptor)
         try:
-            descriptors = (theirs, slots.descriptor, launch.batch_slots, board.descriptor, *launch.descriptors)
-            process = spawn(
-                "penstock.pool.processes.replica", arguments, launch.environment(device), descriptors, launch.log
+            self._process = subprocess.Popen(
+                # -P: a file in the user's folder must not stand in for a module of the standard library.
+                [sys.executable, "-P", "-m", module, *map(str, (*own, *arguments))],
+                env=dict(environment),
+                pass_fds=(*own, *descriptors),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
+                start_new_session=True,
             )
         finally:
             os.close(theirs)
-        handle = cls(number, device, process, channel)
-        handle._slots = slots
-        handle.assembly = Assembly(slots)
-        handle.board = board
-        channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
-        return handle
-
-    assembly: Assembly
-    board: Board
-    """What it is at: the batch under way."""
 
     @property
     def exit_code(self) -> int | None:
@@ -100,19 +73,62 @@ class ReplicaHandle:
     def pid(self) -> int:
         return self._process.pid
 
+    def send(self, message: object) -> None:
+        """Send a message. Where the process is gone, the end of its line is read next, and the loss is dealt with."""
+        with contextlib.suppress(OSError):
+            self.channel.send(message)
+
+    def kill_if_hung(self, timeout_s: float) -> None:
+        """Kill a process that has been at one thing for too long; its end is dealt with like any other."""
+        notice, now = self.board.read(), time.monotonic()
+        if notice is not None and now - notice.since > timeout_s and self.hung_s is None:
+            self.hung_s = now - notice.since
+            self.kill()
+
     def describe_end(self) -> str:
         """How the process ended, in words."""
-        return describe_end(self._process)
+        if self.hung_s is not None:
+            return f"hung for {self.hung_s:.0f} s"
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its line but did not end"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         """End the process now and free what it used."""
         self.channel.close()
         self._process.kill()
         self._process.wait()
-        if self._slots is not None:
-            self._slots.close()
-            self._slots = None
-            self.board.close()
+        self.board.close()
+
+
+class ReplicaHandle(WorkerProcess):
+    """The coordinator's hold on one replica process, pinned to `device`, which loads the model at once."""
+
+    def __init__(self, number: int, launch: Launch, device: Device) -> None:
+        self.number = number
+        self.device = device
+        self._slots = slots = Slots.create()
+        self.assembly = Assembly(slots)
+        super().__init__(
+            "penstock.pool.processes.replica",
+            (slots.descriptor, slots.count, slots.slot_bytes, launch.batch_slots),
+            (slots.descriptor, launch.batch_slots, *launch.descriptors),
+            launch.environment(device),
+            launch.log,
+        )
+        self.channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
+
+    def close(self) -> None:
+        super().close()
+        self._slots.close()
 
 
 class Launch:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.events import LoadSpan
-from penstock.core.records import RowFailure, Span
+from penstock.core.records import RowFailure
 from penstock.pool.processes.board import Board
-from penstock.pool.processes.loader import BoardWatch
+from penstock.pool.processes.serving import BoardWatch
 
 
 @pytest.fixture
@@ -103,10 +102,10 @@ def test_watch_of_a_loader_writes_on_its_board_and_takes_what_it_is_told(boards:
     watch.end()
     assert ours.read() is None
     lost = RowFailure(33, "", "load", "LoaderDied", "why")
-    watch.take(LoadSpan(Span(0, 30, 10, ()), is_careful=True, poisoned=(lost,)))
+    watch.take((lost,), is_careful=True)
     assert watch.is_careful
     assert watch.poisoned == {33: lost}
-    watch.take(LoadSpan(Span(1, 40, 10, ())))
+    watch.take((), is_careful=False)
     assert not watch.is_careful
     assert watch.poisoned == {}
 
