@@ -35,15 +35,19 @@ from penstock.core.records import Device, Placement, Result, Span, Timings
 from penstock.engines.memory_watch import ReplicaEnd
 
 
+class Event:
+    """What happened."""
+
+
 @dataclass(frozen=True)
-class DeviceJoined:
+class DeviceJoined(Event):
     """A device may be used: start a replica there."""
 
     device: Device
 
 
 @dataclass(frozen=True)
-class JobTaken:
+class JobTaken(Event):
     """Every replica is to be prepared for this job, those that start later too."""
 
     job: Job
@@ -53,7 +57,7 @@ class JobTaken:
 
 
 @dataclass(frozen=True)
-class ProbeAsked:
+class ProbeAsked(Event):
     """Ask so many replicas of the placement at once, and start those that are missing; the first one where None."""
 
     message: Measure | Convert
@@ -61,7 +65,7 @@ class ProbeAsked:
 
 
 @dataclass(frozen=True)
-class RunBegan:
+class RunBegan(Event):
     """Predict these spans.
 
     Args:
@@ -80,7 +84,7 @@ class RunBegan:
 
 
 @dataclass(frozen=True)
-class ReplicaSaid:
+class ReplicaSaid(Event):
     """A message of a replica that is not about data."""
 
     replica: int
@@ -88,7 +92,7 @@ class ReplicaSaid:
 
 
 @dataclass(frozen=True)
-class SpanFinished:
+class SpanFinished(Event):
     """A replica has delivered a whole span."""
 
     replica: int
@@ -97,7 +101,7 @@ class SpanFinished:
 
 
 @dataclass(frozen=True)
-class ReplicaDied:
+class ReplicaDied(Event):
     """The process of a replica is over, or it `failed`: it says that it cannot go on."""
 
     replica: int
@@ -106,26 +110,26 @@ class ReplicaDied:
 
 
 @dataclass(frozen=True)
-class BatchLoaded:
+class BatchLoaded(Event):
     """A loader process has sent something for the replica of a span."""
 
     message: Chunk | Filled | SpanLoaded
 
 
 @dataclass(frozen=True)
-class SpansWithdrawn:
+class SpansWithdrawn(Event):
     """The answer to `WithdrawSpans`: spans that no loader process had begun."""
 
     spans: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class StopRequested:
+class StopRequested(Event):
     """Begin no more spans."""
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(Event):
     """Time has passed. The other figures are those of all loader processes so far."""
 
     now: float
@@ -134,23 +138,12 @@ class Tick:
     has_new_loaders: bool = False
 
 
-Event = (
-    DeviceJoined
-    | JobTaken
-    | ProbeAsked
-    | RunBegan
-    | ReplicaSaid
-    | SpanFinished
-    | ReplicaDied
-    | BatchLoaded
-    | SpansWithdrawn
-    | StopRequested
-    | Tick
-)
+class Command:
+    """What the engine has to do."""
 
 
 @dataclass(frozen=True)
-class StartReplica:
+class StartReplica(Command):
     """Start a replica on a device and have it load the model."""
 
     replica: int
@@ -158,14 +151,14 @@ class StartReplica:
 
 
 @dataclass(frozen=True)
-class CloseReplica:
+class CloseReplica(Command):
     """End what is left of a replica and free what it used."""
 
     replica: int
 
 
 @dataclass(frozen=True)
-class Send:
+class Send(Command):
     """Send a message to a replica. A replica that is gone cannot take it; its death is an event of its own."""
 
     replica: int
@@ -173,40 +166,40 @@ class Send:
 
 
 @dataclass(frozen=True)
-class ReadSpan:
+class ReadSpan(Command):
     """Have a loader process load a span."""
 
     span: Span
 
 
 @dataclass(frozen=True)
-class WithdrawSpans:
+class WithdrawSpans(Command):
     """Take back the spans that no loader process has begun; `SpansWithdrawn` follows."""
 
 
 @dataclass(frozen=True)
-class FreeSlot:
+class FreeSlot(Command):
     """No replica reads this slot of the loader processes any more."""
 
     slot: int
 
 
 @dataclass(frozen=True)
-class ResizeLoaders:
+class ResizeLoaders(Command):
     """Have so many loader processes."""
 
     count: int
 
 
 @dataclass(frozen=True)
-class Yield:
+class Yield(Command):
     """The turn of this result has come."""
 
     result: Result
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Command):
     """Write a line into the log; show it to the user too, where it `is_shown`."""
 
     line: str
@@ -214,12 +207,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Raise:
+class Raise(Command):
     """Give everything up."""
 
     error: Exception
-
-
-Command = (
-    StartReplica | CloseReplica | Send | ReadSpan | WithdrawSpans | FreeSlot | ResizeLoaders | Yield | Report | Raise
-)

@@ -169,48 +169,31 @@ class ReplicaProcess:
         assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
-        more: Iterator[Batch] = iter(())
-        if message.warm is not None:
-            slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
-            self._batches = BatchInlet(slots, self._channel.send)
-            batch = self._batches.open(message.warm, message.warm_chunks)
-        else:
-            more = load_batches(message.job, message.sample)
-            batch = next(more)
+        more = self._first_batches(message)
+        batch = next(more)
         found = self._keeper.look(batch)
         if found.kind != NONE and message.job.state == NONE:
             return Prepared((), 0.0, state=found)
         self._keeper.hold(message.job)
         self._bindings = message.job.bindings
-        self._guarded = GuardedReplica(
-            self._replica,
-            self._device,
-            lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
-            ceilings=message.ceilings,
-            is_alone=message.is_alone,
-            board=self._board,
-            give_up=_give_up,
-        )
-        self._guarded.take(message.job)
-        self._guarded.leave_out(message.poisoned)
+        guarded = self._guarded = self._guard(message)
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
-        batch, prepared = first_that_runs(
-            self._guarded, itertools.chain([batch], more), message.sample, message.job, message.asked
-        )
+        batches = itertools.chain([batch], more)
+        batch, prepared = first_that_runs(guarded, batches, message.sample, message.job, message.asked)
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         found = found if found.kind != NONE else prepared.state
         if found.kind != NONE and message.job.state == NONE:
             return Prepared((), 0.0, state=found)
         self._keeper.restore()
         if message.asked.answers_rows:
-            prepared, alive = _with_answers(prepared, self._guarded, _trimmed(batch, more, message), message)
+            prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
             self._keeper.restore()
         self._pipeline = Pipeline(
-            self._guarded,
+            guarded,
             message.job,
             self._emit,
             self._serving.fail,
@@ -221,6 +204,29 @@ class ReplicaProcess:
             copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
         )
         return replace(prepared, state=found)
+
+    def _first_batches(self, message: Prepare) -> Iterator[Batch]:
+        """The batches of the sample: the one that loader processes read, or all of them, read here."""
+        if message.warm is None:
+            return load_batches(message.job, message.sample)
+        slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
+        self._batches = BatchInlet(slots, self._channel.send)
+        return iter([self._batches.open(message.warm, message.warm_chunks)])
+
+    def _guard(self, message: Prepare) -> GuardedReplica:
+        assert self._replica is not None
+        guarded = GuardedReplica(
+            self._replica,
+            self._device,
+            lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
+            ceilings=message.ceilings,
+            is_alone=message.is_alone,
+            board=self._board,
+            give_up=_give_up,
+        )
+        guarded.take(message.job)
+        guarded.leave_out(message.poisoned)
+        return guarded
 
     def _convert(self, folder: str) -> Converted:
         if not isinstance(self._replica, Exporting):
