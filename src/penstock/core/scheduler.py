@@ -54,7 +54,7 @@ class Scheduler:
         self._more: Iterator[Span] | None = iter(spans)
         self._error: Exception | None = None
         self.order: deque[int] = deque()
-        """The indices of the spans that were pulled, in their order; whoever puts results in order takes them away."""
+        """The indices of the spans that were pulled, in their order. The run removes them as results leave."""
         self._spans: dict[int, Span] = {}
         self._pulled = 0
         self._position: dict[int, int] = {}

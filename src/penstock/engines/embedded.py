@@ -48,9 +48,9 @@ class EmbeddedEngine:
     Args:
         replicas: The live model, once for each device.
         placement: The devices, and the threads for each.
-        observe: Told of every finished span.
+        observe: Takes the replica's number, its device and its timings of every finished span.
         stop: Begin no more spans once it is raised.
-        tell: Says a line to people, when a device runs out of memory and the run goes on with less.
+        tell: Shows a line to the user, when a device runs out of memory and the run goes on with less.
     """
 
     def __init__(

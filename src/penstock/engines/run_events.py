@@ -1,7 +1,7 @@
 """What goes into `RunState` and what comes out of it: events and commands, small records without behaviour.
 
-An event says what happened; a command says what the engine has to do. What a replica says travels as the message that
-it is (`core.events`), inside `ReplicaSaid`; what a replica is told is the message inside `Send`.
+An event says what happened; a command says what the engine has to do. `ReplicaSaid` carries the message of a replica as
+it is (`core.events`), and `Send` carries the message for a replica.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class RunState:
             self._do(Yield(self._finished.pop(order.popleft())))
 
     def _stop(self) -> None:
-        """Hand out nothing more; spans that nobody has begun come back."""
+        """Hand out nothing more; spans that no replica has begun come back."""
         if self._scheduler is None or self._is_stopping:
             return
         self._is_stopping = True

@@ -355,7 +355,7 @@ def _own(output: Array, batch: Batch, release: Release) -> Array:
 
 
 def _with_origin(source: Any, span: Span, failure: RowFailure) -> RowFailure:
-    """A failure with the file it comes from, where the one who found it did not know."""
+    """A failure with the file it comes from, where it was found without knowing the file."""
     if failure.origin:
         return failure
     return replace(failure, origin=source.origin(span, failure.row))

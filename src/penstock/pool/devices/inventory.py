@@ -121,7 +121,7 @@ def _asked_for(request: DeviceRequest) -> Sequence[Device]:
 
 
 def share_of_cores(replicas: int) -> int:
-    """The CPU threads that each of several replicas gets when nobody said otherwise."""
+    """The CPU threads that each of several replicas gets unless the user says otherwise."""
     return max(1, usable_cores() // max(1, replicas))
 
 

@@ -72,10 +72,10 @@ def _find_fill(replica: Replica, arrays: Columns, spares: Columns, error: Except
     Raises:
         ShapeRejected: Nothing can: it is not a matter of these rows.
     """
-    nobody = np.zeros(size_of(arrays), dtype=bool)
+    no_row = np.zeros(size_of(arrays), dtype=bool)
     places = np.unique(np.linspace(0, size_of(spares) - 1, _FILL_CANDIDATES, dtype=int)).tolist()
     for fill in (None, *(row_at(spares, place) for place in places)):
-        if (problem := _reject(replica, masked(arrays, nobody, fill))) is None:
+        if (problem := _reject(replica, masked(arrays, no_row, fill))) is None:
             return fill
     raise ShapeRejected(
         "the model rejects these rows, and every other that was tried",

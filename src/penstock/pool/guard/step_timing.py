@@ -28,8 +28,8 @@ def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
     if order.room_bytes is not None and isinstance(replica, Gauged):
         needed = replica.predicted_bytes(batch)
         if needed is not None and needed > order.room_bytes:
-            told = f"it would take {needed / 2**30:.1f} GiB of {order.room_bytes / 2**30:.1f}"
-            return Measured(order.batch_size, peak_bytes=_peak(replica), problem=told)
+            problem = f"it would take {needed / 2**30:.1f} GiB of {order.room_bytes / 2**30:.1f}"
+            return Measured(order.batch_size, peak_bytes=_peak(replica), problem=problem)
     try:
         began = time.perf_counter()
         if not order.is_warm:

@@ -94,7 +94,7 @@ def _mark(
 def main() -> None:
     channel_descriptor, board_descriptor, slots_descriptor = map(int, sys.argv[1:4])
     sys.path += [entry for entry in sys.argv[4:] if entry not in sys.path]
-    # A loader is one core's worth of work: libraries that would start a thread for each core are told so.
+    # A loader is one core's worth of work: libraries must not start a thread for each core.
     pa.set_cpu_count(1)
     LoaderProcess(Channel.inherited(channel_descriptor), slots_descriptor, Board(board_descriptor)).serve()
 

@@ -1,8 +1,8 @@
 """The loader processes of a run: one owner of all slots, spans handed out by pull, deaths and hangs survived.
 
-Who has a slot is known here and nowhere else: it is free, granted to a loader, or on its way to a replica. When a
-process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process is
-killed itself.
+The owner of a slot is known here and nowhere else: the slot is free, granted to a loader, or on its way to a replica.
+When a process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process
+is killed itself.
 
 A loader that dies or hangs is replaced, and its span is loaded again, row by row. A row that is to blame is a row
 failure (`row_trouble`), and the rest of its span goes on.

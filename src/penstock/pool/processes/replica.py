@@ -242,10 +242,10 @@ class ReplicaProcess:
 def _give_up(error: MemoryError) -> NoReturn:
     """The notice on the board and the last line of the log tell the coordinator all that it needs."""
     try:
-        told = "".join(traceback.format_exception(error)).encode()
+        details = "".join(traceback.format_exception(error)).encode()
     except MemoryError:
-        told = b"MemoryError\n"
-    os.write(2, told)
+        details = b"MemoryError\n"
+    os.write(2, details)
     os._exit(1)
 
 

@@ -19,7 +19,7 @@ DEATHS_IN_A_ROW = 8
 
 @dataclass(frozen=True)
 class Blame:
-    """How the failure of a row is told: the stage, the name of the error, and the words, with `{how}` in them."""
+    """How the failure of a row is described: the stage, the name of the error, and the words, with `{how}` in them."""
 
     stage: str
     error: str

@@ -74,7 +74,7 @@ class Serving:
                 message = self._channel.receive()
             except (EOFError, OSError):
                 os._exit(0)
-            except Exception as error:  # a message that cannot be read: the job cannot go on, but must be told so
+            except Exception as error:  # a message that cannot be read ends the job, with an error
                 self.fail(error)
                 continue
             if not self._take_at_once(message):

@@ -41,7 +41,7 @@ def send(
 
 @dataclass(frozen=True)
 class Writable:
-    """Slots, which of them are free, and whom to tell what lies in them."""
+    """Slots, which of them are free, and the line on which to say what lies in them."""
 
     slots: Slots
     free: FreeSlots
