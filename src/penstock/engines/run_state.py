@@ -375,7 +375,10 @@ class RunState:
         if failed is None or (failed.error is None and speaks_of_memory(failed.last_line)):
             self._lose(number, end)
             return
-        self._do(Raise(failed.as_error(f"a replica on {self._replicas[number].device}")))
+        # The engine may catch it and take another job: this was the answer to the order to prepare.
+        replica = self._replicas[number]
+        replica.to_prepare = max(0, replica.to_prepare - 1)
+        self._do(Raise(failed.as_error(f"a replica on {replica.device}")))
 
     def _lose(self, number: int, end: ReplicaEnd) -> None:
         """Hand the spans of a replica that died to the others, and have another one take its place."""

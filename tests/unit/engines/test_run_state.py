@@ -259,6 +259,15 @@ def test_answer_to_an_older_job_is_not_taken_for_that_of_the_newer() -> None:
     assert run.prepared is READY
 
 
+def test_another_job_may_be_taken_after_one_that_the_model_rejects() -> None:
+    run = taken()
+    rejected = ModelError("the model rejects every one of the first rows")
+    assert errors(run.handle(ReplicaDied(0, KILLED, Failed(rejected, "ModelError", "…")))) == [rejected]
+    run.handle(JobTaken(Job(Blocks([4]), (), (), 16), CPUS, SAMPLE))
+    run.handle(ReplicaSaid(0, READY))
+    assert run.prepared is READY
+
+
 def test_model_that_is_another_one_on_every_device_is_refused() -> None:
     run = taken()
     run.handle(DeviceJoined(CPUS.devices[1]))
