@@ -191,8 +191,13 @@ class RunState:
         self._next_number += 1
 
     def _start_up_to(self, count: int) -> None:
-        for device in self._placement.devices[len(self._replicas) : count]:
-            self._start(device)
+        """Start what is missing of the first `count` replicas: one that died at the end of a run was not replaced."""
+        running = Counter(replica.device for replica in self._replicas.values())
+        for device in self._placement.devices[:count]:
+            if running[device]:
+                running[device] -= 1
+            else:
+                self._start(device)
 
     # The job.
     def _take(self, event: JobTaken) -> None:

@@ -427,3 +427,16 @@ def test_batch_without_a_slot_that_nobody_expects_is_dropped() -> None:
     world = begun(World(1, has_loader_processes=True), spans=1)
     assert world.state.handle(BatchLoaded(Filled(9, 0, 4, 0, None, (), (), ()))) == []
     assert world.state.handle(BatchLoaded(SpanLoaded(9, 1, 0.1, 0.0))) == []
+
+
+def test_replica_that_died_at_the_end_of_a_run_is_replaced_on_its_own_device() -> None:
+    world = World(2)
+    world.begin(iter(spans_of(4)))
+    world.load(1)
+    world.prepare(1)
+    while not world.state.is_finished:
+        replica = world.busy()[0]
+        world.finish(replica, world.held[replica][0])
+    assert not [command for command in world.state.handle(ReplicaDied(0, KILLED)) if isinstance(command, StartReplica)]
+    began = world.state.handle(RunBegan(iter(spans_of(4)), 2, 2, None, True))
+    assert [command.device for command in began if isinstance(command, StartReplica)] == [world.placement.devices[0]]
