@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from penstock.commands import to_folder
 from penstock.commands.folder_job import make_task, resolved
@@ -15,6 +15,7 @@ from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
+from penstock.commands.keyword_types import Keywords, PredictKeywords
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -34,9 +35,6 @@ from penstock.storage.places import place_of
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
-
-if TYPE_CHECKING:
-    from penstock.commands.keyword_types import Keywords, PredictKeywords
 
 
 def predict(
@@ -313,6 +311,7 @@ def inspect(
     """
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])
+    runtime = OPTIONS["runtime"].read(runtime)
     OPTIONS["runtime"].check(runtime)
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))

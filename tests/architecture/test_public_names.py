@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import typing
 
 import pytest
 
@@ -66,6 +67,11 @@ def test_every_error_class_is_public() -> None:
 def test_public_functions_are_those_of_the_api() -> None:
     for name in ("devices", "inspect", "predict", "resume", "status", "stream"):
         assert inspect.unwrap(getattr(penstock, name)) is getattr(api, name)
+
+
+@pytest.mark.parametrize("name", ["predict", "stream", "plan"])
+def test_annotations_of_public_functions_can_be_evaluated(name: str) -> None:
+    assert typing.get_type_hints(getattr(api, name))
 
 
 def test_errors_that_are_caught_by_their_public_name_are_those_that_are_raised() -> None:

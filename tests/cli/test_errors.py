@@ -45,6 +45,13 @@ def test_unknown_format(light_models: Path, penstock_run: Penstock, tmp_path: Pa
     check(ran, 5, "unknown format", "rows.xlsx", ".parquet")
 
 
+@pytest.mark.parametrize("flag", ["--runtime", "--format", "--padding"])
+def test_unknown_choice_is_refused_by_its_flag(penstock_run: Penstock, tmp_path: Path, flag: str) -> None:
+    ran = penstock_run("predict", tmp_path / "m.onnx", tmp_path / "x.npy", "--output", tmp_path / "out", flag, "nope")
+    assert ran.returncode == 2
+    assert f"Invalid value for '{flag}': 'nope' is not one of " in ran.stderr
+
+
 @pytest.mark.parametrize("name", ["empty.npy", "empty.parquet", "empty.csv", "empty.jsonl"])
 def test_empty_input(light_models: Path, penstock_run: Penstock, tmp_path: Path, name: str) -> None:
     path = tmp_path / name

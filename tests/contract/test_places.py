@@ -22,6 +22,7 @@ from penstock.storage.ledger import committed_records, is_finished, part_files, 
 from penstock.storage.manifest import is_fresh, load_manifest
 from penstock.storage.part_builder import StagedPart
 from penstock.storage.places import Place, place_of
+from penstock.storage.remote_prefix import RemotePrefix
 from tests.support import flaky_proxy, s3_server
 from tests.unit.storage.test_ledger import SINKS, SPANS, Run, manifest_of
 
@@ -123,6 +124,16 @@ def test_removed_job_leaves_a_fresh_place(place: Place, sink: str) -> None:
     remove_job(place, manifest_of(sink=sink))
     assert is_fresh(place)
     assert place.children() == ["_penstock"]
+
+
+def test_job_is_removed_from_a_remote_store_that_has_real_folders(tmp_path: Path) -> None:
+    place = RemotePrefix(f"file://{tmp_path}/out")
+    with place.lock():
+        manifest_of(sink="parquet").save(place)
+        run(place, "parquet")
+        remove_job(place, manifest_of(sink="parquet"))
+        assert is_fresh(place)
+        assert not list(tmp_path.rglob("part-*"))
 
 
 def test_place_is_absent_until_it_is_locked(output: str) -> None:

@@ -134,8 +134,9 @@ def predict(
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
     MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (Keras, tf.estimator,
-    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .csv, .tsv, .jsonl), arrays (.npy,
-    .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs (s3://…).
+    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .arrow, .csv, .tsv, .jsonl),
+    arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs
+    (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/

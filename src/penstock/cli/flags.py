@@ -19,7 +19,7 @@ _MOST_USED = (
 
 
 class _OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions
-    """One of some names, which are looked up when the help or a completion needs them. The option checks the value."""
+    """One of some names, which are looked up when the help, a completion or a value needs them."""
 
     name = "choice"
 
@@ -30,6 +30,11 @@ class _OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in older
         find = self._option.kind.choices
         assert find is not None
         return (AUTO, *find()) if self._option.kind.has_auto else find()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self._names():
+            self.fail(f"{value!r} is not one of {', '.join(self._names())}", param, ctx)
+        return value
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(self._names())}]"

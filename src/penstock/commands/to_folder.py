@@ -225,7 +225,7 @@ class _Run:
         self._progress.note(f"loading {task.request['model'] or 'the model'}")
         started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self._context)
         with contextlib.closing(started):
-            for line in (*output_columns.describe_source(task.source), *output_columns.describe_feeding(started)):
+            for line in (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)):
                 self._progress.note(line)
             if task.options.check:
                 self._progress.note(self._check(started))

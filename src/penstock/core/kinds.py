@@ -112,7 +112,7 @@ class Package:
     @property
     def version(self) -> str | None:
         for module, distribution in zip(self.modules, self.distributions, strict=True):
-            if importlib.util.find_spec(module) is not None:
+            if _is_there(module):
                 try:
                     return metadata.version(distribution)
                 except metadata.PackageNotFoundError:
@@ -122,9 +122,16 @@ class Package:
     @property
     def described(self) -> str:
         """What is installed, by its own name: `onnxruntime 1.31.1`."""
-        is_there = (importlib.util.find_spec(module) is not None for module in self.modules)
-        names = [name for name, there in zip(self.distributions, is_there, strict=True) if there]
+        modules = zip(self.modules, self.distributions, strict=True)
+        names = [distribution for module, distribution in modules if _is_there(module)]
         return f"{names[0]} {self.version}" if names else "nothing"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the package that a module is in is missing, or was half imported
+        return False
 
 
 CONVERTER = Package(("tf2onnx",), ("tf2onnx",), "pip install 'penstock[convert]'")

@@ -5,7 +5,7 @@ An engine turns what it reads into events and carries out the commands: `engines
 the memory, and `LoaderCount` how many loader processes are worth their cores.
 
 Invariants:
-- every span is yielded exactly once, or the run raises; what a lost replica still says is ignored;
+- every span is yielded exactly once, or the run raises, or it was stopped; what a lost replica still says is ignored;
 - a slot of the loader processes is held by one replica at most, and is free again when that is lost;
 - after a stop nothing new is handed out, and nothing is started.
 """
@@ -331,6 +331,7 @@ class RunState:
             self.loader_count.add(event.timings)
         self._assign(self._scheduler.finish(event.replica, index))
         if not self._is_ordered:
+            self._scheduler.order.clear()
             self._do(Yield(result))
             return
         self._finished[index] = result

@@ -59,7 +59,7 @@ class Started:
             if self.finisher is not None:
                 self.finisher.close()
             self.engine.close()
-            if isinstance(self.source, Releases):
+            if self.is_streamed and isinstance(self.source, Releases):
                 self.source.close()
 
     @property

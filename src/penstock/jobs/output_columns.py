@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock import plugins
-from penstock.core import mapping
+from penstock.core import kinds, mapping
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Remarks, Source
@@ -42,8 +42,9 @@ def describe_output(output: str, format_: str) -> list[str]:
     is_format = plugins.is_known(plugins.SINKS, suffix)
     if output.endswith("/") or not (is_format or suffix in _FILES):
         return []
+    name = f"part-00000000{kinds.sink(format_).suffix}"
     other = f"; --format {suffix} writes {suffix} files" if is_format and suffix != format_ else ""
-    return [f"{output} will be a folder: predictions are written as files in it, part-00000000.{format_} …{other}"]
+    return [f"{output} will be a folder: predictions are written as files in it, {name} …{other}"]
 
 
 def describe_feeding(started: Started) -> list[str]:

@@ -44,7 +44,8 @@ def path(metavar: str, *, is_kept: bool = False) -> Kind:
 
 
 def _read_switch(given: Any, flag: str) -> Any:
-    return bool(given) if isinstance(given, int) else given
+    plain = given.item() if type(given).__module__ == "numpy" else given
+    return bool(plain) if isinstance(plain, int) else plain
 
 
 def _check_switch(name: str, value: Any) -> None:
@@ -137,12 +138,12 @@ def _read_numbers(given: Any, flag: str) -> tuple[float, ...]:
     return tuple(given) if isinstance(given, Sequence) else (given,)
 
 
-def _read_lengths(given: Any, flag: str) -> tuple[int, ...]:
-    return tuple(int(length) for length in _read_numbers(given, flag))
+def _read_lengths(given: Any, flag: str) -> tuple[float, ...]:
+    return tuple(int(length) if length == length // 1 else length for length in _read_numbers(given, flag))
 
 
 def _check_lengths(name: str, value: Any) -> None:
-    if not value or value[0] < 1 or list(value) != sorted(set(value)):
+    if not value or not all(_is_whole(length, 1) for length in value) or list(value) != sorted(set(value)):
         raise UsageError(f"{name} are lengths that grow", received=f"{name}={value!r}", allowed="for example 32,64,128")
 
 

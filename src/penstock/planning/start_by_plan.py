@@ -16,7 +16,7 @@ from penstock.core.records import Device, ModelFile
 from penstock.core.state import NONE
 from penstock.core.tracing import SEARCH
 from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
-from penstock.jobs import bring_up, steps
+from penstock.jobs import bring_up, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.placement import devices_for
@@ -117,7 +117,7 @@ class _PlannedStart:
             if started.job.state != NONE:
                 raise UsageError(
                     "there is no plan to search for: what this model answers depends on how it is run",
-                    received=started.decision.notes[-1],
+                    received=states.describe(started.prepared.state, started.job),
                     hint="penstock predict runs it as it is; --batch-size chooses another size",
                 )
             notes = self._compare_precision(started)

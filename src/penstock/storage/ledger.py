@@ -103,12 +103,14 @@ class Ledger:
         """Put a part that was built again in the place of what is committed of it. No other part is touched.
 
         Raises:
-            ValueError: It is not the whole part.
+            ValueError: It is not the whole part, or its name was taken since `piece_in_place_of`.
         """
         record = staged.record
         if (record.first_span, record.stop_span) != self._planned(record.part):
             raise ValueError(f"part {record.part} can only be replaced as a whole")
         old = self._by_part.get(record.part, [])
+        if record.cut in {each.cut for each in old}:
+            raise ValueError(f"part {record.part} has a piece of the name {record.cut} already: build it again")
         self._publish(staged)
         self._place.remove([ALL_FAILURES])
         self._append(record)
@@ -295,7 +297,8 @@ def remove_job(place: Place, manifest: Manifest) -> None:
     The journal goes first: without it the parts are unknown, and every later start removes them, so a crash at
     any point leaves a folder that is whole, or empty, or cleans itself.
     """
-    place.remove([*place.sizes(JOURNAL), JOURNAL])
+    # On a remote store the journal is a folder of records, which not every store could remove as an object.
+    place.remove([*place.sizes(JOURNAL), *(name for name in place.sizes(INTERNAL) if name == JOURNAL)])
     place.settle()
     place.remove([*place.sizes(FAILURES), ALL_FAILURES, *part_files(place, manifest)])
     place.drop_folders([JOURNAL, FAILURES, *filter(None, _part_folders(manifest))])

@@ -47,3 +47,9 @@ def test_folders_of_npy_parts_never_lead_out_of_the_output() -> None:
     schema = OutputSchema(tuple(TensorSpec(name, "float32", ()) for name in names), len(names))
     assert kinds.sink("npy").folders(schema) == ("row", "y")
     assert kinds.sink("parquet").folders(schema) == ("",)
+
+
+def test_library_inside_a_package_that_is_missing_is_not_installed() -> None:
+    package = kinds.Package(("no_such_vendor.library",), ("no-such-library",), "pip install no-such-library")
+    assert not package.is_installed
+    assert package.described == "nothing"

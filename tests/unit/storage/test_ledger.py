@@ -755,6 +755,17 @@ def test_only_a_whole_part_takes_the_place_of_another(output: str, tmp_path: Pat
     assert_complete(output, "jsonl")
 
 
+def test_part_whose_name_was_taken_since_does_not_take_the_place_of_another(output: str, tmp_path: Path) -> None:
+    run(output, "jsonl", 1, interrupt=True)
+    with opened(output, "jsonl") as running:
+        early = built(running.ledger, part=0, folder=tmp_path)
+        running.accept(*running.ledger.pending)
+        with pytest.raises(ValueError, match="part 0 has a piece of the name 1 already"):
+            running.ledger.replace(early)
+        running.finish()
+    assert_complete(output, "jsonl")
+
+
 def test_steps_of_writing_are_noted_with_their_rows(output: str) -> None:
     steps: list[tuple[str, int, int]] = []
 

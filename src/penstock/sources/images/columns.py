@@ -131,7 +131,7 @@ def _not_images(name: str, kind: str) -> UsageError:
         "the column does not hold encoded images",
         received=f"images={name}, of {kind}",
         allowed="bytes, text (paths or URLs), or a struct of `bytes` and `path`",
-        hint="arrays of pixels need no --images: they are fed as they are",
+        hint="arrays of pixels need no --image: they are fed as they are",
     )
 
 
