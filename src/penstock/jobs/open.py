@@ -106,8 +106,9 @@ def _check_live(options: PredictOptions) -> None:
     Raises:
         UsageError: Something was.
     """
+    usual = PredictOptions()
     for name in ("devices", "threads", "runtime", "precision", "replicas_per_device", "plan", "check"):
-        if getattr(options, name) not in (getattr(PredictOptions(), name), NO_PLAN):
+        if getattr(options, name) not in (getattr(usual, name), NO_PLAN):
             raise UsageError(
                 "a live model runs as its framework was set up: there is nothing to choose or to compare",
                 received=f"{name}={getattr(options, name)}",

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from penstock.errors import UsageError
@@ -128,12 +129,18 @@ def part(record: type[Any]) -> Any:
     return field(default_factory=record, metadata={"part": record})
 
 
-def options_of(record: type[Any]) -> dict[str, Option]:
+_TABLES: dict[type[Any], Mapping[str, Option]] = {}
+"""The table of each record, made once: a call for a small array checks its options several times."""
+
+
+def options_of(record: type[Any]) -> Mapping[str, Option]:
     """Every option of a record and of its parts, by name, in the order of the help.
 
     Raises:
         TypeError: A field is none, so that nothing says whether it decides the output.
     """
+    if record in _TABLES:
+        return _TABLES[record]
     found: dict[str, Option] = {}
     for entry in dataclasses.fields(record):
         if "part" in entry.metadata:
@@ -144,7 +151,7 @@ def options_of(record: type[Any]) -> dict[str, Option]:
             found[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
         else:
             raise TypeError(f"{record.__name__}.{entry.name} is not classified: make it with option(…)")
-    return found
+    return _TABLES.setdefault(record, MappingProxyType(found))
 
 
 def check_values(record: Any) -> None:
