@@ -1,7 +1,5 @@
 """The Python twins of the commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -10,8 +10,6 @@ entry points of the same groups, in the same form:
 whose name is taken, is reported together with its package, and the others go on.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It is what `model.predict` does, and no faster than it: nothing overlaps.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

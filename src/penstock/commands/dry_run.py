@@ -1,7 +1,5 @@
 """Dry run: everything that a job does before it predicts and writes."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from typing import Any

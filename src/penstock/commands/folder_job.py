@@ -1,7 +1,5 @@
 """The description of a job that writes to a folder: what the fingerprint covers, and a resumed run reads again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Predictions that are returned instead of written: arrays, and streams of blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping

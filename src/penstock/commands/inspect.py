@@ -1,7 +1,5 @@
 """Inspection of a model, what it takes and gives, and of an input, what it holds."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

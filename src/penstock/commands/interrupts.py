@@ -1,7 +1,5 @@
 """Ctrl-C once finishes what is in flight; twice stops at once."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

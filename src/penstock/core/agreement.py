@@ -1,7 +1,5 @@
 """Comparison of two runs of a model: whether their answers are the same, but for the order of summing numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

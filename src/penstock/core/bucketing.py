@@ -6,8 +6,6 @@ by, and what its largest row lacks to the next boundary. Every boundary is one c
 Where padding would change the answers, a batch holds rows of exactly one size instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Conversion of columns between Arrow, as sources read and sinks write them, and numpy, as devices take them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

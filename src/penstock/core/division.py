@@ -1,7 +1,5 @@
 """Sizes of spans and parts. They are fixed when a job starts, and do not depend on the number of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from penstock.core.records import Span

@@ -6,8 +6,6 @@ need be. So what stands between the values is a matrix of bytes with a row for e
 matrices and the values, which are buffers of bytes already.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which columns become the features of the serialized `tf.train.Example` records that a model parses."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import shlex

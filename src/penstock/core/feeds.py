@@ -1,7 +1,5 @@
 """Feeds: the rows of one input before they are written into a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Durations, rates and sizes as text for people."""
 
-from __future__ import annotations
-
 
 def duration(seconds: float) -> str:
     """`1 h 02 min`, `3 min 20 s`, `12 s`.

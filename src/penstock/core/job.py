@@ -1,7 +1,5 @@
 """The job as loaders and replicas get it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

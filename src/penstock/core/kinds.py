@@ -4,8 +4,6 @@ A record stands beside the code that it describes; `penstock.plugins` finds it b
 `Sink` itself says what its parts are called.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

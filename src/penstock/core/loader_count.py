@@ -1,7 +1,5 @@
 """How many loaders: more while replicas wait for data, fewer while loaders wait for replicas. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penstock.core.records import Timings

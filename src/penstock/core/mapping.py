@@ -1,7 +1,5 @@
 """Which columns feed which input of the model: as the user gave them, or guessed where there is no doubt."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Running out of memory: how it is recognised, and how many rows of a batch are known to fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _WORDS = (

@@ -1,7 +1,5 @@
 """Missing values, and the values that the user wants in their place. NaN is a value, and never missing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

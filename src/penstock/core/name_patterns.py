@@ -1,7 +1,5 @@
 """Patterns in the names of columns: which belong together, which are missing, and which are never inputs."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import re

@@ -3,8 +3,6 @@
 It is computed where the model runs, so that a thousand logits need not travel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ It runs in a loader. A row on which it raises, or for which it gives the wrong s
 fails alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence

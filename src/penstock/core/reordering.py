@@ -1,7 +1,5 @@
 """Assembly of the batches of a span into its result: in the order of the input, without the rows that failed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

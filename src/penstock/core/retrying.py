@@ -5,8 +5,6 @@ are random within bounds that double, so that a hundred loaders do not come back
 waits is a parameter, so that tests do not wait.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 import sys

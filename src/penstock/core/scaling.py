@@ -1,7 +1,5 @@
 """Scaling that runs on the device, inside the compiled step: pixels cross the bus as bytes."""
 
-from __future__ import annotations
-
 from penstock.core.records import Scaling, Signature, TensorSpec
 from penstock.errors import UsageError
 

@@ -12,8 +12,6 @@ No event costs more than the number of replicas and the window, and the usual on
 replicas is scheduled by one process.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ one at a time. A model that only draws random numbers may run anywhere, as long 
 its own, which depends on the job's seed and on the batch's first row and on nothing else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stop flag shared by the signal handler and the run loop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penstock.errors import Interrupted

@@ -4,8 +4,6 @@ Keras 2 wrote `tf.math.multiply(x, 2)` into a model as the name of the function 
 So only functions that compute are listed: all others could open files, load libraries or connect to other machines.
 """
 
-from __future__ import annotations
-
 import re
 
 

@@ -4,8 +4,6 @@ Its framework may hold the GPU, and another process could not have it. There is 
 array is answered as fast as `model.predict` answers it.
 """
 
-from __future__ import annotations
-
 import itertools
 import queue
 from collections import Counter

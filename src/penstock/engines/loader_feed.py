@@ -1,7 +1,5 @@
 """The loader processes of the local engine: their slots, the first batch, and what they know about finished spans."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 It reads messages, turns them into events for `RunState`, and carries out the commands that come back.
 """
 
-from __future__ import annotations
-
 import multiprocessing.connection
 import time
 from collections import deque

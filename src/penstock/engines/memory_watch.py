@@ -9,8 +9,6 @@ count did not move, the batch is run again as it was, and only a second death at
 killed changes no bits.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

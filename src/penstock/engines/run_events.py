@@ -4,8 +4,6 @@ An event says what happened; a command says what the engine has to do. `ReplicaS
 it is (`core.events`), and `Send` carries the message for a replica.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

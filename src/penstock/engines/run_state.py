@@ -10,8 +10,6 @@ Invariants:
 - after a stop nothing new is handed out, and nothing is started.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@
 Importing this imports no framework.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.estimator import experimental, export, inputs, tpu

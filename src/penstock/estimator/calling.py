@@ -1,7 +1,5 @@
 """Calling the user's two functions: which arguments they take, what they return, and what is around them."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Estimators that came ready-made. Their code left TensorFlow; what they exported is served."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from penstock.errors import ModelError

@@ -1,7 +1,5 @@
 """Early stopping: session hooks of training that look at the evaluations so far."""
 
-from __future__ import annotations
-
 import glob
 import operator
 import os

@@ -1,7 +1,5 @@
 """Evaluation in this process: metrics over the whole input, and the events that TensorBoard and exporters read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

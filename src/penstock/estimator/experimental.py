@@ -1,7 +1,5 @@
 """`tf.estimator.experimental`: what of it does not need code that left TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

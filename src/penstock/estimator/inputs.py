@@ -4,8 +4,6 @@ The function that they return gives tensors, as the original did: old code takes
 the doorway uses where batches are dealt out to several devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`install()`: old code that says `tf.estimator` finds this package there, in this process."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

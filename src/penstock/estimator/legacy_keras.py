@@ -1,7 +1,5 @@
 """What old code needs of its process: the Keras of its time, and no warnings that it is old."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

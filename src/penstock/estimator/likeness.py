@@ -1,7 +1,5 @@
 """Whether two processes built the same model: they predict the same element alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ It is named in the shell (`penstock predict --estimator module:function --checkp
 The flags that the user's script was started with travel with it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import io

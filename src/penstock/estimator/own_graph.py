@@ -4,8 +4,6 @@ One device needs nothing else. With several, the same session also reads element
 instead of the predictions takes the next element without predicting it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

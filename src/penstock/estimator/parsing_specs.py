@@ -1,7 +1,5 @@
 """`classifier_parse_example_spec` and its like: what `tf.io.parse_example` takes, made of columns and a label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.estimator.legacy_keras import quiet

@@ -1,7 +1,5 @@
 """The devices on which this process trains, evaluates and predicts."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from penstock.errors import DeviceError

@@ -1,7 +1,5 @@
 """`Estimator.predict`: lazily, in order, on every device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The original raised `ValueError` and `TypeError`; old code has `except ValueError` around it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.errors import ModelError, UsageError

@@ -1,7 +1,5 @@
 """Elements on replica processes: the local engine, brought up while this process still predicts, and what feeds it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections import deque

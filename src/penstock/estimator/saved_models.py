@@ -1,7 +1,5 @@
 """Exports: SavedModels that every server of SavedModels reads, and the exporters that write them after evaluations."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -4,8 +4,6 @@ It is read as the original read it, also where a cluster is refused later: code 
 before it trains, and a mistake in TF_CONFIG is reported when the `RunConfig` is made.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

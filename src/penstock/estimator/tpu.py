@@ -1,7 +1,5 @@
 """`tf.estimator.tpu`: its names, so that code which mentions them can be imported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.estimator.canned import OF_TPU, find

@@ -5,8 +5,6 @@ dataset, so a step sees as many batches as there are devices. The optimizers of 
 the number of copies: a step over N devices is one over the N batches together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How many rows a batch has: what was asked for or a rule of thumb, as far as input, memory and outputs allow."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

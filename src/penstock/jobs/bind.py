@@ -1,7 +1,5 @@
 """Binding: which columns feed which inputs of a model, and which of them are read as floats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

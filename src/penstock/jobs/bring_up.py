@@ -1,7 +1,5 @@
 """Bringing a job up: the engine loads the model, answers what decisions depend on, and compiles the step."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Buckets: the sizes that rows of different sizes are padded to, chosen from the job's own data."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

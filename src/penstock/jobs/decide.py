@@ -6,8 +6,6 @@ What only a loaded model can say changes a Decision afterwards, one answer at a 
 of a small batch, `without_padding` the result of a padding trial, `with_state` what a call changes in the model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from penstock.core import kinds, tuning

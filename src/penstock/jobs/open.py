@@ -1,7 +1,5 @@
 """Opening the arguments of a call: models and data of every kind, and a log where there is no folder for one."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

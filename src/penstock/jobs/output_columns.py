@@ -1,7 +1,5 @@
 """The columns that a job writes: their names, the user's function behind the model, and how all that is described."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Generator, Iterable
 from dataclasses import replace

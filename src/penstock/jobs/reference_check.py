@@ -1,7 +1,5 @@
 """Reference check: the first rows of a job once more, one by one, by the model's own framework on the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from penstock.core import agreement

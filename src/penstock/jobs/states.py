@@ -1,7 +1,5 @@
 """Models that change when they are called: how a job runs them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from penstock.core.job import Job

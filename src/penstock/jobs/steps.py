@@ -1,7 +1,5 @@
 """Steps before and behind the model: selected rows, the user's function, scaling, ranking; options as plain JSON."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace

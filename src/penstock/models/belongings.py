@@ -1,7 +1,5 @@
 """What belongs to a model beside its file: its weights, the modules of its classes. All of it counts in the digest."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Opens a model by its format, which each format recognises itself."""
 
-from __future__ import annotations
-
 import os
 
 from penstock.core.kinds import FileFacts, model_formats

@@ -1,7 +1,5 @@
 """Digests of model files and of modules: they change whenever the answers could."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

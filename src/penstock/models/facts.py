@@ -1,7 +1,5 @@
 """What a model file says about itself, and how a file that asks for trust, or is damaged, is refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 

@@ -3,8 +3,6 @@
 A `read` function takes all three, and a value that it gave before: so there is one way from any of them to a record.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

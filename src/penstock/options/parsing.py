@@ -1,7 +1,5 @@
 """Texts of the command line, and what they mean."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Messages for Python: `inputs={'x': 'COLUMN'}` in the place of `--input x=COLUMN`, and without our own frames."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -4,8 +4,6 @@ Flags of the shell, keywords of Python, the request in a manifest, the fingerpri
 of messages all derive from it. A new option is one field of a record in `penstock.options.records`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping

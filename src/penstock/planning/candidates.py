@@ -1,7 +1,5 @@
 """Candidates: the runtimes that could run a model on a device here, the most promising first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

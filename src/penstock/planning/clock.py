@@ -1,7 +1,5 @@
 """Clock of a search: a stop flag that is also raised when the time is over."""
 
-from __future__ import annotations
-
 import time
 
 from penstock.core.stopping import StopFlag

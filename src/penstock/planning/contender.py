@@ -1,7 +1,5 @@
 """One way to run the model, in processes of its own: started, compared with the model's own answers, measured."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

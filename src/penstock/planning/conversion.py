@@ -1,7 +1,5 @@
 """Conversion: the file that a runtime reads, which is the model itself or its converted step."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 

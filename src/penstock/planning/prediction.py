@@ -1,7 +1,5 @@
 """What a plan promises for the whole input: how fast it is, what limits it, and what would help."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

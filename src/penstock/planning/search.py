@@ -6,8 +6,6 @@
 A contender that fails, dies or takes too long ends its own part of it, never the search.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Starting a job by a plan: the one that was asked for, one from the cache, one that is searched for now, or none."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass, replace

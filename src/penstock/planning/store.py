@@ -1,7 +1,5 @@
 """Store of plans and converted steps: a cache folder of the user, whose files are written whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a loader does with a span, as a thread of a replica or as a process: read, decode, cut into batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

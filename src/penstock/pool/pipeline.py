@@ -7,8 +7,6 @@ Several lanes keep several batches in flight: while one computes, the next is co
 of reading, copying and computing releases the GIL. The queue of batches, or the number of slots, bounds the memory.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

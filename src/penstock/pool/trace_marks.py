@@ -1,7 +1,5 @@
 """Notes of a traced job: when blocks were read, and when slots were waited for."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable, Iterator

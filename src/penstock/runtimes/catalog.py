@@ -1,7 +1,5 @@
 """Which runtime executes a model: the one asked for, or the first that is installed and loads it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import TypeVar

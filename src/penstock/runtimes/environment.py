@@ -1,7 +1,5 @@
 """How a framework starts in a replica: its device and threads, the flags of XLA, and which libraries it may import."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A device's memory: the share of it that a replica may take, and running out of it, whichever framework ran out."""
 
-from __future__ import annotations
-
 import re
 
 from penstock.core.memory import speaks_of_memory

@@ -3,8 +3,6 @@
 Which inputs are columns, which are one value for the whole job, and how many rows it takes at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

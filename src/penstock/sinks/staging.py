@@ -1,7 +1,5 @@
 """What every sink needs: names that do not clash, parts of one file, tables gathered to large pieces, fsync."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter

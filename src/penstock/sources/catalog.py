@@ -1,7 +1,5 @@
 """Opens files by their format: the format of a file is told by its suffix, or else by its content."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

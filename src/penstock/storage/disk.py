@@ -1,7 +1,5 @@
 """The few ways in which storage touches a disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

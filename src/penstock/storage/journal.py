@@ -8,8 +8,6 @@ A local journal is a file of lines. An object cannot be appended to: a remote jo
 record.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -11,8 +11,6 @@ All of it by conditional puts: of two runs that want the lock, one gets it. A ho
 finds another's token in the lock, and stops before it writes anything that counts (`check`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -15,8 +15,6 @@ from then on the new one is. The files of the old part are removed last, or at t
 loses nothing; the next start does it. `remote_prefix` says the same of object storage, where each step is one object.
 """
 
-from __future__ import annotations
-
 import bisect
 import os
 import re

@@ -1,7 +1,5 @@
 """A folder of this machine as the place of an output: temporary names, fsync, rename, and locks of the kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One living run for each output folder."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

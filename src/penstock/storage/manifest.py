@@ -1,7 +1,5 @@
 """The manifest: everything that is fixed when a job starts, so that a resumed run gives the same bits."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

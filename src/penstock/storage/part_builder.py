@@ -4,8 +4,6 @@ Any process can build a part. A PartBuilder needs a description of the piece, a 
 them picklable; what it gives is a StagedPart, plain JSON, which the owner of the ledger commits.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

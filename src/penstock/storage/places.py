@@ -5,8 +5,6 @@ slashes. A place is used by the run that holds its lock, but for `read`, `sizes`
 which change nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

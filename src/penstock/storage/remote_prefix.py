@@ -13,8 +13,6 @@ A run that was cut off, and whose lock another took over, may still be at any of
 part that it creates where no record is, is overwritten by the run that has the lock, or removed at the next start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

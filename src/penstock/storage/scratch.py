@@ -4,8 +4,6 @@ It is removed when its run ends. A run that was killed cannot do that: so each h
 kernel frees, and the next run on this machine sweeps away the folders that nobody holds.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

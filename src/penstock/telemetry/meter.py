@@ -1,7 +1,5 @@
 """How long the threads of a run spent on what: the figures behind the progress display and the summary."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Progress in a notebook: one line of HTML under the cell, replaced as the run goes on."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import sys

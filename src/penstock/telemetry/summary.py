@@ -1,7 +1,5 @@
 """One summary at the end of a run."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ The file is a JSON array that grows event by event. Its closing bracket is optio
 killed leaves a trace that opens; a run that ends closes it, and it is plain JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Functions that build a Keras model: `module:function` in the shell, a function in Python."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Frozen graphs: a `.pb` file with a TensorFlow graph whose variables have become constants."""
 
-from __future__ import annotations
-
 import os
 
 from penstock.core.kinds import FileFacts, ModelFormat

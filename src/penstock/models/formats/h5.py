@@ -1,7 +1,5 @@
 """`.h5` and `.hdf5` files: whole models of Keras 1, 2 and 3."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions that `jax.export` serialized: a FlatBuffer around a StableHLO module."""
 
-from __future__ import annotations
-
 import os
 
 from penstock.core.kinds import FileFacts, ModelFormat

@@ -1,7 +1,5 @@
 """`.keras` files: a zip with the architecture, the weights and the version that wrote them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`.onnx` files, with the files beside them that hold large tensors."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """SavedModel folders: a graph, its variables and its signatures. TF-Hub folders and estimator exports are such, too."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 

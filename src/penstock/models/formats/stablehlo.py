@@ -1,7 +1,5 @@
 """StableHLO modules: `.mlir`, `.mlirbc` and `.stablehlo`, in bytecode or as text."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """`.tflite` files: a FlatBuffer with operators, tensors and signatures."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """TensorFlow graphs and their function libraries, read from the wire; only what is asked for is parsed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

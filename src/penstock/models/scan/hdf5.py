@@ -1,7 +1,5 @@
 """HDF5 files, looked at with h5py and never followed out of: links, storage and sizes before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any

@@ -1,7 +1,5 @@
 """The description of a Keras model, as `.keras` and `.h5` files hold it: what in it runs code or opens files."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How large the weights of a described Keras model must be at least: a small file may declare more than any memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MLIR modules: how they are recognised, and what in them would call back into the process."""
 
-from __future__ import annotations
-
 import re
 
 BYTECODE = b"ML\xefR"

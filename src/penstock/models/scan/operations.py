@@ -4,8 +4,6 @@ Made by going through every operation that TensorFlow 2.21 registers, and those 
 that TensorFlow does not know cannot run and is none of our business.
 """
 
-from __future__ import annotations
-
 PYTHON = "calls Python"
 READS = "reads files"
 WRITES = "writes files"

@@ -1,7 +1,5 @@
 """Paths that a model names, or that an archive holds: whether they stay where the model is."""
 
-from __future__ import annotations
-
 import os
 import stat
 import zipfile

@@ -5,8 +5,6 @@ may come in several pieces that are merged, and of a field that is given twice t
 message is handed out, and who asks for a name gets all that were given.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 

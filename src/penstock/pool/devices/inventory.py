@@ -1,7 +1,5 @@
 """What can compute here, seen without importing any framework."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterable, Sequence

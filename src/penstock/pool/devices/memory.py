@@ -4,8 +4,6 @@ What the machine has free is not always what a process may take: the limit of a 
 by its control groups (versions 1 and 2), a shell's `ulimit -v` by the process itself. Swap never counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """What the driver of NVIDIA GPUs says: asked through its management library, which takes nothing of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

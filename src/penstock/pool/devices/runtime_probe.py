@@ -1,7 +1,5 @@
 """Which runtimes can use which device: asked in processes of their own, because a framework takes what it sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

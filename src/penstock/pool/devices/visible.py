@@ -3,8 +3,6 @@
 Pure: what there is comes from `pool/devices/nvml.py`, or from a test.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Rows are masked and the shape stays, so that the other rows get the bits they always get.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from penstock.core.protocols import Replica

@@ -10,8 +10,6 @@ A single row that does not fit is a row failure, and no reason to cut the batche
 the device that has no memory left for any, is found out by running a row that has fitted before.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

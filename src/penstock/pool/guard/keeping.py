@@ -1,7 +1,5 @@
 """A model that changes when it is called, kept as it was: warming up, comparing and timing leave no trace in it."""
 
-from __future__ import annotations
-
 from penstock.core.batching import Batch
 from penstock.core.job import Job
 from penstock.core.protocols import Replica, Stateful

@@ -1,7 +1,5 @@
 """What the model answers to a row alone, at its own size: what every answer of a job is held against."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """How fast a step is at one batch size, measured in a process that can be thrown away."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Compile the step before the clock runs, on the job's own first rows, and see what comes out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 

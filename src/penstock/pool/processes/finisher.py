@@ -3,8 +3,6 @@
 It applies the user's function to results, one after the other. What the function prints goes to the log.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ It reads, decodes and preprocesses spans, straight into slots that the coordinat
 What the user's function prints goes to the log.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -8,8 +8,6 @@ A loader that dies or hangs is replaced, and its span is loaded again, row by ro
 failure (`row_trouble`), and the rest of its span goes on.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

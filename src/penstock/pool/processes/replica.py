@@ -4,8 +4,6 @@ Device, memory and threads were pinned in the environment before this process be
 the line is closed, and ends at once when it is: a coordinator that was killed leaves no process behind.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

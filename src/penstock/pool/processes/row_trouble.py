@@ -4,8 +4,6 @@ A process that dies or hangs is replaced, and the rows that it was at are handed
 each announced on the board. A row that kills two processes, or hangs one by itself, is a row failure.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

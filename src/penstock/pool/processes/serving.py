@@ -1,7 +1,5 @@
 """What all kinds of worker process share: a line that is always listened to, messages dealt with in turn, a board."""
 
-from __future__ import annotations
-
 import os
 import queue
 import sys

@@ -4,8 +4,6 @@ Inputs of numbers lie in the slot itself. What has no fixed size (text, kept col
 is sent before them, in slots that the receiver empties at once.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A result on its way from a replica to the coordinator: laid out as bytes, carried in slots, put together again."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ JAX runs only what its own export wrote. A module needs nothing more than a desc
 though: an empty function with the same ones is exported, and its module replaced.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

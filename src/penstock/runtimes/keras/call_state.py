@@ -1,7 +1,5 @@
 """The variables that a model changes when it is called: held, put back, and set for each batch."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Nested arguments and answers of a saved function, flat and by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A model's own classes and functions, from the modules that the user names."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

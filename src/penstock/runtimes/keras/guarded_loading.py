@@ -5,8 +5,6 @@ itself brings for modelling, what was registered, and what the user named; it im
 calls no function of TensorFlow but those that compute. And no file, trusted or not, makes weights far beyond its size.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import math

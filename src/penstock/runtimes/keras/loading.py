@@ -1,7 +1,5 @@
 """From a file or a function to a model of Keras 3, whatever Keras wrote it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

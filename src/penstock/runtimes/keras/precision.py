@@ -7,8 +7,6 @@ float32 is what the framework makes of it: TensorFlow, JAX and torch (in convolu
 when the model is run there without penstock.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """tf_keras: the Keras 2 that is still maintained, for what Keras 3 refuses."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import zipfile

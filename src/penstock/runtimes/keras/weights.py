@@ -3,8 +3,6 @@
 Works on models of Keras 3 and of tf_keras alike.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Changes to the ONNX graph of a converted step, so that every runtime for ONNX can read it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Opens a session of onnxruntime with explicit threads, providers and precision; and says what its errors mean."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Sparse and ragged arguments of a signature, which takes them in parts: `x` as `x`, `x_1` and `x_2`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

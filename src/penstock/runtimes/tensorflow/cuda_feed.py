@@ -5,8 +5,6 @@ at half of its speed (measured). Here the bytes go through a pinned buffer and a
 TensorFlow takes the result over by DLPack without another copy.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

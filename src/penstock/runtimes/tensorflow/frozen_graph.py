@@ -1,7 +1,5 @@
 """Frozen graphs: a `GraphDef` in a file, its variables turned into constants, its inputs and outputs not named."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a TensorFlow graph is called with: dense, sparse and ragged tensors of rows, and values that are no rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

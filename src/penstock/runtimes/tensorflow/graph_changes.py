@@ -4,8 +4,6 @@ Resources are followed from the operations that change them back to the variable
 functions that it calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """TensorFlow's answers: ranked on the device, and as arrays on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Found by following its inputs to the operations that parse them. Nothing is executed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

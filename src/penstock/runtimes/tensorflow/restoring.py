@@ -1,7 +1,5 @@
 """The variables of a graph, restored from a checkpoint: which one, whether it fits, what else must be initialised."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """SavedModels of every age: signatures, `__call__` where there are none, TF-Hub folders, Estimator exports."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimators: a `model_fn` built in a graph of TensorFlow 1, with the variables of a checkpoint, in a session."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import threading

@@ -4,8 +4,6 @@ Not the model alone is converted but everything that its compiled step does: the
 what is kept of its outputs. Batches are fed to the converted step as they are fed to TensorFlow.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """WAV files of plain samples, read with numpy alone: the same bits whatever audio library is installed."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -1,7 +1,5 @@
 """A column with the name of the folder in which a photo lies: often its class."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Samples are seeded: the same input gives the same rows.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self

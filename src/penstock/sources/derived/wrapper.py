@@ -1,7 +1,5 @@
 """Base of sources that are made from another source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Files of one row each, up to a million of them. A span is a run of files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Collection, Iterable, Sequence

@@ -4,8 +4,6 @@ One file system for each kind of store and process: fsspec would make one for ea
 Its own retries are turned off; `core.retrying` decides. Nothing is cached here but open connections.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

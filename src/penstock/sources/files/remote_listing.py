@@ -1,7 +1,5 @@
 """Lists of the objects behind URLs, fetched in pages, as compact as those of local files."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fnmatch

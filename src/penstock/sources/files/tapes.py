@@ -1,7 +1,5 @@
 """The bytes of a file from front to back, inflated where its content is compressed."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, Protocol

@@ -5,8 +5,6 @@ that were read, as the file has the size and the time of the listing. Objects in
 changes with them, and reading them twice would cost money.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

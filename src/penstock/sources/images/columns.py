@@ -3,8 +3,6 @@
 Where the model takes images and no column was named, the column is found by what its first values look like.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Folders of image files. A row is a file; its content decides how it is decoded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from penstock.core.kinds import SourceFormat

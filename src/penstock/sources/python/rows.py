@@ -1,7 +1,5 @@
 """Columns from rows that are Python objects. The first row decides what all others have to be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Columns in a file without a name, which other processes map: numbers as they are, all else as Arrow."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Arrow IPC files (`.arrow`, `.feather`): a span is a run of record batches, or a piece of a very large one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """Text files with one record a line. They are scanned once for where records begin, then read in ranges of bytes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

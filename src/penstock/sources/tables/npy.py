@@ -1,7 +1,5 @@
 """`.npy` and `.npz` files. Arrays are mapped, not loaded: a span is a view of the page cache, or a range of a URL."""
 
-from __future__ import annotations
-
 import struct
 import zipfile
 import zlib

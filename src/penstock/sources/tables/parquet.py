@@ -1,7 +1,5 @@
 """Parquet files. A span is a run of whole row groups, or a piece of a very large one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, BinaryIO

@@ -3,8 +3,6 @@
 A span is a run of whole groups, or a piece of a very large one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Text files: one row a line, blank lines too, so that row N of the answers belongs to line N of the text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

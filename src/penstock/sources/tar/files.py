@@ -4,8 +4,6 @@ The key of a member is its path up to the first dot of the name; what follows th
 and `a.json` are one row with the columns `image`, `cls` and `json`.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Only names and places are read here. Nothing is ever written or followed: `../` 
 Python's `tarfile` stops at the first damage, and takes three times as long for a member (measured: 70 µs against 23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """Columns from the places of features: numpy where rows are numbers of one shape and none is missing, else Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

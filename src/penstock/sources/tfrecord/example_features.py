@@ -1,7 +1,5 @@
 """The features of a TFRecord: as the user gives them, or as they are found in the first records."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """Blocks of columns from the frames of a TFRecord."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ It is slow. It is used for the first records of a file, from which the columns a
 laid out oddly, which `rewrite` puts into the one layout that `example_walk` reads in bulk.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A file is scanned once, from record to record; the data is checked when it is re
 is lost: the scan looks for the next place that can be a length, and all that lies between is one failed row.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

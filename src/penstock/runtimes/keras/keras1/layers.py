@@ -1,7 +1,5 @@
 """Layers of Keras 1 as layers of Keras 3, which runs them on every backend. `keras1` puts them together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What Keras 1 and Theano computed and Keras 3 does not: as functions of weights and a tensor, channels last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

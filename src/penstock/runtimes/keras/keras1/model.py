@@ -4,8 +4,6 @@ Keras 1 wrote other names, other layouts of weights, and not where it had comput
 weights that are called `…:0`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ before the first value. `th` layers have their channels first, which TensorFlow 
 computed with channels last, between two permutations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

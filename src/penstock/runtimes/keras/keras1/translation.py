@@ -1,7 +1,5 @@
 """What a layer of Keras 1 becomes, and what its file says of all layers together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
