@@ -8,7 +8,10 @@ PHOTOS ?=
 # Tests of one file stay together and share what they made.
 WORKERS ?= 2
 
-.PHONY: demo test test-all check bench clean
+# make chaos CHAOS="--seed 7 --kills 200 --jobs 4"
+CHAOS ?=
+
+.PHONY: demo test test-all chaos check bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -18,6 +21,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+chaos: $(READY)
+	$(BIN)/python -m tests.process.chaos $(CHAOS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
+from penstock.core.crash_points import crash_point
 from penstock.core.records import OutputSchema, Result
 from penstock.errors import UsageError
 
@@ -76,7 +77,8 @@ class TablePart:
 
 
 def fsync_file(path: str) -> None:
-    """Wait until the content of a file is on the disk."""
+    """Wait until the content of a file that was closed is on the disk."""
+    crash_point("part_closed")
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

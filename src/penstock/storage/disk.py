@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.core.crash_points import crash_point
 from penstock.errors import OutputError
 
 INTERNAL = "_penstock"
@@ -41,11 +42,16 @@ def write_whole(path: str, content: bytes) -> None:
     """Write a file so that after any crash it is either the old one or the new one."""
     temporary = path + ".tmp"
     with open(temporary, "wb") as file:
+        crash_point("manifest_begun")
         file.write(content)
         file.flush()
+        crash_point("manifest_written")
         os.fsync(file.fileno())
+    crash_point("manifest_synced")
     os.replace(temporary, path)
+    crash_point("manifest_renamed")
     fsync_folder(os.path.dirname(path))
+    crash_point("manifest_settled")
 
 
 def make_folders(path: str) -> None:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from penstock.core.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL, fsync_folder
 from penstock.storage.objects import RESUMABLE, Objects
@@ -84,16 +85,21 @@ class Journal:
         self._path = path
         self.records: list[PartRecord] = []
         is_new = not os.path.exists(path)
-        self._file = open(path, "ab+")  # noqa: SIM115 - lives as long as the run
+        # Without a buffer: what a full disk refused would be written again when the file is closed.
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - lives as long as the run
         if is_new:
             fsync_folder(os.path.dirname(path))
         self._recover()
 
     def append(self, record: PartRecord) -> None:
         """Make a part exist: when this returns, the record is on the disk."""
-        self._file.write(encode_record(record))
-        self._file.flush()
+        crash_point("journal_begun")
+        raw = memoryview(encode_record(record))
+        while raw:
+            raw = raw[self._file.write(raw) :]
+        crash_point("journal_written")
         os.fsync(self._file.fileno())
+        crash_point("journal_synced")
         self.records.append(record)
 
     def close(self) -> None:
@@ -145,8 +151,10 @@ class NumberedJournal:
         """
         self._fence()
         name = _record_name(len(self.records))
+        crash_point("journal_begun")
         if not self._objects.create(name, encode_record(record) + f"run {self._token}\n".encode()):
             raise OutputError("another run writes to this output", received=self._objects.address(name), hint=RESUMABLE)
+        crash_point("journal_synced")
         self.records.append(record)
 
     def close(self) -> None:

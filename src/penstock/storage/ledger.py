@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from penstock.core.crash_points import crash_point
 from penstock.core.protocols import Sink
 from penstock.core.records import Result, Span
 from penstock.core.tracing import NONE, PUBLISH
@@ -153,9 +154,11 @@ class Ledger:
             nothing = replace(record, stop_span=record.first_span, rows=0, failed=0, files={}, failures_bytes=0)
             self._append(replace(nothing, reduced={}, digests={}, not_finite=0))
         self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
+        crash_point("recovery_begun")
         known = {name for record in self.records for name in record.all_files}
         there = [*part_files(self._place, self._manifest), *self._place.sizes(FAILURES)]
         self._place.remove([name for name in there if name not in known])
+        crash_point("recovery_removed")
         self._place.settle()
         put_failures_together(self._place, self.records)
 
@@ -261,6 +264,7 @@ def put_failures_together(place: Place, records: Sequence[PartRecord]) -> None:
     with_failures = [record for record in records if record.failed]
     if place.sizes(INTERNAL).get(ALL_FAILURES) == sum(record.failures_bytes for record in with_failures):
         return
+    crash_point("summary_begun")
     path = os.path.join(place.staging(), "failures")
     try:
         with open(path, "wb") as file:
@@ -269,6 +273,7 @@ def put_failures_together(place: Place, records: Sequence[PartRecord]) -> None:
             file.flush()
             os.fsync(file.fileno())
         place.publish({path: ALL_FAILURES})
+        crash_point("summary_done")
     finally:
         place.drop_staging()
 

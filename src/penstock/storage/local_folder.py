@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from penstock.core.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
 from penstock.storage.journal import Journal, PartRecord, read_records
@@ -85,9 +86,13 @@ class LocalFolder:
         for temporary, name in staged.items():
             sizes[name] = os.path.getsize(temporary)
             make_folders(os.path.dirname(self._at(name)))
+            crash_point("publish_begun")
             os.replace(temporary, self._at(name))
+            crash_point("publish_renamed")
+        crash_point("publish_unsettled")
         for folder in sorted({os.path.dirname(self._at(name)) for name in sizes}):
             fsync_folder(folder)
+        crash_point("publish_settled")
         return sizes
 
     def settle(self) -> None:

@@ -6,6 +6,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
+from penstock.core.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import internal, make_folders, output_errors
 
@@ -25,6 +26,7 @@ class OutputLock:
     def _take(self) -> Self:
         make_folders(internal(self._output))
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        crash_point("lock_opened")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._is_still_there(descriptor):
@@ -38,6 +40,7 @@ class OutputLock:
                 received=f"{self._output}, held by {holder or 'an unknown process'}",
                 hint="wait for it, stop it, or choose another --output",
             ) from None
+        crash_point("lock_taken")
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._descriptor = descriptor

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from penstock.core.columns import count_not_finite
+from penstock.core.crash_points import crash_point
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import OutputSchema, Result
 from penstock.core.tracing import FSYNC, NONE, WRITE
@@ -115,8 +116,10 @@ class PartBuilder:
         if result.rows:
             if self._writer is None:
                 self._writer = self._sink.open_part(self._piece.name, self._folder, self._schema)
+                crash_point("part_begun")
             with self._step(WRITE, result.span.index, result.rows):
                 self._writer.write(result)
+            crash_point("part_span_written")
             self._not_finite += count_not_finite(itertools.islice(result.columns.values(), self._schema.num_outputs))
         self._rows += result.rows
         self._failures += [json.dumps(asdict(failure)) for failure in result.failures]
@@ -140,6 +143,7 @@ class PartBuilder:
         if self._writer is not None:
             with self._step(FSYNC, NONE, NONE):
                 paths = self._writer.finish()
+            crash_point("part_synced")
         files = {name: os.path.getsize(path) for path, name in paths.items()}
         failures_bytes = 0
         if self._failures:
@@ -163,9 +167,12 @@ class PartBuilder:
 
     def _write_failures(self, path: str) -> int:
         with open(path, "wb") as file:
+            crash_point("failures_begun")
             file.write(("\n".join(self._failures) + "\n").encode())
             file.flush()
+            crash_point("failures_written")
             os.fsync(file.fileno())
+            crash_point("failures_synced")
             return file.tell()
 
     def abandon(self) -> None:

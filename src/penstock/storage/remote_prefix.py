@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from penstock.core.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
@@ -63,7 +64,9 @@ class RemotePrefix:
 
     def write(self, name: str, content: bytes) -> None:
         self._fence()
+        crash_point("manifest_begun")
         self._objects.write(name, content)
+        crash_point("manifest_settled")
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         return self._objects.sizes(folder)
@@ -90,11 +93,14 @@ class RemotePrefix:
         sizes: dict[str, int] = {}
         for temporary, name in staged.items():
             sizes[name] = os.path.getsize(temporary)
+            crash_point("publish_begun")
             if not self._objects.upload(temporary, name, only_new=True):
                 # The journal does not know it: another run left it after we had looked, or the answer was lost.
                 self._fence()
                 self._objects.upload(temporary, name, only_new=False)
+            crash_point("publish_renamed")
             os.remove(temporary)
+        crash_point("publish_settled")
         return sizes
 
     def settle(self) -> None:
