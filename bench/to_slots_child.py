@@ -63,8 +63,8 @@ class Feeding:
     def until(self, photos: int) -> float:
         """Go on until so many photos were delivered in all; return the moment of the last."""
         while self.delivered < photos:
-            for line in wait(list(self._pool.connections), timeout=ROW_TIMEOUT_S):
-                self._pool.handle(self._pool.connections[line])
+            for line in wait(list(self._pool.signs), timeout=ROW_TIMEOUT_S):
+                self._pool.handle(self._pool.signs[line])
         return time.perf_counter()
 
     def begin(self) -> None:

@@ -211,15 +211,16 @@ class LocalEngine:
 
     def _pump(self) -> None:
         """Wait for something to happen, and deal with it."""
-        replicas: dict[Any, ReplicaHandle] = {each.channel.connection: each for each in self._replicas.values()}
-        loaders = self._feed.pool.connections if self._feed is not None else {}
-        for ready in multiprocessing.connection.wait([*replicas, *loaders], timeout=_POLL_S):
-            if ready in loaders:
-                assert self._feed is not None
-                self._feed.pool.handle(loaders[ready])
-            elif (handle := replicas[ready]).number in self._replicas:
+        replicas: dict[Any, ReplicaHandle] = {sign: each for each in self._replicas.values() for sign in each.signs}
+        loaders = self._feed.pool.signs if self._feed is not None else {}
+        ready = multiprocessing.connection.wait([*replicas, *loaders], timeout=_POLL_S)
+        for number in {loaders[sign] for sign in ready if sign in loaders}:
+            assert self._feed is not None
+            self._feed.pool.handle(number)
+        for handle in {replicas[sign] for sign in ready if sign in replicas}:
+            if handle.number in self._replicas:
                 try:
-                    message = handle.channel.receive()
+                    message = handle.receive()
                 except (EOFError, OSError):
                     self._handle(ReplicaDied(handle.number, self._end_of(handle)))
                 else:

@@ -6,6 +6,7 @@ result goes on.
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import queue
 import sys
 from collections import deque
@@ -182,9 +183,9 @@ class _Finisher(WorkerProcess):
         is_known, self._function = order.function is self._function, order.function
         try:
             self.channel.send(replace(order, function=None) if is_known else order)
-            while not self.channel.connection.poll(_POLL_S):
+            while not multiprocessing.connection.wait(self.signs, _POLL_S):
                 self.kill_if_hung(timeout_s)
-            answer = self.channel.receive()
+            answer = self.receive()
         except (EOFError, OSError):
             return None
         if isinstance(answer, Failed):

@@ -82,9 +82,9 @@ class LoaderPool:
         self._marks: list[Mark | Level] = []
 
     @property
-    def connections(self) -> dict[Any, int]:
-        """The lines to wait on, and whose they are."""
-        return {loader.channel.connection: number for number, loader in self._loaders.items()}
+    def signs(self) -> dict[Any, int]:
+        """What to wait on, and whose it is."""
+        return {sign: number for number, loader in self._loaders.items() for sign in loader.signs}
 
     @property
     def count(self) -> int:
@@ -150,10 +150,12 @@ class LoaderPool:
         self._dispatch()
 
     def handle(self, number: int) -> None:
-        """Deal with the next message of a loader."""
-        loader = self._loaders[number]
+        """Deal with the next message of a loader, or with its end."""
+        loader = self._loaders.get(number)
+        if loader is None:
+            return  # let go a moment ago
         try:
-            message = loader.channel.receive()
+            message = loader.receive()
         except (EOFError, OSError):
             self._lose(loader)
             return

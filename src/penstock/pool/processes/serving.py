@@ -2,11 +2,12 @@
 
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.core.events import Failed
 from penstock.core.records import RowFailure, Watch
@@ -33,6 +34,19 @@ class BoardWatch(Watch):
         self._board.clear()
 
 
+def keep_to_itself(channel: Channel) -> None:
+    """See that the line of this worker stays its own: a process that the user's code forks must not hold it open."""
+    os.set_inheritable(channel.connection.fileno(), False)
+    os.register_at_fork(after_in_child=channel.close)
+
+
+def end_with_all_children() -> NoReturn:
+    """End this process, and what the user's code started in it."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
 class Serving:
     """A worker's side of its line to the coordinator.
 
@@ -49,6 +63,7 @@ class Serving:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def serve(self) -> None:
+        keep_to_itself(self._channel)
         threading.Thread(target=self._listen, daemon=True, name="listener").start()
         while True:
             message = self._inbox.get()
@@ -71,7 +86,7 @@ class Serving:
             try:
                 message = self._channel.receive()
             except (EOFError, OSError):
-                os._exit(0)
+                end_with_all_children()
             except Exception as error:  # a message that cannot be read ends the job, with an error
                 self.fail(error)
                 continue

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -15,6 +17,7 @@ from typing import IO, Any
 from penstock.core.events import Load
 from penstock.core.protocols import Runtime
 from penstock.core.records import Device, ModelFile
+from penstock.pool.processes import reaper
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
 from penstock.pool.transfer.results import Assembly
@@ -25,8 +28,64 @@ _OWN_LINE = re.compile(r"\d\d:\d\d:\d\d penstock: ")
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "PYTHONWARNINGS": "ignore"}
 
 
+class _Reaper:
+    """This process's line to its reaper, which is there as long as there are workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._groups: set[int] = set()
+
+    def add(self, group: int) -> None:
+        with self._lock:
+            if self._owner != os.getpid():  # a process that this one's parent forked has its own workers
+                self._owner, self._process, self._groups = os.getpid(), None, set()
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            self._groups.add(group)
+            self._say(f"+{group}\n")
+
+    def discard(self, group: int) -> None:
+        """A group is gone, and its number may be another's."""
+        with self._lock:
+            if self._owner != os.getpid():
+                return
+            self._groups.discard(group)
+            self._say(f"-{group}\n")
+            if not self._groups and self._process is not None:
+                self._process.kill()
+                self._process.communicate()
+                self._process = None
+
+    def _start(self) -> None:
+        """Start it; where it was killed, another one takes its place. Workers end by themselves where there is none."""
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", reaper.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        for group in self._groups:
+            self._say(f"+{group}\n")
+
+    def _say(self, line: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+
+
+_REAPER = _Reaper()
+
+
 class WorkerProcess:
     """The coordinator's hold on one worker process: its line, its board, and how it ends.
+
+    The process leads a group of its own, and all of the group is ended with it: what the user's code started in a
+    worker does not outlive it.
 
     Args:
         module: Its main. Its first arguments are the descriptors of its line and its board.
@@ -63,6 +122,38 @@ class WorkerProcess:
             )
         finally:
             os.close(theirs)
+        _REAPER.add(self._process.pid)
+        self._pidfd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # only Linux has it
+            self._pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def signs(self) -> list[Any]:
+        """What to wait on: one of them is ready when the process says something, or when it is over."""
+        return [self.channel.connection] if self._pidfd is None else [self.channel.connection, self._pidfd]
+
+    def receive(self) -> Any:
+        """The next message. Raises EOFError or OSError when the process is gone and all that it said was read.
+
+        The end of the process itself counts, not that of its line: a process that it forked may hold that open.
+        """
+        if self._pidfd is not None and self._is_over(0.0):
+            self.kill()
+            if not self.channel.connection.poll(0):
+                raise EOFError
+        return self.channel.receive()
+
+    def _is_over(self, timeout_s: float) -> bool:
+        """Whether the process ends within that time. It is not waited for: until then its number stays its own."""
+        if self._pidfd is not None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     @property
     def exit_code(self) -> int | None:
@@ -89,23 +180,31 @@ class WorkerProcess:
         """How the process ended, in words."""
         if self.hung_s is not None:
             return f"hung for {self.hung_s:.0f} s"
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        if not self._is_over(5.0):
             return "closed its line but did not end"
+        self.kill()
+        code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
         name = signal.Signals(-code).name
         return f"was killed by {name}" + (", often the sign of too little memory" if code == -9 else "")
 
     def kill(self) -> None:
-        self._process.kill()
+        """End the process and all that it started."""
+        # Once it was waited for, its number may be another's.
+        if self._process.returncode is None or self._pidfd is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process now and free what it used."""
+        """End the process and all that it started now, and free what it used."""
         self.channel.close()
-        self._process.kill()
+        self.kill()
         self._process.wait()
+        _REAPER.discard(self._process.pid)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         self.board.close()
 
 
