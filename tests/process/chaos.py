@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from penstock.core.crash_points import POINTS, VARIABLE
+from penstock.crash_points import POINTS, VARIABLE
 from tests.support.forked_runs import RunServer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -68,8 +68,8 @@ def _serve() -> None:
 
 
 def _run(order: dict[str, Any]) -> NoReturn:
+    from penstock import crash_points
     from penstock.cli.commands import main
-    from penstock.core import crash_points
 
     code = 1
     try:

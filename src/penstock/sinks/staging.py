@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
-from penstock.core.crash_points import crash_point
 from penstock.core.records import OutputSchema, Result
+from penstock.crash_points import crash_point
 from penstock.errors import UsageError
 
 ROW = "row"

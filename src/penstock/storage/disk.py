@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.core.crash_points import crash_point
+from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 
 INTERNAL = "_penstock"

@@ -21,10 +21,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.core.crash_points import crash_point
 from penstock.core.protocols import Sink
 from penstock.core.records import Result, Span
 from penstock.core.tracing import NONE, PUBLISH
+from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, valid_records

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from penstock.core.crash_points import crash_point
+from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
 from penstock.storage.journal import Journal, PartRecord, read_records

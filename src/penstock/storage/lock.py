@@ -6,7 +6,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from penstock.core.crash_points import crash_point
+from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import internal, make_folders, output_errors
 

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from penstock.core.columns import count_not_finite
-from penstock.core.crash_points import crash_point
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import OutputSchema, Result
 from penstock.core.tracing import FSYNC, NONE, WRITE
+from penstock.crash_points import crash_point
 from penstock.storage.journal import PartRecord, failures_file, piece_number
 
 Step = Callable[[str, int, int], AbstractContextManager[None]]

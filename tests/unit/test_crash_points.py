@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.core.crash_points import POINTS
+from penstock.crash_points import POINTS
 
 _VISIT = re.compile(r'crash_point\("(\w+)"\)')
 
