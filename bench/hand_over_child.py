@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.batching import Batch
-from penstock.core.events import Emptied, Filled
+from penstock.core.messages import Emptied, Filled
 from penstock.pool.processes.channel import Channel
 from penstock.pool.transfer.batches import SlotRoom, open_batch
 from penstock.pool.transfer.results import Assembly, Writable

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.sweep import MOST_BATCH_BYTES, MOST_ROWS, Climb, SweepPoint
 from penstock.core.agreement import Proof
-from penstock.core.events import Measure
+from penstock.core.messages import Measure
 from penstock.core.plans import Choice, plan_from_json
 from penstock.core.protocols import Tunable
 from penstock.core.records import ModelFile

@@ -23,8 +23,8 @@ from bench.shell import BenchError
 from penstock.core import kinds
 from penstock.core.batching import default_batch_size
 from penstock.core.division import rows_per_span
-from penstock.core.events import Chunk, Filled, SpanLoaded
 from penstock.core.job import Job
+from penstock.core.messages import Chunk, Filled, SpanLoaded
 from penstock.core.records import Array, Binding, ModelFile, Span
 from penstock.engines.loader_feed import slot_bytes_of
 from penstock.options.records import ReadOptions

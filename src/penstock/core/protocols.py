@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from penstock.core.events import NOTHING_ASKED, Asked, Measure, Measured, Prepared
 from penstock.core.job import Job
+from penstock.core.messages import NOTHING_ASKED, Asked, Measure, Measured, Prepared
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import (
     Binding,

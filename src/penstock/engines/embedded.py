@@ -11,24 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.events import NOTHING_ASKED, Asked, Prepared, Work
 from penstock.core.job import Job
+from penstock.core.messages import NOTHING_ASKED, Asked, Prepared, Work
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Releases, Replica, TakesAnySize
 from penstock.core.records import UNWATCHED, Device, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
+from penstock.engines import run_events
 from penstock.engines.memory_watch import Tell, quietly
-from penstock.engines.run_events import (
-    Command,
-    DeviceJoined,
-    ReplicaSaid,
-    RunBegan,
-    Send,
-    SpanFinished,
-    StopRequested,
-    Yield,
-)
 from penstock.engines.run_state import RunState
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper
@@ -115,18 +106,18 @@ class EmbeddedEngine:
         try:
             for number, replica in enumerate(self._replicas[: placement.replicas]):
                 self._pipelines.append(self._pipeline(number, replica, done))
-                state.handle(DeviceJoined(placement.devices[number]))
-                state.handle(ReplicaSaid(number, Prepared((), 0.0)))
-            self._carry_out(state.handle(RunBegan(spans, depth, placement.replicas, ahead, is_ordered)))
+                state.handle(run_events.DeviceJoined(placement.devices[number]))
+                state.handle(run_events.ReplicaSaid(number, Prepared((), 0.0)))
+            self._carry_out(state.handle(run_events.RunBegan(spans, depth, placement.replicas, ahead, is_ordered)))
             while not state.is_finished:
                 if self._stop.is_raised:
-                    state.handle(StopRequested())  # what is held is finished; nothing is taken back
+                    state.handle(run_events.StopRequested())  # what is held is finished; nothing is taken back
                 message = done.get()
                 if isinstance(message, BaseException):
                     raise message
                 number, result, timings = message
                 self._observe(number, placement.devices[number], timings)
-                for leaving in self._carry_out(state.handle(SpanFinished(number, result, timings))):
+                for leaving in self._carry_out(state.handle(run_events.SpanFinished(number, result, timings))):
                     yield leaving
                     if isinstance(source, Releases):
                         source.release(leaving.span)
@@ -134,12 +125,12 @@ class EmbeddedEngine:
         finally:
             self._end_pipelines()
 
-    def _carry_out(self, commands: list[Command]) -> list[Result]:
+    def _carry_out(self, commands: list[run_events.Command]) -> list[Result]:
         """Hand spans to their pipelines; returns the results whose turn has come."""
         for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, Work):
+            if isinstance(command, run_events.Send) and isinstance(command.message, Work):
                 self._pipelines[command.replica].add(command.message.span)
-        return [command.result for command in commands if isinstance(command, Yield)]
+        return [command.result for command in commands if isinstance(command, run_events.Yield)]
 
     def loaders(self) -> str | None:
         return None

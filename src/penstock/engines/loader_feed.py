@@ -1,14 +1,13 @@
 """The loader processes of the local engine: their slots, the first batch, and what they know about finished spans."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.core.division import SPAN_BATCHES
-from penstock.core.events import Chunk, Filled, Prepare, SpanLoaded
 from penstock.core.job import Job
+from penstock.core.messages import Chunk, Filled, LoadedData, Prepare, SpanLoaded
 from penstock.core.records import STRING, Placement, Span, Timings
-from penstock.pool.processes.loader_pool import LoaderPool
+from penstock.pool.processes.loader_pool import Deliver, LoaderPool
 from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import bytes_needed
 from penstock.pool.transfer.slots import Slots
@@ -20,9 +19,6 @@ _SLOW_S = 1.0
 _AHEAD_BYTES = 64 << 20
 _KEPT_ROW_BYTES = 512
 _LEAST_SLOT_BYTES = 1 << 20
-
-Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
-"""Takes every message of a loader that is for a replica."""
 
 
 class LoaderFeed:
@@ -75,7 +71,7 @@ class LoaderFeed:
         timings.wait_for_room += self._waited.pop(span, 0.0)
         timings.marks += self.pool.take_marks()
 
-    def _take(self, message: Chunk | Filled | SpanLoaded) -> None:
+    def _take(self, message: LoadedData) -> None:
         if (message.key[0] if isinstance(message, Chunk) else message.span) == _WARM:
             self._keep_warm(message)
             return
@@ -83,7 +79,7 @@ class LoaderFeed:
             self._waited[message.span] = message.waited_s
         self._deliver(message)
 
-    def _keep_warm(self, message: Chunk | Filled | SpanLoaded) -> None:
+    def _keep_warm(self, message: LoadedData) -> None:
         """The first batch stays in its slot: replicas that start later warm up with it, too.
 
         What it sent ahead is copied out: there may be more of it than there are slots.

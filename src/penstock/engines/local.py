@@ -10,53 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.events import (
-    NOTHING_ASKED,
-    Asked,
-    Chunk,
-    Convert,
-    Converted,
-    Failed,
-    Measure,
-    Measured,
-    Prepare,
-    Prepared,
-    Release,
-    SpanDone,
-)
+from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Releases
 from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.source import Source
 from penstock.core.stopping import StopFlag
+from penstock.engines import run_events
 from penstock.engines.loader_feed import LoaderFeed
 from penstock.engines.memory_watch import ReplicaEnd, Tell, quietly
-from penstock.engines.run_events import (
-    BatchLoaded,
-    CloseReplica,
-    Command,
-    DeviceJoined,
-    Event,
-    FreeSlot,
-    JobTaken,
-    ProbeAsked,
-    Raise,
-    ReadSpan,
-    ReplicaDied,
-    ReplicaSaid,
-    Report,
-    ResizeLoaders,
-    RunBegan,
-    Send,
-    SpanFinished,
-    SpansWithdrawn,
-    StartReplica,
-    StopRequested,
-    Tick,
-    WithdrawSpans,
-    Yield,
-)
 from penstock.engines.run_state import RunState
 from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.supervisor import Launch, ReplicaHandle
@@ -99,7 +62,7 @@ class LocalEngine:
         self._leaving: deque[Result] = deque()
         self._state = RunState(placement, oom_kills(), has_address_limit=has_address_limit())
         # One first: the others follow when it is known that there is work for them.
-        self._handle(DeviceJoined(placement.devices[0]))
+        self._handle(run_events.DeviceJoined(placement.devices[0]))
 
     def load(self) -> Signature:
         self._pump_until(lambda: self._state.signature is not None, self._stop)
@@ -114,29 +77,31 @@ class LocalEngine:
         assert pool.learnt is not None
         return pool.learnt
 
-    def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
+    def prepare(
+        self, job: Job, placement: Placement, sample: Span, asked: messages.Asked = messages.NOTHING_ASKED
+    ) -> messages.Prepared:
         self._job, self._placement = job, placement
         if placement.has_loader_processes:
             feed = self._loader_feed()
             feed.begin(job, placement, sample, is_timed=asked.answers_rows > 0)
             self._pump_until(lambda: feed.rows_loaded_per_s is not None, self._stop)
-        self._handle(JobTaken(job, placement, sample, asked))
+        self._handle(run_events.JobTaken(job, placement, sample, asked))
         self._pump_until(lambda: self._state.prepared is not None, self._stop)
         assert self._state.prepared is not None
         return replace(self._state.prepared, rows_loaded_per_s=self._feed.rows_loaded_per_s if self._feed else None)
 
-    def measure(self, order: Measure, replicas: int, stop: StopFlag) -> list[Measured]:
+    def measure(self, order: messages.Measure, replicas: int, stop: StopFlag) -> list[messages.Measured]:
         """How fast the step is at one batch size, on so many replicas of the placement at once. After `prepare`."""
-        answers = self._probe(ProbeAsked(order, replicas), stop)
-        return [answer for answer in answers if isinstance(answer, Measured)]
+        answers = self._probe(run_events.ProbeAsked(order, replicas), stop)
+        return [answer for answer in answers if isinstance(answer, messages.Measured)]
 
     def convert(self, folder: str, stop: StopFlag) -> str | None:
         """Have the first replica write its whole step to `folder`; returns why it cannot, in words."""
-        (answer,) = self._probe(ProbeAsked(Convert(folder)), stop)
-        assert isinstance(answer, Converted)
+        (answer,) = self._probe(run_events.ProbeAsked(messages.Convert(folder)), stop)
+        assert isinstance(answer, messages.Converted)
         return answer.problem
 
-    def _probe(self, asked: ProbeAsked, stop: StopFlag) -> list[Measured | Converted]:
+    def _probe(self, asked: run_events.ProbeAsked, stop: StopFlag) -> list[messages.ProbeAnswer]:
         """Wait for what no other replica could go on with: if one dies, or the time is over, all are given up."""
         try:
             self._handle(asked)
@@ -158,10 +123,10 @@ class LocalEngine:
         most = len(spans) if isinstance(spans, Sequence) else self._placement.replicas
         ahead = None if source.traits.is_resumable else 1
         self._leaving.clear()
-        self._handle(RunBegan(spans, self._depth(), most, ahead, is_ordered))
+        self._handle(run_events.RunBegan(spans, self._depth(), most, ahead, is_ordered))
         while not self._state.is_finished:
             if self._stop.is_raised:
-                self._handle(StopRequested())
+                self._handle(run_events.StopRequested())
             self._pump()
             while self._leaving:
                 result = self._leaving.popleft()
@@ -193,7 +158,7 @@ class LocalEngine:
     def _loader_feed(self) -> LoaderFeed:
         if self._feed is None:
             self._feed = LoaderFeed(
-                self._launch, lambda message: self._handle(BatchLoaded(message)), self._row_timeout_s
+                self._launch, lambda message: self._handle(run_events.BatchLoaded(message)), self._row_timeout_s
             )
         return self._feed
 
@@ -222,31 +187,31 @@ class LocalEngine:
                 try:
                     message = handle.receive()
                 except (EOFError, OSError):
-                    self._handle(ReplicaDied(handle.number, self._end_of(handle)))
+                    self._handle(run_events.ReplicaDied(handle.number, self._end_of(handle)))
                 else:
                     self._hear(handle, message)
         if self._feed is not None:
             pool = self._feed.pool
             pool.check_time()
-            self._handle(Tick(time.monotonic(), pool.busy_s, pool.wait_s, pool.has_newcomers))
+            self._handle(run_events.Tick(time.monotonic(), pool.busy_s, pool.wait_s, pool.has_newcomers))
 
     def _hear(self, handle: ReplicaHandle, message: Any) -> None:
         match message:
-            case Chunk():
+            case messages.Chunk():
                 handle.assembly.add(message)
-                handle.send(Release(message.slot))
-            case SpanDone(span=index, timings=timings):
+                handle.send(messages.Release(message.slot))
+            case messages.SpanDone(span=index, timings=timings):
                 result = handle.assembly.finish(self._state.span_of(handle.number, index), message)
                 if self._feed is not None:
                     self._feed.finish(index, timings)
                 self._observe(handle.number, handle.device, timings)
-                self._handle(SpanFinished(handle.number, result, timings))
-            case Failed():
-                self._handle(ReplicaDied(handle.number, self._end_of(handle, message), message))
+                self._handle(run_events.SpanFinished(handle.number, result, timings))
+            case messages.Failed():
+                self._handle(run_events.ReplicaDied(handle.number, self._end_of(handle, message), message))
             case _:
-                self._handle(ReplicaSaid(handle.number, message))
+                self._handle(run_events.ReplicaSaid(handle.number, message))
 
-    def _end_of(self, handle: ReplicaHandle, failed: Failed | None = None) -> ReplicaEnd:
+    def _end_of(self, handle: ReplicaHandle, failed: messages.Failed | None = None) -> ReplicaEnd:
         """How a replica ended whose process is over, or that said that it cannot go on, and why."""
         notice = handle.board.read()
         if failed is not None:
@@ -255,39 +220,39 @@ class LocalEngine:
         how = handle.describe_end()
         return ReplicaEnd(handle.pid, how, handle.exit_code, "\n".join(self._launch.last_lines()), notice, oom_kills())
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: run_events.Event) -> None:
         for command in self._state.handle(event):
             self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: run_events.Command) -> None:
         match command:
-            case Send(replica=replica, message=message):
-                if isinstance(message, Prepare) and self._placement.has_loader_processes:
+            case run_events.Send(replica=replica, message=message):
+                if isinstance(message, messages.Prepare) and self._placement.has_loader_processes:
                     message = self._loader_feed().with_first_batch(message)
                 self._replicas[replica].send(message)
-            case Yield(result=result):
+            case run_events.Yield(result=result):
                 self._leaving.append(result)
-            case StartReplica(replica=replica, device=device):
+            case run_events.StartReplica(replica=replica, device=device):
                 self._replicas[replica] = ReplicaHandle(replica, self._launch, device)
-            case CloseReplica(replica=replica):
+            case run_events.CloseReplica(replica=replica):
                 self._replicas.pop(replica).close()
-            case Report(line=line, is_shown=is_shown):
+            case run_events.Report(line=line, is_shown=is_shown):
                 self._launch.note(line)
                 if is_shown:
                     self._tell(line)
-            case Raise(error=error):
+            case run_events.Raise(error=error):
                 raise error
             case _:
                 self._carry_out_loading(command)
 
-    def _carry_out_loading(self, command: Command) -> None:
+    def _carry_out_loading(self, command: run_events.Command) -> None:
         pool = self._loader_feed().pool
         match command:
-            case ReadSpan(span=span):
+            case run_events.ReadSpan(span=span):
                 pool.submit(span)
-            case FreeSlot(slot=slot):
+            case run_events.FreeSlot(slot=slot):
                 pool.release(slot)
-            case WithdrawSpans():
-                self._handle(SpansWithdrawn(tuple(span.index for span in pool.withdraw())))
-            case ResizeLoaders(count=count):
+            case run_events.WithdrawSpans():
+                self._handle(run_events.SpansWithdrawn(tuple(span.index for span in pool.withdraw())))
+            case run_events.ResizeLoaders(count=count):
                 pool.resize(count)

@@ -1,33 +1,13 @@
 """What goes into `RunState` and what comes out of it: events and commands, small records without behaviour.
 
 An event says what happened; a command says what the engine has to do. `ReplicaSaid` carries the message of a replica as
-it is (`core.events`), and `Send` carries the message for a replica.
+it is (`core.messages`), and `Send` carries the message for a replica.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.core.events import (
-    NOTHING_ASKED,
-    Asked,
-    Chunk,
-    Convert,
-    Converted,
-    Drain,
-    Emptied,
-    Failed,
-    Filled,
-    Limit,
-    Loaded,
-    Measure,
-    Measured,
-    Prepare,
-    Prepared,
-    RanShort,
-    Returned,
-    SpanLoaded,
-    Work,
-)
+from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.records import Device, Placement, Result, Span, Timings
 from penstock.engines.memory_watch import ReplicaEnd
@@ -51,14 +31,14 @@ class JobTaken(Event):
     job: Job
     placement: Placement
     sample: Span
-    asked: Asked = NOTHING_ASKED
+    asked: messages.Asked = messages.NOTHING_ASKED
 
 
 @dataclass(frozen=True)
 class ProbeAsked(Event):
     """Ask so many replicas of the placement at once, and start those that are missing; the first one where None."""
 
-    message: Measure | Convert
+    message: messages.Probe
     replicas: int | None = None
 
 
@@ -86,7 +66,7 @@ class ReplicaSaid(Event):
     """A message of a replica that is not about data."""
 
     replica: int
-    message: Loaded | Prepared | Measured | Converted | Emptied | RanShort | Returned
+    message: messages.ReplicaReport
 
 
 @dataclass(frozen=True)
@@ -104,14 +84,14 @@ class ReplicaDied(Event):
 
     replica: int
     end: ReplicaEnd
-    failed: Failed | None = None
+    failed: messages.Failed | None = None
 
 
 @dataclass(frozen=True)
 class BatchLoaded(Event):
     """A loader process has sent something for the replica of a span."""
 
-    message: Chunk | Filled | SpanLoaded
+    message: messages.LoadedData
 
 
 @dataclass(frozen=True)
@@ -160,7 +140,7 @@ class Send(Command):
     """Send a message to a replica. A replica that is gone cannot take it; its death is an event of its own."""
 
     replica: int
-    message: Prepare | Measure | Convert | Work | Limit | Drain | Chunk | Filled | SpanLoaded
+    message: messages.Prepare | messages.Probe | messages.Work | messages.Limit | messages.Drain | messages.LoadedData
 
 
 @dataclass(frozen=True)

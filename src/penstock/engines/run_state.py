@@ -14,58 +14,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.core.events import (
-    NOTHING_ASKED,
-    Asked,
-    Chunk,
-    Convert,
-    Converted,
-    Drain,
-    Emptied,
-    Failed,
-    Filled,
-    Limit,
-    Loaded,
-    Measure,
-    Measured,
-    Prepare,
-    Prepared,
-    RanShort,
-    Returned,
-    SpanLoaded,
-    Work,
-)
+from penstock.core import messages
 from penstock.core.loader_count import LoaderCount
 from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.state import VARIABLES
+from penstock.engines import run_events
 from penstock.engines.memory_watch import Death, MemoryWatch, ReplicaEnd, Verdict
-from penstock.engines.run_events import (
-    BatchLoaded,
-    CloseReplica,
-    Command,
-    DeviceJoined,
-    Event,
-    FreeSlot,
-    JobTaken,
-    ProbeAsked,
-    Raise,
-    ReadSpan,
-    ReplicaDied,
-    ReplicaSaid,
-    Report,
-    ResizeLoaders,
-    RunBegan,
-    Send,
-    SpanFinished,
-    SpansWithdrawn,
-    StartReplica,
-    StopRequested,
-    Tick,
-    WithdrawSpans,
-    Yield,
-)
 from penstock.errors import ModelError
 
 DEATHS_IN_A_ROW = 3
@@ -87,11 +43,11 @@ class _Replica:
 class _Probe:
     """A question that no other replica could go on with: if one dies over it, all is given up."""
 
-    message: Measure | Convert
+    message: messages.Probe
     is_for_all: bool
     is_sent: bool = False
     missing: int = 0
-    answers: list[Measured | Converted] = field(default_factory=list)
+    answers: list[messages.ProbeAnswer] = field(default_factory=list)
 
 
 class RunState:
@@ -109,7 +65,7 @@ class RunState:
         self._next_number = 0
         self._deaths: Counter[Device] = Counter()
         self._memory = MemoryWatch(self._show, oom_kills, has_address_limit=has_address_limit)
-        self._taken: JobTaken | None = None
+        self._taken: run_events.JobTaken | None = None
         self._scheduler: Scheduler | None = None
         self._is_ordered = True
         self._finished: dict[int, Result] = {}
@@ -117,12 +73,12 @@ class RunState:
         self._routes: dict[int, int] = {}
         """Which replica a span is loaded for, where loader processes read."""
         self._probe: _Probe | None = None
-        self._commands: list[Command] = []
+        self._commands: list[run_events.Command] = []
         self.loader_count: LoaderCount | None = None
         self.signature: Signature | None = None
-        self.prepared: Prepared | None = None
+        self.prepared: messages.Prepared | None = None
         """What the first replica found out about the job of now."""
-        self.answers: list[Measured | Converted] | None = None
+        self.answers: list[messages.ProbeAnswer] | None = None
         """The answers to the last probe, when all are there."""
 
     @property
@@ -145,47 +101,47 @@ class RunState:
         assert self._scheduler is not None
         return next(span for span in self._scheduler.spans_of(replica) if span.index == index)
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: run_events.Event) -> list[run_events.Command]:
         """Take an event; returns what is to be done about it, in order."""
-        commands: list[Command] = []
+        commands: list[run_events.Command] = []
         self._commands = commands
         match event:
-            case DeviceJoined(device=device):
+            case run_events.DeviceJoined(device=device):
                 self._start(device)
-            case JobTaken():
+            case run_events.JobTaken():
                 self._take(event)
-            case ProbeAsked():
+            case run_events.ProbeAsked():
                 self._ask(event)
-            case RunBegan():
+            case run_events.RunBegan():
                 self._begin(event)
-            case ReplicaSaid(replica=number, message=message):
+            case run_events.ReplicaSaid(replica=number, message=message):
                 if number in self._replicas:
                     self._hear(number, message)
-            case SpanFinished(replica=number):
+            case run_events.SpanFinished(replica=number):
                 if number in self._replicas:
                     self._finish(event)
-            case ReplicaDied(replica=number, end=end, failed=failed):
+            case run_events.ReplicaDied(replica=number, end=end, failed=failed):
                 if number in self._replicas:
                     self._fail(number, end, failed)
-            case BatchLoaded(message=message):
+            case run_events.BatchLoaded(message=message):
                 self._route(message)
-            case SpansWithdrawn(spans=spans):
+            case run_events.SpansWithdrawn(spans=spans):
                 self._withdraw(spans)
-            case StopRequested():
+            case run_events.StopRequested():
                 self._stop()
-            case Tick():
+            case run_events.Tick():
                 self._tick(event)
         return commands
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: run_events.Command) -> None:
         self._commands.append(command)
 
     def _show(self, line: str) -> None:
-        self._do(Report(line, is_shown=True))
+        self._do(run_events.Report(line, is_shown=True))
 
     def _start(self, device: Device) -> None:
         self._replicas[self._next_number] = _Replica(device)
-        self._do(StartReplica(self._next_number, device))
+        self._do(run_events.StartReplica(self._next_number, device))
         self._next_number += 1
 
     def _start_up_to(self, count: int) -> None:
@@ -198,7 +154,7 @@ class RunState:
                 self._start(device)
 
     # The job.
-    def _take(self, event: JobTaken) -> None:
+    def _take(self, event: run_events.JobTaken) -> None:
         self._taken, self._placement = event, event.placement
         self.prepared = self._scheduler = None
         placement = event.placement
@@ -208,12 +164,12 @@ class RunState:
             if replica.is_loaded:
                 self._prepare(number, event.asked)
 
-    def _prepare(self, number: int, asked: Asked) -> None:
+    def _prepare(self, number: int, asked: messages.Asked) -> None:
         assert self._taken is not None
         replica, taken = self._replicas[number], self._taken
         replica.to_prepare += 1
         replica.is_ready = False
-        prepare = Prepare(
+        prepare = messages.Prepare(
             taken.job,
             taken.sample,
             taken.placement.loaders,
@@ -223,28 +179,26 @@ class RunState:
             is_alone=self._memory.is_alone(replica.device),
             poisoned=self._memory.poisoned(taken.sample),
         )
-        self._do(Send(number, prepare))
+        self._do(run_events.Send(number, prepare))
 
-    def _hear(
-        self, number: int, message: Loaded | Prepared | Measured | Converted | Emptied | RanShort | Returned
-    ) -> None:
+    def _hear(self, number: int, message: messages.ReplicaReport) -> None:
         replica = self._replicas[number]
         match message:
-            case Loaded(signature=signature):
+            case messages.Loaded(signature=signature):
                 self._load(number, signature)
-            case Prepared():
+            case messages.Prepared():
                 replica.to_prepare = max(0, replica.to_prepare - 1)
                 if not replica.to_prepare:
                     self._ready(number, message)
-            case Measured() | Converted():
+            case messages.Measured() | messages.Converted():
                 self._answer(message)
-            case Emptied(slot=slot):
+            case messages.Emptied(slot=slot):
                 replica.slots.discard(slot)
-                self._do(FreeSlot(slot))
-            case RanShort(shortage=shortage, ceilings=ceilings):
+                self._do(run_events.FreeSlot(slot))
+            case messages.RanShort(shortage=shortage, ceilings=ceilings):
                 self._memory.note_shortage(replica.device, shortage, ceilings)
                 self._limit_others(number, replica.device)
-            case Returned(spans=spans):
+            case messages.Returned(spans=spans):
                 assert self._scheduler is not None
                 self._scheduler.give_back(number, spans)
 
@@ -259,11 +213,11 @@ class RunState:
                 allowed=f"weights {self.signature.weights}, as on the first device",
                 hint="load the weights from a file, or call keras.utils.set_random_seed in it",
             )
-            self._do(Raise(error))
+            self._do(run_events.Raise(error))
         elif self._taken is not None:
-            self._prepare(number, self._taken.asked if self.prepared is None else NOTHING_ASKED)
+            self._prepare(number, self._taken.asked if self.prepared is None else messages.NOTHING_ASKED)
 
-    def _ready(self, number: int, prepared: Prepared) -> None:
+    def _ready(self, number: int, prepared: messages.Prepared) -> None:
         self.prepared = self.prepared or prepared
         self._replicas[number].is_ready = True
         self._send_probe()
@@ -271,7 +225,7 @@ class RunState:
             self._assign(self._scheduler.join(number))
 
     # Probing: measure, convert.
-    def _ask(self, event: ProbeAsked) -> None:
+    def _ask(self, event: run_events.ProbeAsked) -> None:
         self.answers = None
         self._probe = _Probe(event.message, is_for_all=event.replicas is not None)
         self._start_up_to(event.replicas or 0)
@@ -286,9 +240,9 @@ class RunState:
         if all(self._replicas[number].is_ready for number in asked):
             probe.is_sent, probe.missing = True, len(asked)
             for number in asked:
-                self._do(Send(number, probe.message))
+                self._do(run_events.Send(number, probe.message))
 
-    def _answer(self, message: Measured | Converted) -> None:
+    def _answer(self, message: messages.ProbeAnswer) -> None:
         assert self._probe is not None
         self._probe.answers.append(message)
         self._probe.missing -= 1
@@ -296,7 +250,7 @@ class RunState:
             self.answers, self._probe = self._probe.answers, None
 
     # The spans.
-    def _begin(self, event: RunBegan) -> None:
+    def _begin(self, event: run_events.RunBegan) -> None:
         window = 2 * event.depth * self._placement.replicas
         self._scheduler = Scheduler(event.spans, event.depth, window, event.ahead)
         self._is_ordered, self._is_stopping = event.is_ordered, False
@@ -308,18 +262,18 @@ class RunState:
             return
         if self.loader_count is not None and self._placement.devices[0].kind == "gpu":
             # A GPU is faster than any loader: the cores that its start left alone are taken now.
-            self._do(ResizeLoaders(self.loader_count.take_all()))
+            self._do(run_events.ResizeLoaders(self.loader_count.take_all()))
         self._start_up_to(event.most_replicas)
 
     def _assign(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
             span = assignment.span
-            self._do(Send(assignment.replica, Work(span, self._memory.poisoned(span))))
+            self._do(run_events.Send(assignment.replica, messages.Work(span, self._memory.poisoned(span))))
             if self._placement.has_loader_processes:
                 self._routes[span.index] = assignment.replica
-                self._do(ReadSpan(span))
+                self._do(run_events.ReadSpan(span))
 
-    def _finish(self, event: SpanFinished) -> None:
+    def _finish(self, event: run_events.SpanFinished) -> None:
         assert self._scheduler is not None
         result, index = event.result, event.result.span.index
         self._deaths[self._replicas[event.replica].device] = 0
@@ -330,12 +284,12 @@ class RunState:
         self._assign(self._scheduler.finish(event.replica, index))
         if not self._is_ordered:
             self._scheduler.order.clear()
-            self._do(Yield(result))
+            self._do(run_events.Yield(result))
             return
         self._finished[index] = result
         order = self._scheduler.order
         while order and order[0] in self._finished:
-            self._do(Yield(self._finished.pop(order.popleft())))
+            self._do(run_events.Yield(self._finished.pop(order.popleft())))
 
     def _stop(self) -> None:
         """Hand out nothing more; spans that no replica has begun come back."""
@@ -344,9 +298,9 @@ class RunState:
         self._is_stopping = True
         self._scheduler.stop()
         if self._placement.has_loader_processes:
-            self._do(WithdrawSpans())
+            self._do(run_events.WithdrawSpans())
         for number in self._replicas:
-            self._do(Send(number, Drain()))
+            self._do(run_events.Send(number, messages.Drain()))
 
     def _withdraw(self, spans: tuple[int, ...]) -> None:
         assert self._scheduler is not None
@@ -356,33 +310,33 @@ class RunState:
                 self._scheduler.give_back(replica, [index])
 
     # The loader processes.
-    def _route(self, message: Chunk | Filled | SpanLoaded) -> None:
-        replica = self._routes.get(message.key[0] if isinstance(message, Chunk) else message.span)
-        slot = None if isinstance(message, SpanLoaded) else message.slot
+    def _route(self, message: messages.LoadedData) -> None:
+        replica = self._routes.get(message.key[0] if isinstance(message, messages.Chunk) else message.span)
+        slot = None if isinstance(message, messages.SpanLoaded) else message.slot
         if replica is not None:
             if slot is not None:
                 self._replicas[replica].slots.add(slot)
-            self._do(Send(replica, message))
+            self._do(run_events.Send(replica, message))
         elif slot is not None:
-            self._do(FreeSlot(slot))
+            self._do(run_events.FreeSlot(slot))
 
-    def _tick(self, tick: Tick) -> None:
+    def _tick(self, tick: run_events.Tick) -> None:
         if self.loader_count is not None:
             count = self.loader_count.look(
                 tick.now, tick.loader_busy_s, tick.loader_wait_s, has_newcomers=tick.has_new_loaders
             )
             if count is not None:
-                self._do(ResizeLoaders(count))
+                self._do(run_events.ResizeLoaders(count))
 
     # Deaths.
-    def _fail(self, number: int, end: ReplicaEnd, failed: Failed | None) -> None:
+    def _fail(self, number: int, end: ReplicaEnd, failed: messages.Failed | None) -> None:
         if failed is None or (failed.error is None and speaks_of_memory(failed.last_line)):
             self._lose(number, end)
             return
         # The engine may catch it and take another job: this was the answer to the order to prepare.
         replica = self._replicas[number]
         replica.to_prepare = max(0, replica.to_prepare - 1)
-        self._do(Raise(failed.as_error(f"a replica on {replica.device}")))
+        self._do(run_events.Raise(failed.as_error(f"a replica on {replica.device}")))
 
     def _lose(self, number: int, end: ReplicaEnd) -> None:
         """Hand the spans of a replica that died to the others, and have another one take its place."""
@@ -390,20 +344,20 @@ class RunState:
         device, batch_size = replica.device, self._taken.job.batch_size if self._taken is not None else 1
         spans = self._scheduler.spans_of(number) if self._scheduler is not None else []
         death = Death(device, end, spans, batch_size, replica.is_ready)
-        self._do(CloseReplica(number))
+        self._do(run_events.CloseReplica(number))
         verdict = self._memory.judge(death)
         self._deaths[device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[device] + 1
         if self._is_final(verdict) or self._deaths[device] >= DEATHS_IN_A_ROW:
-            self._do(Raise(death.as_error(self._doing())))
+            self._do(run_events.Raise(death.as_error(self._doing())))
             return
         self._routes = {span: held_by for span, held_by in self._routes.items() if held_by != number}
         for slot in sorted(replica.slots):
-            self._do(FreeSlot(slot))
+            self._do(run_events.FreeSlot(slot))
         if self._scheduler is None:
-            self._do(Report(f"replica {number} on {device} {end.how} at the first batch"))
+            self._do(run_events.Report(f"replica {number} on {device} {end.how} at the first batch"))
         else:
             held = [span.index for span in spans]
-            self._do(Report(f"replica {number} on {device} {end.how}; spans {held} are given out again"))
+            self._do(run_events.Report(f"replica {number} on {device} {end.how}; spans {held} are given out again"))
             self._assign(self._scheduler.lose(number))
         if verdict is Verdict.LESS_WAS_TRIED:
             self._limit_others(number, device)
@@ -429,4 +383,4 @@ class RunState:
         """What one replica found out about a memory holds for all that share it."""
         for other, replica in self._replicas.items():
             if other != number and self._memory.shares_memory(device, replica.device):
-                self._do(Send(other, Limit(self._memory.ceilings(replica.device))))
+                self._do(run_events.Send(other, messages.Limit(self._memory.ceilings(replica.device))))

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core.events import Measure
 from penstock.core.job import Job
+from penstock.core.messages import Measure
 from penstock.core.protocols import Tunable
 from penstock.core.records import STRING, Binding, Device, ModelFile, Placement, Result, Span
 from penstock.core.stopping import StopFlag

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import division, kinds
-from penstock.core.events import Asked, PaddingTrial, Prepared
 from penstock.core.job import Job
+from penstock.core.messages import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Plan
 from penstock.core.protocols import Engine, Releases, Source, Tunable
 from penstock.core.records import ModelFile, Placement, Recipe, Result, Signature, Span

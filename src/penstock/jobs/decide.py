@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from penstock.core import kinds, tuning
 from penstock.core.agreement import CHECKED_ROWS, ENOUGH_ROWS
-from penstock.core.events import Asked, PaddingTrial
 from penstock.core.job import Job
+from penstock.core.messages import Asked, PaddingTrial
 from penstock.core.missing import bind_nulls
 from penstock.core.plans import Choice
 from penstock.core.preprocessing import Preprocess

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from penstock.core import agreement
 from penstock.core.agreement import CHECKED_ROWS
-from penstock.core.events import Asked, Prepared
+from penstock.core.messages import Asked, Prepared
 from penstock.core.records import ModelFile
 from penstock.core.state import NONE
 from penstock.errors import ModelError, UsageError

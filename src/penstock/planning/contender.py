@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core import tuning
 from penstock.core.agreement import CHECKED_ROWS, Proof, prove
-from penstock.core.events import Asked, Measure, Prepared
+from penstock.core.messages import Asked, Measure, Prepared
 from penstock.core.plans import Choice, Trial
 from penstock.core.protocols import Tunable
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point

@@ -16,23 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core import tracing
 from penstock.core.batching import Batch
 from penstock.core.job import Job
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
-from penstock.core.tracing import (
-    BATCHES_WAITING,
-    LOAD,
-    NONE,
-    PREDICT,
-    SHORT_S,
-    SPAN,
-    WAIT_FOR_DATA,
-    WAIT_FOR_ROOM,
-    Level,
-    Mark,
-)
 from penstock.errors import InputError
 from penstock.pool.guard.bisection import check_rows
 from penstock.pool.guard.guarded import GuardedReplica
@@ -77,7 +66,7 @@ class _Waiting:
     work: _OpenSpan
     batch: Batch
     release: Release = _nothing_to_release
-    slot: int = NONE
+    slot: int = tracing.NONE
 
 
 class Pipeline:
@@ -121,7 +110,7 @@ class Pipeline:
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
-        self._waiting = NONE  # batches, as they were noted last
+        self._waiting = tracing.NONE  # batches, as they were noted last
         self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
         self._threads = [
             *(threading.Thread(target=self._load, name=f"loader-{i}", daemon=True) for i in range(loaders)),
@@ -141,7 +130,7 @@ class Pipeline:
         self._begin()
         work = self._sent.setdefault(span.index, _OpenSpan(span))
         self._see(work, batch)
-        self._batches.put(_Waiting(work, batch, release, NONE if slot is None else slot))
+        self._batches.put(_Waiting(work, batch, release, tracing.NONE if slot is None else slot))
 
     def has(self, span: Span, index: int) -> bool:
         """Whether this batch was given before: a loader that died had sent it already."""
@@ -189,12 +178,12 @@ class Pipeline:
             self._fed_at = time.perf_counter()
 
     def _mark(
-        self, work: _OpenSpan, what: str, start: float, end: float, batch: Batch | None = None, slot: int = NONE
+        self, work: _OpenSpan, what: str, start: float, end: float, batch: Batch | None = None, slot: int = tracing.NONE
     ) -> None:
         if self._job.is_traced:
-            index, rows = (NONE, work.span.rows) if batch is None else (batch.index, batch.rows)
+            index, rows = (tracing.NONE, work.span.rows) if batch is None else (batch.index, batch.rows)
             thread = threading.current_thread().name
-            work.timings.marks.append(Mark(what, thread, start, end, work.span.index, index, rows, slot))
+            work.timings.marks.append(tracing.Mark(what, thread, start, end, work.span.index, index, rows, slot))
 
     def _load(self) -> None:
         while (span := self._spans.get()) is not None and not self._closed:
@@ -210,14 +199,14 @@ class Pipeline:
         for batch in load_batches(self._job, work.span, marks=work.timings.marks):
             loaded = time.perf_counter()
             work.timings.read += loaded - started
-            self._mark(work, LOAD, started, loaded, batch)
+            self._mark(work, tracing.LOAD, started, loaded, batch)
             count += 1
             self._see(work, batch)
             self._put(work, batch)
             started = time.perf_counter()
         ended = time.perf_counter()
         work.timings.read += ended - started
-        self._mark(work, SPAN, began, ended)
+        self._mark(work, tracing.SPAN, began, ended)
         self._complete(work, count)
 
     def _see(self, work: _OpenSpan, batch: Batch) -> None:
@@ -240,8 +229,8 @@ class Pipeline:
                 continue
         ended = time.perf_counter()
         work.timings.wait_for_room += ended - started
-        if ended - started > SHORT_S:
-            self._mark(work, WAIT_FOR_ROOM, started, ended, batch)
+        if ended - started > tracing.SHORT_S:
+            self._mark(work, tracing.WAIT_FOR_ROOM, started, ended, batch)
 
     def _complete(self, work: _OpenSpan, num_batches: int) -> None:
         with self._lock:
@@ -265,8 +254,8 @@ class Pipeline:
     def _run_batch(self, item: _Waiting, idle_since: float) -> None:
         work, batch, release = item.work, item.batch, item.release
         started = time.perf_counter()
-        if started - idle_since > SHORT_S:
-            self._mark(work, WAIT_FOR_DATA, idle_since, started, batch)
+        if started - idle_since > tracing.SHORT_S:
+            self._mark(work, tracing.WAIT_FOR_DATA, idle_since, started, batch)
         trim(self._job, batch)
         self._check_turn(work.span, batch)
         copied_before = self._copied_s()
@@ -277,10 +266,10 @@ class Pipeline:
         batch.arrays.clear()
         release()
         ended = time.perf_counter()
-        self._mark(work, PREDICT, started, ended, batch, item.slot)
+        self._mark(work, tracing.PREDICT, started, ended, batch, item.slot)
         if self._job.is_traced and (waiting := self._batches.qsize()) != self._waiting:
             self._waiting = waiting
-            work.timings.marks.append(Level(BATCHES_WAITING, ended, waiting))
+            work.timings.marks.append(tracing.Level(tracing.BATCHES_WAITING, ended, waiting))
         with self._lock:
             work.timings.compute += ended - started
             work.timings.copy += copied

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.batching import on_the_heap
-from penstock.core.events import Chunk, Filled, SpanLoaded
 from penstock.core.job import Job
+from penstock.core.messages import Chunk, Filled, SpanLoaded
 from penstock.core.records import STRING, Binding, Device, ModelFile, Shape, Span, Timings
 from penstock.engines.loader_feed import LoaderFeed, slot_bytes_of
 from penstock.pool.processes.supervisor import Launch

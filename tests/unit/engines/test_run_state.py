@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.core.events import (
+from penstock.core.job import Job
+from penstock.core.messages import (
     Convert,
     Converted,
     Drain,
@@ -26,7 +27,6 @@ from penstock.core.events import (
     SpanLoaded,
     Work,
 )
-from penstock.core.job import Job
 from penstock.core.records import Device, Placement, Shortage, Signature, Span
 from penstock.core.state import VARIABLES
 from penstock.engines.memory_watch import ReplicaEnd

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.core.events import Drain, Emptied, Filled, Loaded, Prepare, Prepared, Returned, Work
 from penstock.core.job import Job
+from penstock.core.messages import Drain, Emptied, Filled, Loaded, Prepare, Prepared, Returned, Work
 from penstock.core.records import Device, Placement, Result, Signature, Span, Timings
 from penstock.engines.memory_watch import ReplicaEnd
 from penstock.engines.run_events import (

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.events import PaddingTrial
+from penstock.core.messages import PaddingTrial
 from penstock.core.plans import Choice
 from penstock.core.protocols import Source
 from penstock.core.records import Binding, Device, ModelFile, Placement, Recipe, Signature, Span, TensorSpec

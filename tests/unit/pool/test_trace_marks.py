@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.core.events import Chunk, SpanDone
 from penstock.core.job import Job
+from penstock.core.messages import Chunk, SpanDone
 from penstock.core.records import Columns, Result, Span, Timings
 from penstock.core.tracing import (
     HAND_OVER,

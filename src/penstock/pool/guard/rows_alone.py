@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.agreement import largest_difference
 from penstock.core.batching import Batch
-from penstock.core.events import PaddingTrial
+from penstock.core.messages import PaddingTrial
 from penstock.core.records import Array, Column, Columns
 from penstock.core.reordering import answers
 from penstock.errors import OutOfMemory, PenstockError, one_line

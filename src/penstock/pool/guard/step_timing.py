@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from penstock.core.events import Measure, Measured
+from penstock.core.messages import Measure, Measured
 from penstock.core.protocols import Gauged, Replica
 from penstock.core.records import Columns
 from penstock.errors import OutOfMemory, PenstockError, one_line

@@ -8,8 +8,8 @@ import numpy as np
 from penstock.core.agreement import compare
 from penstock.core.batching import Batch
 from penstock.core.columns import describe, take_positions
-from penstock.core.events import NOTHING_ASKED, Asked, Prepared
 from penstock.core.job import Job
+from penstock.core.messages import NOTHING_ASKED, Asked, Prepared
 from penstock.core.protocols import Stateful
 from penstock.core.records import KEPT, Array, Binding, Column, Columns, RowFailure, Signature, Span, TensorSpec
 from penstock.core.reordering import AS_LISTS, answers

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.core.events import Chunk, Emptied, Filled, Grant, LoadSpan, Release, SpanDone, SpanLoaded, Work
+from penstock.core.messages import Chunk, Emptied, Filled, Grant, LoadSpan, Release, SpanDone, SpanLoaded, Work
 
 _PLAIN = (Chunk, Emptied, Filled, Grant, LoadSpan, Release, SpanDone, SpanLoaded, Work)
 

@@ -7,7 +7,7 @@ import sys
 
 import pyarrow as pa
 
-from penstock.core.events import Applied, Finish
+from penstock.core.messages import Applied, Finish
 from penstock.core.postprocessing import Postprocess, finish
 from penstock.core.records import Block
 from penstock.pool.processes.board import Board

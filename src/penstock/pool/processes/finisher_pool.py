@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from penstock.core.events import Applied, Failed, Finish
+from penstock.core.messages import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
 from penstock.core.records import UNWATCHED, Block, Column, Result
 from penstock.errors import WorkersDied

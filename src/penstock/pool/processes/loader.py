@@ -10,8 +10,8 @@ import time
 
 import pyarrow as pa
 
-from penstock.core.events import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.job import Job
+from penstock.core.messages import Begin, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.tracing import LOAD, NONE, SPAN, Level, Mark
 from penstock.pool.loading import load_batches
 from penstock.pool.processes.board import Board

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.events import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadSpan, SpanLoaded
 from penstock.core.job import Job
+from penstock.core.messages import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadedData, LoadSpan, SpanLoaded
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import RowFailure, Span
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
@@ -29,7 +29,8 @@ from penstock.pool.processes.supervisor import Launch, WorkerProcess
 _SPANS_AHEAD = 2
 _SLOTS_AHEAD = 2
 
-Deliver = Callable[[Chunk | Filled | SpanLoaded], None]
+Deliver = Callable[[LoadedData], None]
+"""Takes every message of a loader that is for a replica."""
 
 
 class _Loader(WorkerProcess):

@@ -14,28 +14,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
-from penstock.core.events import (
-    Chunk,
-    Convert,
-    Converted,
-    Drain,
-    Emptied,
-    Filled,
-    Limit,
-    Load,
-    Loaded,
-    Measure,
-    Prepare,
-    Prepared,
-    RanShort,
-    Release,
-    Returned,
-    SpanLoaded,
-    Work,
-)
 from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
@@ -70,19 +52,19 @@ class BatchInlet:
     def forget(self, span: Span) -> None:
         self._expected.pop(span.index, None)
 
-    def open(self, filled: Filled, chunks: Sequence[tuple[Chunk, bytes]] = ()) -> Batch:
+    def open(self, filled: messages.Filled, chunks: Sequence[tuple[messages.Chunk, bytes]] = ()) -> Batch:
         for chunk, content in chunks:
             self._assembly.put(chunk, content)
         return open_batch(filled, self._slots, self._assembly)
 
-    def take(self, message: Chunk | Filled | SpanLoaded, pipeline: Pipeline) -> None:
+    def take(self, message: messages.LoadedData, pipeline: Pipeline) -> None:
         match message:
-            case Chunk(slot=slot, key=(index, number, _)):
+            case messages.Chunk(slot=slot, key=(index, number, _)):
                 if message.offset == 0:
                     self._assembly.drop((index, number))  # of a loader that died before it was whole
                 self._assembly.add(message)
-                self._say(Emptied(slot))
-            case Filled(span=index, slot=slot):
+                self._say(messages.Emptied(slot))
+            case messages.Filled(span=index, slot=slot):
                 span = self._expected.get(index)
                 if span is not None and not pipeline.has(span, message.index):
                     pipeline.give(span, self.open(message), lambda: self._release(slot), slot)
@@ -90,14 +72,14 @@ class BatchInlet:
                     # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
                     self._assembly.drop((index, message.index))
                     self._release(slot)
-            case SpanLoaded(span=index, num_batches=count, read_s=read_s):
+            case messages.SpanLoaded(span=index, num_batches=count, read_s=read_s):
                 span = self._expected.get(index)
                 if span is not None:
                     pipeline.end(span, count, read_s)
 
     def _release(self, slot: int | None) -> None:
         if slot is not None:
-            self._say(Emptied(slot))
+            self._say(messages.Emptied(slot))
 
 
 class ReplicaProcess:
@@ -123,30 +105,30 @@ class ReplicaProcess:
         self._serving.serve()
 
     def _take_at_once(self, message: object) -> bool:
-        if isinstance(message, Release):
+        if isinstance(message, messages.Release):
             self._free.give_back(message.slot)
             return True
         return False
 
     def _handle(self, message: object) -> None:
         match message:
-            case Load(runtime=runtime, model=model, device=device, threads=threads, import_path=path):
+            case messages.Load(runtime=runtime, model=model, device=device, threads=threads, import_path=path):
                 sys.path += [entry for entry in path if entry not in sys.path]
                 self._device = str(device)
                 self._replica = runtime.load(model, device, threads)
                 self._keeper = Keeper(self._replica)
-                self._channel.send(Loaded(self._replica.signature))
-            case Prepare():
+                self._channel.send(messages.Loaded(self._replica.signature))
+            case messages.Prepare():
                 self._channel.send(self._prepare(message))
-            case Measure():
+            case messages.Measure():
                 assert self._replica is not None
                 self._channel.send(measure(self._replica, self._first_rows, message))
-            case Convert(folder=folder):
+            case messages.Convert(folder=folder):
                 self._channel.send(self._convert(folder))
-            case Limit(ceilings=ceilings):
+            case messages.Limit(ceilings=ceilings):
                 if self._guarded is not None:
                     self._guarded.limit(ceilings)
-            case Work(span=span, poisoned=poisoned):
+            case messages.Work(span=span, poisoned=poisoned):
                 assert self._pipeline is not None
                 assert self._guarded is not None
                 self._guarded.leave_out(poisoned)
@@ -154,15 +136,15 @@ class ReplicaProcess:
                     self._batches.expect(span)
                 else:
                     self._pipeline.add(span)
-            case Chunk() | Filled() | SpanLoaded():
+            case messages.Chunk() | messages.Filled() | messages.SpanLoaded():
                 assert self._batches is not None
                 assert self._pipeline is not None
                 self._batches.take(message, self._pipeline)
-            case Drain():
+            case messages.Drain():
                 unbegun = self._pipeline.drain() if self._pipeline is not None else []
-                self._channel.send(Returned(tuple(span.index for span in unbegun)))
+                self._channel.send(messages.Returned(tuple(span.index for span in unbegun)))
 
-    def _prepare(self, message: Prepare) -> Prepared:
+    def _prepare(self, message: messages.Prepare) -> messages.Prepared:
         assert self._replica is not None
         assert self._keeper is not None
         if self._pipeline is not None:
@@ -171,7 +153,7 @@ class ReplicaProcess:
         batch = next(more)
         found = self._keeper.look(batch)
         if found.kind != NONE and message.job.state == NONE:
-            return Prepared((), 0.0, state=found)
+            return messages.Prepared((), 0.0, state=found)
         self._keeper.hold(message.job)
         self._bindings = message.job.bindings
         guarded = self._guarded = self._guard(message)
@@ -182,7 +164,7 @@ class ReplicaProcess:
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         found = found if found.kind != NONE else prepared.state
         if found.kind != NONE and message.job.state == NONE:
-            return Prepared((), 0.0, state=found)
+            return messages.Prepared((), 0.0, state=found)
         self._keeper.restore()
         if message.asked.answers_rows:
             prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
@@ -203,7 +185,7 @@ class ReplicaProcess:
         )
         return replace(prepared, state=found)
 
-    def _first_batches(self, message: Prepare) -> Iterator[Batch]:
+    def _first_batches(self, message: messages.Prepare) -> Iterator[Batch]:
         """The batches of the sample: the one that loader processes read, or all of them, read here."""
         if message.warm is None:
             return load_batches(message.job, message.sample)
@@ -211,12 +193,12 @@ class ReplicaProcess:
         self._batches = BatchInlet(slots, self._channel.send)
         return iter([self._batches.open(message.warm, message.warm_chunks)])
 
-    def _guard(self, message: Prepare) -> GuardedReplica:
+    def _guard(self, message: messages.Prepare) -> GuardedReplica:
         assert self._replica is not None
         guarded = GuardedReplica(
             self._replica,
             self._device,
-            lambda shortage, ceilings: self._channel.send(RanShort(shortage, ceilings)),
+            lambda shortage, ceilings: self._channel.send(messages.RanShort(shortage, ceilings)),
             ceilings=message.ceilings,
             is_alone=message.is_alone,
             board=self._board,
@@ -226,10 +208,10 @@ class ReplicaProcess:
         guarded.leave_out(message.poisoned)
         return guarded
 
-    def _convert(self, folder: str) -> Converted:
+    def _convert(self, folder: str) -> messages.Converted:
         if not isinstance(self._replica, Exporting):
-            return Converted("this runtime cannot write what others read")
-        return Converted(self._replica.export(folder, self._bindings))
+            return messages.Converted("this runtime cannot write what others read")
+        return messages.Converted(self._replica.export(folder, self._bindings))
 
     def _emit(self, result: Result, timings: Timings) -> None:
         if self._batches is not None:
@@ -247,7 +229,7 @@ def _give_up(error: MemoryError) -> NoReturn:
     os._exit(1)
 
 
-def _trimmed(first: Batch, more: Iterable[Batch], message: Prepare) -> Iterator[Batch]:
+def _trimmed(first: Batch, more: Iterable[Batch], message: messages.Prepare) -> Iterator[Batch]:
     yield first
     for batch in more:
         trim(message.job, batch)
@@ -255,8 +237,8 @@ def _trimmed(first: Batch, more: Iterable[Batch], message: Prepare) -> Iterator[
 
 
 def _with_answers(
-    prepared: Prepared, replica: GuardedReplica, batches: Iterable[Batch], message: Prepare
-) -> tuple[Prepared, Array]:
+    prepared: messages.Prepared, replica: GuardedReplica, batches: Iterable[Batch], message: messages.Prepare
+) -> tuple[messages.Prepared, Array]:
     """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
     sample, asked = message.sample, message.asked
     alive_at_first: Array | None = None

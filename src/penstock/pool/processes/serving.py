@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from penstock.core.events import Failed
+from penstock.core.messages import Failed
 from penstock.core.records import RowFailure, Watch
 from penstock.errors import PenstockError
 from penstock.pool.processes.board import Board

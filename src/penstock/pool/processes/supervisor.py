@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from penstock.core.events import Load
+from penstock.core.messages import Load
 from penstock.core.protocols import Runtime
 from penstock.core.records import Device, ModelFile
 from penstock.pool.processes import reaper

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batching import Batch, on_the_heap
-from penstock.core.events import ColumnLayout, Filled
+from penstock.core.messages import ColumnLayout, Filled
 from penstock.core.records import UNWATCHED, Array, Column, Columns, Watch
 from penstock.pool.transfer.results import Assembly, Writable, lay_out, restore, spill
 from penstock.pool.transfer.slots import Slots

@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Mapping
 
-from penstock.core.events import Parcel
+from penstock.core.messages import Parcel
 from penstock.core.records import Column
 from penstock.pool.transfer.slots import anonymous_memory
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow, whole
-from penstock.core.events import Chunk, ColumnLayout, SpanDone
+from penstock.core.messages import Chunk, ColumnLayout, SpanDone
 from penstock.core.records import Column, Result, Span, Timings
 from penstock.core.tracing import HAND_OVER, SHORT_S, SLOTS_IN_USE, WAIT_FOR_SLOT, Level, Mark
 from penstock.pool.transfer.slots import FreeSlots, Slots

@@ -16,6 +16,7 @@ from penstock.core.protocols import Source, Watchable, with_changes
 from penstock.core.records import Array, Block, Extent, RowFailure, Span, Watch
 from penstock.errors import InputError, UsageError
 from penstock.sources.derived.wrapper import Around
+from penstock.sources.files.file_source import SpanCutter
 from penstock.sources.python.streaming import StreamedRows
 
 _COUNT_ROWS = 1 << 16
@@ -39,8 +40,7 @@ class SelectedRows(Around):
         self._stops = [first + rows for first, rows in runs]
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        index = start = filled = 0
-        pieces: list[tuple[Any, ...]] = []
+        span = SpanCutter()
         group: str | None = None
         end = self._stops[-1] if self._stops else 0
         for inner in self._inner_spans(rows_per_span, most_rows, end):
@@ -48,13 +48,14 @@ class SelectedRows(Around):
             rows = sum(count for _, count in runs)
             if not rows:
                 continue
-            if pieces and (filled + rows > rows_per_span or inner.group is not None or group is not None):
-                yield self._span(index, start, filled, pieces, group)
-                index, start, filled, pieces = index + 1, start + filled, 0, []
-            pieces.append((inner.start, inner.rows, inner.locator, inner.group, runs))
-            filled, group = filled + rows, inner.group
-        if pieces:
-            yield self._span(index, start, filled, pieces, group)
+            if span.rows + rows > rows_per_span or inner.group is not None or group is not None:
+                yield from span.cut(group, self._numbers_of(span))
+            span.add((inner.start, inner.rows, inner.locator, inner.group, runs), rows)
+            group = inner.group
+        yield from span.cut(group, self._numbers_of(span))
+
+    def _numbers_of(self, span: SpanCutter) -> tuple[tuple[int, int], ...]:
+        return tuple((first + self._shift, count) for piece in span.runs for first, count in piece[4])
 
     def origin(self, span: Span, row: int) -> str:
         place = row - span.start
@@ -79,10 +80,6 @@ class SelectedRows(Around):
                     row += count
                 if block.start + block.rows >= last + rows:
                     break
-
-    def _span(self, index: int, start: int, rows: int, pieces: list[tuple[Any, ...]], group: str | None) -> Span:
-        numbers = tuple((first + self._shift, count) for piece in pieces for first, count in piece[4])
-        return Span(index, start, rows, tuple(pieces), group, numbers)
 
     def release(self, span: Span) -> None:
         for inner, _ in _opened(span):
@@ -120,21 +117,20 @@ class WholeBatches(SelectedRows):
         super().__init__(source, [(0, _NO_END)])
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        index = start = filled = 0
-        pieces: list[tuple[Any, ...]] = []
+        span = SpanCutter()
         numbers: list[Array] = []
         for inner in self.source.divide(rows_per_span, most_rows):
             row = inner.start
             while row < inner.stop:
-                taken = min(inner.stop - row, rows_per_span - filled)
-                pieces.append((inner.start, inner.rows, inner.locator, inner.group, ((row, taken),)))
+                taken = min(inner.stop - row, rows_per_span - span.rows)
+                span.add((inner.start, inner.rows, inner.locator, inner.group, ((row, taken),)), taken)
                 numbers.append(_numbers(inner)[row - inner.start : row - inner.start + taken])
-                row, filled = row + taken, filled + taken
-                if filled == rows_per_span:
-                    yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
-                    index, start, filled, pieces, numbers = index + 1, start + filled, 0, [], []
-        if pieces:
-            yield Span(index, start, filled, tuple(pieces), None, tuple(to_runs(np.concatenate(numbers))))
+                row += taken
+                if span.rows == rows_per_span:
+                    yield from span.cut(None, tuple(to_runs(np.concatenate(numbers))))
+                    numbers = []
+        if numbers:
+            yield from span.cut(None, tuple(to_runs(np.concatenate(numbers))))
 
 
 def _numbers(span: Span) -> Array:

@@ -30,21 +30,36 @@ class FileSource(Source):
         return {key: value for key, value in self.__dict__.items() if key != "_streams"}
 
 
+class SpanCutter:
+    """Numbers spans and their rows, while the runs of rows that the next span is made of are gathered."""
+
+    def __init__(self) -> None:
+        self._index = self.start = self.rows = 0
+        self.runs: list[tuple[Any, ...]] = []
+
+    def add(self, run: tuple[Any, ...], rows: int) -> None:
+        self.runs.append(run)
+        self.rows += rows
+
+    def cut(self, group: str | None = None, numbers: tuple[tuple[int, int], ...] | None = None) -> Iterator[Span]:
+        """The span of what was gathered, if anything was."""
+        if self.runs:
+            yield Span(self._index, self.start, self.rows, tuple(self.runs), group, numbers)
+            self._index, self.start, self.rows, self.runs = self._index + 1, self.start + self.rows, 0, []
+
+
 def spans_of_files(rows_of_files: Iterable[int], rows_per_span: int) -> Iterator[Span]:
     """Cut files, known by their numbers of rows, into spans of `rows_per_span` rows; files join without a gap."""
-    index = start = filled = 0
-    runs: list[tuple[int, int, int]] = []
+    span = SpanCutter()
     for file, rows in enumerate(rows_of_files):
         position = 0
         while position < rows:
-            taken = min(rows - position, rows_per_span - filled)
-            runs.append((file, position, taken))
-            position, filled = position + taken, filled + taken
-            if filled == rows_per_span:
-                yield Span(index, start, filled, tuple(runs))
-                index, start, filled, runs = index + 1, start + filled, 0, []
-    if runs:
-        yield Span(index, start, filled, tuple(runs))
+            taken = min(rows - position, rows_per_span - span.rows)
+            span.add((file, position, taken), taken)
+            position += taken
+            if span.rows == rows_per_span:
+                yield from span.cut()
+    yield from span.cut()
 
 
 def origin_of_run(paths: Sequence[str], start: int, runs: Iterable[tuple[int, int, int]], row: int) -> str:

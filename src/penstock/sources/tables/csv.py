@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,12 +13,12 @@ import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
 from penstock.core.kinds import SourceFormat
-from penstock.core.protocols import Source, with_changes
-from penstock.core.records import Block, RowFailure, Span, TensorSpec
+from penstock.core.protocols import with_changes
+from penstock.core.records import TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.files.paths import open_binary
-from penstock.sources.tables.lines import Excerpt, LineFiles, parse_surviving
+from penstock.sources.tables.lines import TableLines
 
 _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
@@ -48,71 +48,43 @@ _CONVERSION = re.compile(
 _CONVERT = "`iconv -f LATIN1 -t UTF-8 OLD > NEW` converts one (UTF-16 and CP1252 are others to try)"
 
 
-class CsvFiles(LineFiles, Source):
+class CsvFiles(TableLines):
     """CSV (comma) and TSV (tab) files with the same header, or all without one: then columns are called f0, f1, …."""
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         self._separator = "\t" if paths and paths[0].lower().endswith(".tsv") else ","
         self._header = (reading or ReadOptions()).header
         super().__init__(paths, self._separator, has_header=self._header != "no")
-        self._types: dict[str, pa.DataType] | None = None
-        self._schema: dict[str, TensorSpec] = {}
+        self._types: dict[str, pa.DataType] = {}
+        self._schema: dict[str, TensorSpec] | None = None
 
     def schema(self) -> dict[str, TensorSpec]:
-        if self._types is None:
+        if self._schema is None:
             sample = self._sample()
             # A column that is empty at the beginning may hold anything later: text holds everything.
             kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
             types = dict(zip(sample.schema.names, kinds, strict=True))
             columns = {name: whole(sample.column(name)).cast(kind) for name, kind in types.items()}
-            self._schema = {name: _describe(name, column) for name, column in columns.items()}
             self._check_headers(list(types))
             self._types = types
+            self._schema = {name: _describe(name, column) for name, column in columns.items()}
         return self._schema
 
     def remarks(self) -> list[str]:
         """That text is not UTF-8, where it is not."""
         self.schema()
-        odd = [name for name, kind in (self._types or {}).items() if pa.types.is_binary(kind)]
+        odd = [name for name, kind in self._types.items() if pa.types.is_binary(kind)]
         shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
         return [shown] if odd else []
 
     def with_floats(self, columns: Sequence[str]) -> CsvFiles:
         """These columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
-        return with_changes(self, _types={**(self._types or {}), **dict.fromkeys(columns, pa.float64())})
+        return with_changes(self, _types={**self._types, **dict.fromkeys(columns, pa.float64())})
 
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        self.schema()
-        return super().divide(rows_per_span, most_rows)
-
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        self.schema()
-        excerpt = self.excerpt(span)
-        failures: tuple[RowFailure, ...] = ()
-        try:
-            table = self._parse(excerpt.raw, columns)
-        except pa.ArrowInvalid:
-            table = None
-        if table is None or table.num_rows != span.rows:
-            table, failures = self._parse_by_record(excerpt, span, columns)
-        read = {name: whole(table.column(name)) for name in columns}
-        yield Block(span.start, span.rows, read, failures, self._explain_null(excerpt))
-
-    def _explain_null(self, excerpt: Excerpt) -> Callable[[str, int], str]:
-        """What a field holds that is read as a missing value."""
-        places = {name: place for place, name in enumerate(self._types or ())}
-        records: list[bytes] = []
-
-        def explain_null(column: str, position: int) -> str:
-            if not records:
-                records.extend(self.records(excerpt))
-            csv.field_size_limit(_LONGEST_FIELD)
-            text = io.StringIO(records[position].decode("utf-8", errors="replace"), newline="")
-            field = next(csv.reader(text, delimiter=self._separator))[places[column]]
-            return f"is missing: {field!r}" if field else "is missing: the field is empty"
-
-        return explain_null
+    def _explain_null(self, record: bytes, column: str) -> str:
+        field = self._fields(record, "replace")[0][list(self._types).index(column)]
+        return f"is missing: {field!r}" if field else "is missing: the field is empty"
 
     def _sample(self) -> pa.Table:
         path = self.sample_path()
@@ -170,7 +142,6 @@ class CsvFiles(LineFiles, Source):
         return first
 
     def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
-        assert self._types is not None
         return pacsv.read_csv(
             io.BytesIO(raw),
             read_options=pacsv.ReadOptions(
@@ -185,24 +156,12 @@ class CsvFiles(LineFiles, Source):
             ),
         )
 
-    def _parse_by_record(
-        self, excerpt: Excerpt, span: Span, columns: Sequence[str]
-    ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-        """Parse record by record, so that a broken one fails alone. Slow."""
-        assert self._types is not None
-        csv.field_size_limit(_LONGEST_FIELD)
-        records = self.records(excerpt)
-        nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
-        table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
-        told = {place: self._told(reason) for place, reason in reasons.items()}
-        return table, excerpt.failures(records, told, span.start)
-
-    def _told(self, reason: str) -> str:
+    def _in_words(self, reason: str) -> str:
         """A reason with the name of its column, where Arrow counts columns."""
         found = _CONVERSION.match(reason)
         if found is None:
             return reason
-        name, kind, text = list(self._types or ())[int(found[1])], found[2], found[3]
+        name, kind, text = list(self._types)[int(found[1])], found[2], found[3]
         if text is None:
             return f"column {name!r} is not UTF-8"
         if kind.startswith(("int", "uint", "float", "double")):
@@ -211,15 +170,19 @@ class CsvFiles(LineFiles, Source):
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
         """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
-        width = len(self._types or ())
+        width = len(self._types)
         for record in records:
-            text = io.StringIO(record.decode("utf-8", errors="surrogateescape"), newline="")
-            rows = list(csv.reader(text, delimiter=self._separator))
+            rows = self._fields(record, "surrogateescape")
             if len(rows) != 1:
                 raise ValueError("a carriage return in the middle of a record")
             if len(rows[0]) != width:
                 raise ValueError(f"{len(rows[0])} fields, not {width}")
         return self._parse(b"".join(record.rstrip(b"\r\n") + b"\n" for record in records), columns)
+
+    def _fields(self, record: bytes, errors: str) -> list[list[str]]:
+        csv.field_size_limit(_LONGEST_FIELD)
+        text = io.StringIO(record.decode("utf-8", errors=errors), newline="")
+        return list(csv.reader(text, delimiter=self._separator))
 
 
 def _describe(name: str, column: pa.Array) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,10 @@ import pyarrow.json as pajson
 from penstock.core.columns import describe, whole
 from penstock.core.deferred import IS_NULL
 from penstock.core.kinds import SourceFormat
-from penstock.core.protocols import Source, with_changes
-from penstock.core.records import Block, RowFailure, Span, TensorSpec
+from penstock.core.protocols import with_changes
+from penstock.core.records import TensorSpec
 from penstock.errors import InputError
-from penstock.sources.tables.lines import BOM, Excerpt, LineFiles, parse_surviving
+from penstock.sources.tables.lines import BOM, TableLines
 
 _SAMPLE_BYTES = 1 << 20
 _DEEPEST = 500
@@ -26,70 +26,46 @@ _BRACKETS[[ord("["), ord("{")]] = 1
 _BRACKETS[[ord("]"), ord("}")]] = -1
 
 
-class JsonLines(LineFiles, Source):
+class JsonLines(TableLines):
     """JSON lines files. A key that a line lacks is a null; a key that the first lines lack does not exist."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(paths)
-        self._types: pa.Schema | None = None
-        self._schema: dict[str, TensorSpec] = {}
+        self._types: dict[str, pa.DataType] = {}
+        self._schema: dict[str, TensorSpec] | None = None
 
     def schema(self) -> dict[str, TensorSpec]:
-        if self._types is None:
+        if self._schema is None:
             sample = self._sample()
-            self._types = sample.schema
+            self._types = dict(zip(sample.schema.names, sample.schema.types, strict=True))
             self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
 
     def with_floats(self, columns: Sequence[str]) -> JsonLines:
         """Whole numbers as floats, also inside lists: a column that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
-        fields = [
-            pa.field(field.name, _with_floats(field.type)) if field.name in columns else field
-            for field in self._types or ()
-        ]
-        return with_changes(self, _types=pa.schema(fields))
+        return with_changes(self, _types={**self._types, **{name: _with_floats(self._types[name]) for name in columns}})
 
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        self.schema()
-        return super().divide(rows_per_span, most_rows)
+    def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
+        if not _is_plain(raw):
+            raise pa.ArrowInvalid("lines that Arrow's parser must not see")
+        return self._parse_plain(raw, columns)
 
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        self.schema()
-        assert self._types is not None
-        excerpt = self.excerpt(span)
-        wanted = pa.schema([self._types.field(name) for name in columns])
-        failures: tuple[RowFailure, ...] = ()
-        try:
-            table = _parse(excerpt.raw, wanted) if _is_plain(excerpt.raw) else None
-        except pa.ArrowInvalid:
-            table = None
-        if table is None or table.num_rows != span.rows:
-            table, failures = self._parse_by_line(excerpt, span, wanted)
-        read = {name: whole(table.column(name)) for name in columns}
-        yield Block(span.start, span.rows, read, failures, self._explain_null(excerpt))
+    def _parse_plain(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
+        schema = pa.schema([(name, self._types[name]) for name in columns])
+        options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        read_options = pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
+        return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), read_options=read_options, parse_options=options)
 
-    def _explain_null(self, excerpt: Excerpt) -> Callable[[str, int], str]:
+    def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
+        lines = [record.removeprefix(BOM).strip(b"\r\n") for record in records]
+        for line in lines:
+            _load_object(line)
+        return self._parse_plain(b"\n".join(lines), columns)
+
+    def _explain_null(self, record: bytes, column: str) -> str:
         """Whether a missing value is a `null`, or a key that is not there."""
-        records: list[bytes] = []
-
-        def explain_null(column: str, position: int) -> str:
-            if not records:
-                records.extend(self.records(excerpt))
-            found = json.loads(records[position].removeprefix(BOM))
-            return IS_NULL if column in found else "is missing: the line has no such key"
-
-        return explain_null
-
-    def _parse_by_line(
-        self, excerpt: Excerpt, span: Span, schema: pa.Schema
-    ) -> tuple[pa.Table, tuple[RowFailure, ...]]:
-        """Parse line by line, so that a broken one fails alone. Slow."""
-        records = self.records(excerpt)
-        lines = [line.removeprefix(BOM) for line in records]
-        nothing = pa.table({field.name: pa.nulls(1, field.type) for field in schema})
-        table, reasons = parse_surviving(lines, lambda some: _parse_lines(some, schema), nothing)
-        return table, excerpt.failures(records, reasons, span.start)
+        return IS_NULL if column in json.loads(record.removeprefix(BOM)) else "is missing: the line has no such key"
 
     def _sample(self) -> pa.Table:
         path = self.sample_path()
@@ -104,12 +80,6 @@ class JsonLines(LineFiles, Source):
             raise InputError("the file cannot be read as JSON lines", received=path, allowed="one JSON object a line")
         usual, _ = Counter(str(table.schema) for table in tables).most_common(1)[0]
         return pa.concat_tables([table for table in tables if str(table.schema) == usual])
-
-
-def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
-    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    read_options = pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
-    return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), read_options=read_options, parse_options=options)
 
 
 def _is_plain(raw: bytes) -> bool:
@@ -130,12 +100,6 @@ def _is_plain(raw: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _parse_lines(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
-    for line in lines:
-        _load_object(line)
-    return _parse(b"\n".join(line.strip(b"\r\n") for line in lines), schema)
 
 
 def _parse_alone(line: bytes) -> pa.Table | None:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.records import Array, Extent, Fragment, RowFailure, Span
+from penstock.core.columns import whole
+from penstock.core.records import Array, Block, Extent, RowFailure, Span
 from penstock.errors import InputError
-from penstock.sources.files.paths import fail_empty, fail_unreadable, fragments, listed, open_binary, read_bytes
+from penstock.sources.files.file_source import FileSource
+from penstock.sources.files.paths import fail_empty, fail_unreadable, listed, open_binary, read_bytes
 
 _SCAN_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 10
@@ -44,19 +46,16 @@ class Excerpt:
         return tuple(found)
 
 
-class LineFiles:
-    """Files of lines: what a source of them needs, besides reading.
+class LineFiles(FileSource):
+    """Files of lines: all that a source of them needs, except columns and reading.
 
     With a `delimiter`, a quoted field may hold line breaks, and a header may come first.
     """
 
     def __init__(self, paths: Sequence[str], delimiter: str | None = None, *, has_header: bool = True) -> None:
-        self.paths = paths
+        super().__init__(paths)
         self.has_header = has_header and delimiter is not None
         self._delimiter = ord(delimiter) if delimiter else None
-
-    def fragments(self) -> Sequence[Fragment]:
-        return fragments(self.paths)
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """Every record in order. A span stays inside one file: a locator is (file, first byte, end)."""
@@ -188,6 +187,58 @@ class LineFiles:
         inside = (np.searchsorted(quotes, ends) + is_open) % 2
         ends_open = bool((len(quotes) + is_open) % 2)
         return ends[inside == 0], ends_open, bool(len(quotes)) and not ends_open and int(quotes[-1]) == len(raw) - 1
+
+
+class TableLines(LineFiles):
+    """Files of lines that a parser of Arrow reads. Types are taken from the first file and hold for all of them."""
+
+    _types: Mapping[str, pa.DataType]
+    """The type of every column; `schema` sets them."""
+
+    def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
+        """These columns of whole records, or pa.ArrowInvalid."""
+        raise NotImplementedError
+
+    def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
+        """As `_parse`, after a look at each of the records: ValueError where one is broken."""
+        raise NotImplementedError
+
+    def _explain_null(self, record: bytes, column: str) -> str:
+        """What a record holds in place of a value that is missing."""
+        raise NotImplementedError
+
+    def _in_words(self, reason: str) -> str:
+        """Arrow's reason why a record cannot be parsed, as people should read it."""
+        return reason
+
+    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
+        self.schema()
+        return super().divide(rows_per_span, most_rows)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        self.schema()
+        excerpt = self.excerpt(span)
+        failures: tuple[RowFailure, ...] = ()
+        records: list[bytes] = []
+        try:
+            table = self._parse(excerpt.raw, columns)
+        except pa.ArrowInvalid:
+            table = None
+        if table is None or table.num_rows != span.rows:
+            # Slow: a broken record must fail alone.
+            records = self.records(excerpt)
+            nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
+            table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
+            told = {place: self._in_words(reason) for place, reason in reasons.items()}
+            failures = excerpt.failures(records, told, span.start)
+
+        def explain_null(column: str, position: int) -> str:
+            if not records:
+                records.extend(self.records(excerpt))
+            return self._explain_null(records[position], column)
+
+        read = {name: whole(table.column(name)) for name in columns}
+        yield Block(span.start, span.rows, read, failures, explain_null)
 
 
 def _field_quotes(

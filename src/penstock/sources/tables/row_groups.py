@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.core.columns import describe, whole
 from penstock.core.records import Block, Column, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.files.file_source import FileSource, even_parts, origin_of_run
+from penstock.sources.files.file_source import FileSource, SpanCutter, even_parts, origin_of_run
 from penstock.sources.files.paths import fail_empty
 
 WHOLE_ROW_GROUP = 8
@@ -44,22 +44,16 @@ class RowGroupFiles(FileSource):
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
-        index = start = filled = 0
-        runs: list[tuple[Any, ...]] = []
+        span = SpanCutter()
         for run, group in self._runs(rows_per_span, most_rows or WHOLE_ROW_GROUP * rows_per_span):
             rows = run[3]
-            if runs and (group is not None or filled + rows > rows_per_span):
-                yield Span(index, start, filled, tuple(runs))
-                index, start, filled, runs = index + 1, start + filled, 0, []
-            runs.append(run)
-            filled += rows
+            if group is not None or span.rows + rows > rows_per_span:
+                yield from span.cut()
+            span.add(run, rows)
             if group is not None:
-                yield Span(index, start, filled, tuple(runs), group)
-                index, start, filled, runs = index + 1, start + filled, 0, []
-        if runs:
-            yield Span(index, start, filled, tuple(runs))
-            start += filled
-        if not start:
+                yield from span.cut(group)
+        yield from span.cut()
+        if not span.start:
             raise fail_empty(self.paths)
 
     def _runs(self, rows_per_span: int, most_rows: int) -> Iterator[tuple[tuple[Any, ...], str | None]]:

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.kinds import SourceFormat
-from penstock.core.protocols import Source
-from penstock.core.records import STRING, Array, Block, Extent, Fragment, RowFailure, Span, TensorSpec
+from penstock.core.records import STRING, Array, Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.paths import fail_unreadable, open_binary
 from penstock.sources.tables.lines import BOM, LineFiles
@@ -19,14 +18,8 @@ _LONGEST_LINE = 64 << 20
 _NEWLINE = ord("\n")
 
 
-class TextLines(Source):
+class TextLines(LineFiles):
     """Text files with a single column, `text`. A line ends with a line feed, with or without a carriage return."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._lines = _EveryLine(paths)
-
-    def fragments(self) -> Sequence[Fragment]:
-        return self._lines.fragments()
 
     def schema(self) -> dict[str, TensorSpec]:
         return {TEXT_COLUMN: TensorSpec(TEXT_COLUMN, STRING, ())}
@@ -34,23 +27,25 @@ class TextLines(Source):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """A locator is (file, first byte, end, lines before it in the file)."""
         file = lines = 0
-        for span in self._lines.divide(rows_per_span):
+        for span in super().divide(rows_per_span):
             if span.locator[0] != file:
                 file, lines = span.locator[0], 0
             yield replace(span, locator=(*span.locator, lines))
             lines += span.rows
 
+    def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
+        """No line is passed over, blank ones neither."""
+        for ends, _ in super()._scan(path):
+            yield ends, np.zeros(len(ends), bool)
+
     def origin(self, span: Span, row: int) -> str:
         file, _, _, lines = span.locator
-        return f"{self._lines.paths[file]}, line {lines + row - span.start + 1}"
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
-        return self._lines.extents(span, columns)
+        return f"{self.paths[file]}, line {lines + row - span.start + 1}"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         file, first, end, _ = span.locator
         row = span.start
-        for piece in _pieces(self._lines.paths[file], first, end):
+        for piece in _pieces(self.paths[file], first, end):
             text, reasons = piece.parse()
             failures = tuple(
                 RowFailure(row + place, f"{self.origin(span, row + place)}, byte {offset}", "read", "BadRecord", why)
@@ -61,17 +56,9 @@ class TextLines(Source):
         if row != span.stop:
             raise InputError(
                 "the file changed while it was read",
-                received=f"{self._lines.paths[file]}, bytes {first} to {end}: {row - span.start} lines",
+                received=f"{self.paths[file]}, bytes {first} to {end}: {row - span.start} lines",
                 allowed=f"{span.rows} lines, as were counted",
             )
-
-
-class _EveryLine(LineFiles):
-    """Lines of which none is passed over."""
-
-    def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
-        for ends, _ in super()._scan(path):
-            yield ends, np.zeros(len(ends), bool)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from penstock.core.protocols import with_changes
 from penstock.core.records import STRING, Block, Extent, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
-from penstock.sources.files.file_source import FileSource
+from penstock.sources.files.file_source import FileSource, SpanCutter
 from penstock.sources.files.paths import fail_empty, fail_unreadable, listed, open_binary
 from penstock.sources.files.tapes import PLAIN, PlainTape, TapeStream, changed, open_tape
 from penstock.sources.tfrecord.example_features import FeatureSpec, choose_features, raw_for_input
@@ -82,22 +82,17 @@ class TFRecordFiles(FileSource):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         """A span is a few runs; files join without a gap, but a compressed one, which is read in sequence."""
         self._features()
-        index = start = filled = 0
-        runs: list[Run] = []
+        span = SpanCutter()
         for file in range(len(self.paths)):
             group = None if self._compressions[file] == PLAIN else str(file)
-            if group is not None and runs:
-                yield Span(index, start, filled, tuple(runs))
-                index, start, filled, runs = index + 1, start + filled, 0, []
-            for run in self._runs(file, rows_per_span - filled, rows_per_span):
-                runs.append(run)
-                filled += run[4]
-                if filled == rows_per_span or group is not None:
-                    yield Span(index, start, filled, tuple(runs), group)
-                    index, start, filled, runs = index + 1, start + filled, 0, []
-        if runs:
-            yield Span(index, start, filled, tuple(runs))
-        if not start + filled:
+            if group is not None:
+                yield from span.cut()
+            for run in self._runs(file, rows_per_span - span.rows, rows_per_span):
+                span.add(run, run[4])
+                if span.rows == rows_per_span or group is not None:
+                    yield from span.cut(group)
+        yield from span.cut()
+        if not span.start:
             raise fail_empty(self.paths)
 
     def _runs(self, file: int, room: int, rows_per_span: int) -> Iterator[Run]:

@@ -11,8 +11,8 @@ import pytest
 from penstock.core.batching import Batch, on_the_heap
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
-from penstock.core.events import PaddingTrial
 from penstock.core.feeds import Mask, Piece, Ragged
+from penstock.core.messages import PaddingTrial
 from penstock.core.records import UNWATCHED, Array, Columns, Signature, TensorSpec
 from penstock.pool.guard.rows_alone import answers_alone, join_answers, try_padding
 from tests.unit.pool.piping import guarded

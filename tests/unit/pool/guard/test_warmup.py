@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.events import Prepared
 from penstock.core.job import Job
+from penstock.core.messages import Prepared
 from penstock.core.records import Binding, Columns, Signature, Span, TensorSpec
 from penstock.errors import ModelError
 from penstock.pool.guard.warmup import warm_up

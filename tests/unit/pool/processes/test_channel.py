@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.events import Failed, Returned, Work
+from penstock.core.messages import Failed, Returned, Work
 from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.pool.processes.channel import Channel

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from penstock.core.batching import Batch, cut
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
-from penstock.core.events import Chunk, Filled
 from penstock.core.feeds import Dense, Feed, Mask, Piece, Ragged
+from penstock.core.messages import Chunk, Filled
 from penstock.core.records import UNWATCHED, Array, Column, RowFailure
 from penstock.pool.transfer.batches import SlotRoom, bytes_needed, open_batch
 from penstock.pool.transfer.results import Assembly, Writable

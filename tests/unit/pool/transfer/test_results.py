@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.columns import to_arrow
-from penstock.core.events import Chunk, SpanDone
+from penstock.core.messages import Chunk, SpanDone
 from penstock.core.records import Column, Result, RowFailure, Span, Timings
 from penstock.pool.transfer.results import Assembly, send
 from penstock.pool.transfer.slots import FreeSlots, Slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,17 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.records import Span
+from penstock.core.records import Block, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables import lines
 from penstock.sources.tables.lines import LineFiles, parse_surviving
+
+
+class PlainLines(LineFiles):
+    """Lines that are only divided."""
+
+    def schema(self) -> dict[str, TensorSpec]:
+        raise NotImplementedError
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        raise NotImplementedError
 
 
 def scan(path: Path, raw: bytes, rows: int, *, delimiter: str | None, piece: int) -> list[Span]:
     path.write_bytes(raw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_SCAN_BYTES", piece)
-        return list(LineFiles([str(path)], delimiter).divide(rows))
+        return list(PlainLines([str(path)], delimiter).divide(rows))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,7 @@ def without_blanks(excerpt: str, expected: list[str]) -> str:
 def test_spans_stay_inside_one_file(tmp_path: Path) -> None:
     for name, raw in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"\n\n"), ("d", b"4\n5")):
         (tmp_path / name).write_bytes(raw)
-    files = LineFiles([str(tmp_path / name) for name in "abcd"])
+    files = PlainLines([str(tmp_path / name) for name in "abcd"])
     assert list(files.divide(2)) == [
         Span(0, 0, 2, (0, 0, 4)),
         Span(1, 2, 1, (0, 4, 6)),
@@ -106,13 +116,13 @@ def test_spans_stay_inside_one_file(tmp_path: Path) -> None:
 def test_every_file_has_its_own_header(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(b"h\n1\n2\n")
-    files = LineFiles([str(tmp_path / name) for name in "ab"], ",")
+    files = PlainLines([str(tmp_path / name) for name in "ab"], ",")
     assert [(span.start, span.rows) for span in files.divide(10)] == [(0, 2), (2, 2)]
 
 
 def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"h\n1\n2\n3\n")
-    files = LineFiles([str(tmp_path / "a")], ",")
+    files = PlainLines([str(tmp_path / "a")], ",")
     excerpts = [files.excerpt(span) for span in files.divide(2)]
     assert [excerpt.raw for excerpt in excerpts] == [b"1\n2\n", b"3\n"]
     (failure,) = excerpts[0].failures([b"1\n", b"2\n"], {1: "broken"}, 10)
@@ -124,17 +134,17 @@ def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
 def test_file_of_blank_lines_has_no_rows(tmp_path: Path, raw: bytes, delimiter: str | None) -> None:
     (tmp_path / "a").write_bytes(raw)
     with pytest.raises(InputError, match="the input has no rows"):
-        list(LineFiles([str(tmp_path / "a")], delimiter).divide(5))
+        list(PlainLines([str(tmp_path / "a")], delimiter).divide(5))
 
 
 def test_head_ends_with_a_whole_record(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b'h\n"1\n1"\n2\n')
-    files = LineFiles([str(path)], ",")
+    files = PlainLines([str(path)], ",")
     assert files.head(str(path), 100) == b'h\n"1\n1"\n2\n'
     assert files.head(str(path), 9) == b'h\n"1\n1"\n'
     assert files.head(str(path), 6) == b"h\n"
-    assert LineFiles([str(path)]).head(str(path), 1) == b"h\n"
+    assert PlainLines([str(path)]).head(str(path), 1) == b"h\n"
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 5, 8, 1000])
@@ -165,10 +175,10 @@ def test_only_quotes_at_the_beginning_of_a_field_open_it(path: Path, raw: bytes,
 def test_first_file_with_records_is_the_sample(tmp_path: Path) -> None:
     for name, raw in (("a", b""), ("b", b"h\n"), ("c", b"h\n1\n")):
         (tmp_path / name).write_bytes(raw)
-    files = LineFiles([str(tmp_path / name) for name in "abc"], ",")
+    files = PlainLines([str(tmp_path / name) for name in "abc"], ",")
     assert files.sample_path() == str(tmp_path / "c")
     with pytest.raises(InputError, match="the input has no rows"):
-        LineFiles([str(tmp_path / "a")], ",").sample_path()
+        PlainLines([str(tmp_path / "a")], ",").sample_path()
 
 
 @pytest.mark.timeout(5)

@@ -347,10 +347,12 @@ class Failed:
         )
 
 
-ToReplica = Load | Prepare | Measure | Convert | Work | Limit | Release | Drain | Chunk | Filled | SpanLoaded
-ToLoader = Begin | Learn | LoadSpan | Grant
-ToCoordinator = Loaded | Prepared | Measured | Converted | RanShort | Chunk | SpanDone | Returned | Failed | Emptied
-FromLoader = Learnt | Chunk | Filled | SpanLoaded | Failed
+Probe = Measure | Convert
+ProbeAnswer = Measured | Converted
+LoadedData = Chunk | Filled | SpanLoaded
+"""What a loader process sends, and the coordinator passes on to the replica of the span."""
+ReplicaReport = Loaded | Prepared | ProbeAnswer | Emptied | RanShort | Returned
+"""What a replica says that is not about rows."""
 
 
 # Coordinator to finisher, and back. The columns lie in memory that both have.
