@@ -14,7 +14,6 @@ from typing import Any
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
-from penstock.core.protocols import OfFiles
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
@@ -132,8 +131,7 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
         InputError: The input is another one.
     """
     is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
-    has_files = isinstance(task.source, OfFiles)
-    if not is_same or not has_files:
+    if not is_same or not task.source.paths:
         raise OutputError(
             "the output folder holds another job",
             received=f"{task.output}: {'other data' if is_same else describe_difference(existing, task.request)}",

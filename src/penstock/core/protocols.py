@@ -24,13 +24,8 @@ from penstock.core.records import (
     Signature,
     Span,
 )
-from penstock.core.source import HasPaths as HasPaths
-from penstock.core.source import OfFiles as OfFiles
-from penstock.core.source import Releases as Releases
-from penstock.core.source import Remarks as Remarks
 from penstock.core.source import Source as Source
 from penstock.core.source import SourceTraits as SourceTraits
-from penstock.core.source import Watchable as Watchable
 from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
 from penstock.core.stopping import StopFlag

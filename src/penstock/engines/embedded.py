@@ -14,7 +14,7 @@ from typing import Any
 from penstock.core.job import Job
 from penstock.core.messages import NOTHING_ASKED, Asked, Prepared, Work
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Releases, Replica, TakesAnySize
+from penstock.core.protocols import Replica, TakesAnySize
 from penstock.core.records import UNWATCHED, Device, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
@@ -119,8 +119,7 @@ class EmbeddedEngine:
                 self._observe(number, placement.devices[number], timings)
                 for leaving in self._carry_out(state.handle(run_events.SpanFinished(number, result, timings))):
                     yield leaving
-                    if isinstance(source, Releases):
-                        source.release(leaving.span)
+                    source.release(leaving.span)
             state.check()
         finally:
             self._end_pipelines()

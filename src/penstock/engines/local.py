@@ -13,7 +13,6 @@ from typing import Any
 from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Releases
 from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.source import Source
 from penstock.core.stopping import StopFlag
@@ -131,8 +130,7 @@ class LocalEngine:
             while self._leaving:
                 result = self._leaving.popleft()
                 yield result
-                if isinstance(source, Releases):
-                    source.release(result.span)
+                source.release(result.span)
         self._state.check()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from penstock import plugins
 from penstock.core import kinds, mapping
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
-from penstock.core.protocols import Remarks, Source
+from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
@@ -28,7 +28,7 @@ _FILES = ("pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "
 
 def describe_source(source: Source) -> list[str]:
     """Lines about an input that are shown before it is read."""
-    lines = source.remarks() if isinstance(source, Remarks) else []
+    lines = source.remarks()
     if not source.traits.is_resumable:
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines

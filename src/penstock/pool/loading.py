@@ -12,7 +12,6 @@ from penstock.core.example_encoding import encode
 from penstock.core.feeds import Dense, Encoded, Feed, Mask, Piece, to_ragged
 from penstock.core.job import Job
 from penstock.core.missing import filled
-from penstock.core.protocols import Watchable
 from penstock.core.records import (
     STRING,
     UNWATCHED,
@@ -56,7 +55,7 @@ def read_pieces(
 ) -> Iterator[Piece]:
     """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
     rows = 0
-    source = job.source.watched_by(watch) if isinstance(job.source, Watchable) else job.source
+    source = job.source.watched_by(watch)
     watch.begin(span.start, span.rows)
     blocks = source.read(span, job.columns)
     for block in marked(blocks, span, marks) if job.is_traced and marks is not None else blocks:
