@@ -21,7 +21,6 @@ from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
-from penstock.options.parsing import text_of_constant
 from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
@@ -320,7 +319,7 @@ def inspect(
     if file is None:
         return describe_input(target)
     modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
-    texts = {name: text_of_constant(value) for name, value in (constants or {}).items()}
+    texts = OPTIONS["constants"].read(constants or {})
     file = with_belongings(replace(file, trust=trust_model, constants=texts), weights, modules, trust=trust_model)
     return describe_model(file, runtime, target)
 

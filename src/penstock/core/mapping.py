@@ -211,11 +211,7 @@ def _guess(
 
 
 def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...]:
-    """The columns of single numbers that make up an input: their names have one pattern, and their number fits.
-
-    Raises:
-        InputError: There are none, or it is not sure that they are meant.
-    """
+    """The columns of single numbers that make up an input: their names have one pattern, and their number fits."""
     needed = math.prod(_ones(spec.shape)) if spec.shape is not None else 0
     numbers = [name for name, column in free.items() if _is_number(column) and not is_no_feature(name)]
     groups = [

@@ -21,8 +21,8 @@ from penstock.jobs import steps
 from penstock.models import catalog
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
-from penstock.options.kinds import NO_PLAN
 from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions
+from penstock.options.value_kinds import NO_PLAN
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.call import digest_of_weights
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model, wrap_live
@@ -99,11 +99,7 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
 
 
 def _check_live(options: PredictOptions) -> None:
-    """Refuse options that cannot be chosen for a model that is loaded already.
-
-    Raises:
-        UsageError: Something was.
-    """
+    """Refuse options that cannot be chosen for a model that is loaded already."""
     usual = PredictOptions()
     for name in ("devices", "threads", "runtime", "precision", "replicas_per_device", "plan", "check"):
         if getattr(options, name) not in (getattr(usual, name), NO_PLAN):

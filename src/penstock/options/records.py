@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options import kinds
+from penstock.options import value_kinds as kinds
 from penstock.options.table import Decides, Kind, PlanKey, check_values, make, option, options_of, part
 
 PRECISIONS = ("model", "bfloat16", "float16", "int8")

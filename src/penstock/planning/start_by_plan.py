@@ -19,8 +19,8 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.placement import devices_for
 from penstock.jobs.run_context import RunContext
-from penstock.options.kinds import NO_PLAN
 from penstock.options.records import PredictOptions
+from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import contender, prediction, store
 from penstock.planning.clock import Clock
 from penstock.planning.contender import choice_of

@@ -296,11 +296,7 @@ class Pipeline:
         return trimmed
 
     def _check_turn(self, span: Span, batch: Batch) -> None:
-        """Of a model that every call changes, batches come in the order of the input, and no other.
-
-        Raises:
-            InputError: They cannot, because its rows have different lengths: such rows are sorted.
-        """
+        """Of a model that every call changes, batches come in the order of the input, and no other."""
         if self._job.state != VARIABLES:
             return
         row = span.start + int(batch.positions[0])

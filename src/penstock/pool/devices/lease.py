@@ -153,11 +153,7 @@ def take(
 
 
 def _offered(holders: Sequence[Holder], memory: Memory, fraction: float, least_bytes: int, device: Device) -> int:
-    """What a new run may take now.
-
-    Raises:
-        DeviceError: Too little, and there is no run whose end would change that.
-    """
+    """What a new run may take now."""
     offered = int(unreserved_bytes(holders, memory) * fraction)
     most = max(offered, int(memory.total_bytes * fraction)) if holders else offered
     if most < least_bytes:
@@ -212,11 +208,7 @@ def leases_folder() -> str:
 
 
 def _make_private(folder: str) -> None:
-    """Make the folder, or see that it is ours alone: in a shared place, somebody else may have made it before.
-
-    Raises:
-        PermissionError: It belongs to somebody else, others may write to it, or it is a link.
-    """
+    """Make the folder, or see that it is ours alone: in a shared place, somebody else may have made it before."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
