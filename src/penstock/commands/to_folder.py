@@ -79,8 +79,7 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     mark = fingerprint(task.model_digest, fragments, task.request)
     with place.lock():
         try:
-            check_place(place, overwrite=task.overwrite)
-            existing = load_manifest(place)
+            existing = check_place(place, overwrite=task.overwrite)
             if existing is not None and not task.overwrite:
                 records = committed_records(place, existing)
                 existing = _same_job(task, place, existing, records, mark, progress)
@@ -149,18 +148,22 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
     unchanged.compare(source, committed, digests, existing.columns, set(files))
 
 
-def check_place(place: Place, *, overwrite: bool) -> None:
-    """Refuse a place that is not ours to write to.
+def check_place(place: Place, *, overwrite: bool) -> Manifest | None:
+    """Refuse a place that is not ours to write to; returns the manifest of the job that it holds, if any.
 
     Raises:
         OutputError: It is not empty and holds no job of penstock.
     """
-    if not is_fresh(place) and load_manifest(place) is None:
+    if is_fresh(place):
+        return None
+    manifest = load_manifest(place)
+    if manifest is None:
         raise OutputError(
             "the output folder is not empty and holds no job of penstock",
             received=f"{place.address()}: {', '.join(sorted(place.children() or ())[:5])}",
             hint="choose another --output" + ("; --overwrite removes only penstock's own" if overwrite else ""),
         )
+    return manifest
 
 
 def _leave_no_trace(place: Place, existed: bool) -> None:

@@ -135,7 +135,7 @@ def _encode_text(column: Array, bad: BadRows) -> Array:
 
 
 def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int, bad: BadRows) -> Array:
-    """Numbers for an integer input: whole ones that it can hold pass, anything else fails its row."""
+    """Numbers for an integer input. A number that is not whole, or does not fit, fails its row."""
     limits = np.iinfo(kind)
     if values.dtype.kind in "iu" and values.size and limits.min <= values.min() and values.max() <= limits.max:
         return values
@@ -232,7 +232,7 @@ def _is_uniform(column: pa.Array) -> bool:
 
 
 def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
-    """The slow road, row by row: only for blocks in which a row is null or has another length."""
+    """The slow way, row by row: only for blocks in which a row is null or has another length."""
     per_row = math.prod(length for length in shape if length is not None)
     kind: Any = object if dtype == STRING else np.dtype(dtype)
     repaired = np.zeros((len(column), per_row), dtype=kind)
@@ -334,7 +334,7 @@ def take_rows(column: Column, keep: Array) -> Column:
 
 
 def objects(items: Sequence[Any]) -> Array:
-    """Any objects as an array of them, also where they are arrays or lists themselves."""
+    """An array of objects, also where the objects are arrays or lists."""
     return np.fromiter(items, object, len(items))
 
 

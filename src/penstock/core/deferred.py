@@ -70,4 +70,4 @@ class Deferred(abc.ABC):
 
 
 SourceColumn: TypeAlias = "Array | pa.Array | Deferred"
-"""What a source reads: also rows that are decoded only when it is known where they belong."""
+"""What a source reads: arrays, or rows that are decoded when their place in a batch is known."""

@@ -252,7 +252,7 @@ def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> b
 
 
 def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Sequence[str]) -> InputError:
-    """Columns are stacked, but there are too many or too few: a typo in a header looks like this."""
+    """The error for too many or too few stacked columns, as a typo in a header causes it."""
     lacking = missing_from(found, needed) if 0 < needed - len(found) <= 3 else []
     near = next((name for name in lacking if closest(name, others)), None)
     hint = f"name those that are meant: --input {spec.name}=COLUMN,COLUMN,…"
@@ -345,7 +345,7 @@ def _numpy_kind(name: str) -> str:
 
 
 def wire_dtype(column: str, wanted: str) -> str:
-    """What crosses to the device: the column's own dtype, unless the model's is smaller.
+    """The dtype in which values cross to the device: the column's own, unless the model's is smaller.
 
     An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
     cast before it crosses, which halves the bytes. So is an integer for a smaller integer: there it is seen whether it

@@ -179,7 +179,7 @@ class Preprocess:
         return Block(block.start, block.rows, made)
 
     def _typed(self, name: str, column: Column) -> Column:
-        """A column of nothing but None is one of whatever the others of its name are."""
+        """The column of a block. Where all its values are None, it gets the type of the other blocks."""
         spec = self.gives.get(name)
         if spec is None or not _says_nothing(column) or spec.shape != () or spec.dtype == OPAQUE:
             return column

@@ -13,19 +13,18 @@ from typing import Any
 from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
-from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span, Timings
+from penstock.core.protocols import Observe, ShowLine, show_nothing
+from penstock.core.records import Placement, Result, Shortage, Signature, Span
 from penstock.core.source import Source
 from penstock.core.stopping import StopFlag
 from penstock.engines import run_events
 from penstock.engines.loader_feed import LoaderFeed
-from penstock.engines.memory_watch import ReplicaEnd, Tell, quietly
+from penstock.engines.memory_watch import ReplicaEnd
 from penstock.engines.run_state import RunState
 from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
-
-Observe = Callable[[int, Device, Timings], None]
 
 
 class LocalEngine:
@@ -37,7 +36,7 @@ class LocalEngine:
         observe: Takes the replica's number, its device and its timings of every finished span.
         stop: Begin no more spans once it is raised.
         row_timeout_s: How long loader processes may be at one row.
-        tell: Shows a line to the user, when a device runs out of memory and the run goes on with less.
+        show: Shows a line to the user, when a device runs out of memory and the run goes on with less.
     """
 
     def __init__(
@@ -47,14 +46,14 @@ class LocalEngine:
         observe: Observe,
         stop: StopFlag,
         row_timeout_s: float = 120.0,
-        tell: Tell = quietly,
+        show: ShowLine = show_nothing,
     ) -> None:
         self._launch = launch
         self._placement = placement
         self._observe = observe
         self._stop = stop
         self._row_timeout_s = row_timeout_s
-        self._tell = tell
+        self._show = show
         self._feed: LoaderFeed | None = None
         self._job: Job | None = None
         self._replicas: dict[int, ReplicaHandle] = {}
@@ -236,7 +235,7 @@ class LocalEngine:
             case run_events.Report(line=line, is_shown=is_shown):
                 self._launch.note(line)
                 if is_shown:
-                    self._tell(line)
+                    self._show(line)
             case run_events.Raise(error=error):
                 raise error
             case _:

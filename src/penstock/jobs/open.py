@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -42,10 +42,10 @@ _PATH = re.compile(r"[^\s]*[\w)*\]][.][A-Za-z]\w{0,8}|[.~]?/[^\s]*")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedJob:
     """A model and its data, ready to be started.
 
-    `digest` tells models apart; `location` and `arguments` are with what a later process would open both again.
+    `digest` tells models apart; a later process would open both again with `location` and `arguments`.
     """
 
     model: ModelFile | LiveModel
@@ -55,17 +55,17 @@ class Opened:
     arguments: list[str] | None = None
 
 
-def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> Opened:
+def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> OpenedJob:
     """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read."""
     if is_live_keras_model(model):
         opened = open_live(model, data, options)
         return replace(opened, digest=digest_of_weights(model) if needs_digest else "")
     file, digest, location = open_model(model, options)
     source, arguments = open_data(data, options.reading)
-    return Opened(file, source, digest, location, arguments)
+    return OpenedJob(file, source, digest, location, arguments)
 
 
-def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
+def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
     """Open a live model, which stays where it is, and its data."""
     _check_live(options)
     names = [str(tensor.name) for tensor in getattr(model, "inputs", None) or ()]
@@ -95,7 +95,7 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
     reading = options.reading
     if arguments is None and reading.images:
         source = ImageColumns(source, reading.images, reading)
-    return Opened(live, source, "", None, arguments)
+    return OpenedJob(live, source, "", None, arguments)
 
 
 def _check_live(options: PredictOptions) -> None:
@@ -194,15 +194,13 @@ def check_size(location: str, wanted: DeviceRequest) -> None:
         )
 
 
-def open_data(
-    data: Any, reading: ReadOptions, names: Sequence[str] = (), takes: str | None = None
-) -> tuple[Source, list[str] | None]:
+def open_data(data: Any, reading: ReadOptions, takes: str | None = None) -> tuple[Source, list[str] | None]:
     """The source, and the arguments with which a later process would open it again.
 
-    `names` are those of the model's inputs, for arrays that have none; `takes` is what it takes, where that is known.
+    `takes` is what the model takes (`text`, `images`, `numbers`), where that is known.
     """
     if not is_paths(data, takes):
-        source: Source = open_object(data) or open_memory(data, names)
+        source: Source = open_object(data) or open_memory(data)
         return (ImageColumns(source, reading.images, reading) if reading.images else source), None
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
     if takes == "text" and isinstance(data, str) and not _is_there(data):

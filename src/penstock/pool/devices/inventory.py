@@ -1,4 +1,4 @@
-"""What can compute here, seen without importing any framework."""
+"""The devices of this machine, found without importing a framework."""
 
 import os
 import platform
@@ -124,7 +124,7 @@ def share_of_cores(replicas: int) -> int:
 
 
 def supported_precisions(device: Device) -> tuple[str, ...]:
-    """What a device computes in by itself. Whole numbers of 8 bits it always can."""
+    """The precisions that a device computes in. Every device can use 8-bit integers."""
     if device.kind == "cpu":
         has = cpu_features()
         able = {name for name, features in _CPU_FEATURES.items() if features & has}
@@ -150,7 +150,7 @@ def check_precision(device: Device, precision: str) -> None:
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor says it has: the flags of x86, the features of ARM."""
+    """The features of the processor, as the kernel lists them: `flags` on x86, `Features` on ARM."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
