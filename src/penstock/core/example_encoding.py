@@ -200,10 +200,6 @@ def _values(column: Column, feature: Feature) -> tuple[_Values, BadRows]:
     return _Values(raw, offsets, present), bad
 
 
-def _is_arrow(values: Column) -> bool:
-    return not isinstance(values, np.ndarray)
-
-
 def _is_fixed(feature: Feature) -> bool:
     return feature.shape is not None and None not in feature.shape
 
@@ -211,7 +207,7 @@ def _is_fixed(feature: Feature) -> bool:
 def _fixed(column: Column, feature: Feature) -> tuple[Column, Array, BadRows]:
     """As `_flattened`, for a feature of which every row has the same number of values."""
     per_row = math.prod(length for length in feature.shape or () if length is not None)
-    if feature.dtype == STRING and _is_arrow(column):
+    if feature.dtype == STRING and not isinstance(column, np.ndarray):
         flat, counts, bad = _flattened(column, feature)
         if (counts == per_row).all():
             return flat, counts, bad

@@ -57,9 +57,9 @@ def bind(
         has_numbers = any(_is_number(spec) for spec in signature.inputs if spec not in missing)
         chosen.update(_guess(missing, free, schema, has_numbers=has_numbers))
     made = {
-        name: _make(spec, chosen[name], schema)
-        for name, spec in _by_name(signature).items()
-        if name in chosen and name not in built
+        spec.name: _make(spec, chosen[spec.name], schema)
+        for spec in signature.inputs
+        if spec.name in chosen and spec.name not in built
     }
     made |= built
     for spec in masks:
@@ -77,10 +77,6 @@ def _check_requested(signature: Signature, requested: Iterable[str]) -> None:
                 allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
                 hint=_closest(name, names) or (f"name its input: --input {names[0]}=…" if len(names) == 1 else None),
             )
-
-
-def _by_name(signature: Signature) -> dict[str, TensorSpec]:
-    return {spec.name: spec for spec in signature.inputs}
 
 
 def _is_mask(spec: TensorSpec) -> bool:

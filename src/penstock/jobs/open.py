@@ -78,7 +78,8 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
         streamed = open_object(data)
         if are_rows(data, names):
             data = from_rows(list(data))
-        if streamed is None and not _is_table(data):
+        is_table = type(data).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars")
+        if streamed is None and not is_table:
             given = given_as(data)
         source = streamed or open_memory(data)
         if isinstance(source, StreamedRows):
@@ -118,10 +119,6 @@ def _taken_by(model: Any) -> str | None:
     if any("string" in str(tensor.dtype) for tensor in inputs):
         return "text"
     return "images" if any(len(tensor.shape) == 4 for tensor in inputs) else "numbers"
-
-
-def _is_table(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars")
 
 
 def first_row(source: Source) -> dict[str, Array]:

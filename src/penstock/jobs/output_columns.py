@@ -86,7 +86,8 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
         )
     names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
     for name in options.keep:
-        names[KEPT + name] = name if name in outputs else options.rename.get(name, _plain(name))
+        plain = name.removeprefix("@") if name == FOLDER else name
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, plain)
     return names
 
 
@@ -134,10 +135,6 @@ def _origin(source: Source, result: Result, index: int) -> str:
     every = replace(result, failures=()).row_numbers()
     position = int(np.flatnonzero(every == result.row_numbers()[index])[0])
     return source.origin(result.span, result.span.start + position)
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("@") if name == FOLDER else name
 
 
 def output_schema(started: Started, options: PredictOptions) -> OutputSchema:

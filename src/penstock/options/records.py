@@ -119,10 +119,6 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _read_devices(given: Any, flag: str) -> DeviceRequest:
-    return given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given)
-
-
 def _read_nulls(given: Any, flag: str) -> Nulls:
     if isinstance(given, Mapping):
         return Nulls(**given)
@@ -131,7 +127,11 @@ def _read_nulls(given: Any, flag: str) -> Nulls:
     return Nulls.parse([given] if isinstance(given, (str, float, int)) else given)
 
 
-_DEVICES = Kind(_read_devices, write=str, metavar="WHICH")
+_DEVICES = Kind(
+    lambda given, flag: given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given),
+    write=str,
+    metavar="WHICH",
+)
 _NULLS = Kind(
     _read_nulls,
     python="str | float | Sequence[str | float]",

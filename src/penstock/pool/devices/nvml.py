@@ -29,8 +29,13 @@ def find_cards() -> list[Card]:
     with _library() as nvml:
         if nvml is None:
             return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [_card(nvml, index, handle) for index, handle in enumerate(handles)]
+        cards: list[Card] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            is_divided = _is_divided(nvml, handle)
+            instances = tuple(_instances(nvml, handle)) if is_divided else ()
+            cards.append(Card(_device(nvml, index, handle), is_divided, instances, _speed(nvml, handle)))
+        return cards
 
 
 def memory_of(uuid: str) -> tuple[int, int] | None:
@@ -58,12 +63,6 @@ def compute_capability(uuid: str) -> tuple[int, int] | None:
         except nvml.NVMLError:
             return None
         return int(major), int(minor)
-
-
-def _card(nvml: Any, index: int, handle: Any) -> Card:
-    is_divided = _is_divided(nvml, handle)
-    instances = tuple(_instances(nvml, handle)) if is_divided else ()
-    return Card(_device(nvml, index, handle), is_divided, instances, _speed(nvml, handle))
 
 
 def _device(nvml: Any, index: int, handle: Any) -> Device:
