@@ -120,10 +120,9 @@ def _same_job(
 
 
 def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """See that a job differs from the one in the folder only in the times of its input files.
+    """Check that a job differs from the one in the folder only in the times of its input files.
 
-    What was read of these is compared by its digests. What was not is read as it is now: so the answers are those of
-    the input as it is.
+    The bytes that were read are compared by their digests. The rest is read as it is now.
 
     Raises:
         OutputError: It is another job.
@@ -243,7 +242,7 @@ class _Run:
             return self._predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:
-        """Of a model that keeps state, no row can be answered without all that came before it."""
+        """Remove what is written: a model that keeps state must see all rows again, from the first."""
         rows = _rows_in(committed_records(self._place, manifest))
         if rows:
             self._progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
@@ -290,7 +289,7 @@ class _Run:
             return self._summarise(started, manifest, ledger, rows_before, ready)
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
-        """What a stream had is known when it has ended, and only then is its job finished."""
+        """Record how many rows a stream had: it is known only at its end, and then the job is finished."""
         records, stop = ledger.records, self._context.stop
         rows = _rows_in(records)
         if stop.signal_number is not None:
@@ -315,7 +314,7 @@ class _Run:
         )
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
-            # Closed before an error is told: what runs behind the model would go on with rows that nobody takes.
+            # Closed before an error is raised: finishers would go on with rows that nobody takes.
             contextlib.closing(output_columns.finished(started, results)) as finished,
             contextlib.closing(_Writer(parts, self._meter, digester)) as writer,
         ):

@@ -57,8 +57,8 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
         return Proof(difference, "no row of the sample has an answer", is_comparable=False)
     constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
     if constant:
-        told = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
-        return Proof(difference, told, is_comparable=False)
+        problem = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
+        return Proof(difference, problem, is_comparable=False)
     found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
     return Proof(difference, str(found) if found is not None else None)
 

@@ -101,11 +101,11 @@ class Plan:
         search_s: How long the search took.
         budget_s: How long it was allowed to take.
         start_s: What the choice takes to start.
-        notes: What people are told whenever a job goes by it.
+        notes: Lines that are shown whenever a job runs by it.
         step: The step that it was found for: the model and what feeds it.
         key: The same on these devices and with these versions.
         is_cut_short: Whether there was not the time to try everything.
-        made_for: All that `key` is made of, by name: so that people can be told why it does not fit.
+        made_for: All facts behind `key`, by name: they show why a plan does not fit.
     """
 
     choice: Choice

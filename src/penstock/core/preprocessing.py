@@ -110,7 +110,7 @@ class Preprocess:
         # Known for the column, not for the rows of a call: a row must not depend on which others it comes with.
         takes = {name: _taken(spec, [block.columns[name] for block in blocks]) for name, spec in self.takes.items()}
         ready = replace(self, takes=takes)
-        # Imported once. One that cannot be imported is told as such here, not as failing on every row.
+        # Imported once, here: an import that fails is one error, not a failure of every row.
         vars(ready)["function"] = self.function
         if self.gives:
             return ready

@@ -211,7 +211,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a prediction job may be told beyond its model and its input."""
+    """The options of a prediction job, besides its model and its input."""
 
     # fmt: off
     # The keys of plans have the signature that was found in the model.
