@@ -143,22 +143,20 @@ class Preprocess:
         while pieces:
             start, stop = pieces.pop()
             first = block.start + start
-            before = [failed_before[row] for row in range(first, first + stop - start) if row in failed_before]
-            if before and stop - start > 1:
+            failed = next(
+                (failed_before[row] for row in range(first, first + stop - start) if row in failed_before), None
+            )
+            if failed is None:
+                try:
+                    yield self._call(rows_of(block, start, stop), watch)
+                    continue
+                except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
+                    failed = _failure(first, error, self.stage)
+            if stop - start > 1:
                 middle = (start + stop) // 2
                 pieces += [(middle, stop), (start, middle)]
-                continue
-            if before:
-                yield self._nothing(first, before[0])
-                continue
-            try:
-                yield self._call(rows_of(block, start, stop), watch)
-            except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    pieces += [(middle, stop), (start, middle)]
-                    continue
-                yield self._nothing(first, _failure(first, error, self.stage))
+            else:
+                yield self._nothing(first, failed)
 
     def _call(self, block: Block, watch: Watch) -> Block:
         watch.begin(block.start, block.rows)
