@@ -446,7 +446,7 @@ class _Writer:
         self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
         self._error: BaseException | None = None
         self._is_dropped = False
-        self._thread = threading.Thread(target=self._write, name="committer", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
         self._thread.start()
 
     def put(self, result: Result) -> None:
