@@ -21,15 +21,14 @@ from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
-from penstock.options.parsing import text_of_constant
 from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.python.streaming import Rows as Rows
 from penstock.storage.ledger import committed_records, is_finished
-from penstock.storage.manifest import load_manifest, older_job
-from penstock.storage.places import place_of
+from penstock.storage.manifest import Manifest, load_manifest, older_job
+from penstock.storage.places import Place, place_of
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
@@ -164,15 +163,10 @@ def resume(
     manifest = load_manifest(place)
     if manifest is None:
         raise OutputError("the folder holds no job of penstock", received=folder)
-    if manifest.is_older:
-        raise older_job(place, manifest)
+    refusal = _refusal_to_resume(place, manifest)
+    if refusal is not None:
+        raise refusal
     request = manifest.request
-    if request["data"] is None or request["model"] is None:
-        raise OutputError(
-            "the model or the input of this job was in memory",
-            received=folder,
-            hint="call penstock.predict again with the same model, the same data and the same output",
-        )
     allowed = manifest.max_failures if max_failures is None else max_failures
     return predict_to_folder(
         request["model"],
@@ -190,7 +184,7 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         `output`, `state` (`running`, `unfinished` or `finished`), `rows`, `committed`, `failed`, `parts`, `model`,
-        `recipe`.
+        `recipe`, `resumable`, and `hint`: the command that resumes the job, or what to do where none can.
     """
     folder = os.fspath(output)
     place = place_of(folder)
@@ -199,6 +193,7 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         raise OutputError("the folder holds no job of penstock", received=folder)
     records = committed_records(place, manifest)
     state = "finished" if is_finished(manifest, records) else "running" if place.is_locked() else "unfinished"
+    refusal = _refusal_to_resume(place, manifest)
     return {
         "output": folder,
         "state": state,
@@ -208,7 +203,22 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         "parts": sum(bool(record.files) for record in records),
         "model": manifest.request["model"],
         "recipe": manifest.recipe.as_json(),
+        "resumable": refusal is None,
+        "hint": f"penstock resume {folder}" if refusal is None else refusal.hint,
     }
+
+
+def _refusal_to_resume(place: Place, manifest: Manifest) -> OutputError | None:
+    """The error for a job that `resume` cannot go on with; None for one that it can."""
+    if manifest.is_older:
+        return older_job(place, manifest)
+    if manifest.request["data"] is None or manifest.request["model"] is None:
+        return OutputError(
+            "the model or the input of this job was in memory",
+            received=place.address(),
+            hint="call penstock.predict again with the same model, the same data and the same output",
+        )
+    return None
 
 
 def stream(
@@ -320,7 +330,7 @@ def inspect(
     if file is None:
         return describe_input(target)
     modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
-    texts = {name: text_of_constant(value) for name, value in (constants or {}).items()}
+    texts = OPTIONS["constants"].read(constants or {})
     file = with_belongings(replace(file, trust=trust_model, constants=texts), weights, modules, trust=trust_model)
     return describe_model(file, runtime, target)
 

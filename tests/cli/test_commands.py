@@ -247,6 +247,9 @@ def test_folder_of_an_older_version_is_shown_and_removed_but_not_gone_on_with(
         shutil.copytree(Path(__file__).parents[1] / "data" / "manifest4" / name, tmp_path / name)
     assert "finished: 60 of 60 rows" in penstock_run("status", tmp_path / "finished").stdout
     assert penstock.status(tmp_path / "stopped")["state"] == "unfinished"
+    told = penstock_run("status", tmp_path / "stopped").stdout
+    assert "the job cannot be resumed: go on with the penstock that began it; or begin again" in told
+    assert "penstock resume" not in told
     np.save(tmp_path / "x.npy", np.ones((8, 4), np.float32))
     arguments = ["predict", light_models / "double.onnx", tmp_path / "x.npy", "--output"]
     for name in ("finished", "stopped"):

@@ -10,12 +10,11 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from penstock.core.protocols import OfFiles
 from penstock.errors import InputError
 from penstock.sources.files import unchanged
 
 from .case import Case
-from .promises import Paths, Promise, close, opened
+from .promises import Paths, Promise, opened
 from .reading import read_all, read_with_failures, touch
 
 
@@ -78,7 +77,6 @@ def touched_files_are_told_from_changed_ones(case: Case, paths: Paths) -> None:
         digester = unchanged.Digester(source, case.columns)
         digests = {str(span.index): digester.digest(span) for span in spans}
         assert all(digests.values())
-        assert isinstance(source, OfFiles)
         own = {extent.file.path for span in spans for extent in source.extents(span, case.columns)}
         for path in own:
             touch(path)
@@ -111,7 +109,7 @@ def damaged_row_is_named_and_takes_no_other_down(case: Case, paths: Paths) -> No
             assert bad.says in failure.reason
             assert failure.reason
             assert failure.error
-        close(source)
+        source.close()
 
 
 def file_that_is_gone_is_named(case: Case, paths: Paths) -> None:

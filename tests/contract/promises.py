@@ -16,7 +16,7 @@ import pytest
 
 from penstock.core.columns import describe
 from penstock.core.deferred import Deferred
-from penstock.core.protocols import Releases, Source
+from penstock.core.protocols import Source
 from penstock.core.records import SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 
@@ -36,12 +36,6 @@ def opened(case: Case, paths: Paths) -> Iterator[Source]:
     try:
         yield source
     finally:
-        close(source)
-
-
-def close(source: Source) -> None:
-    """Free what a source holds, where it holds something."""
-    if isinstance(source, Releases):
         source.close()
 
 
@@ -243,7 +237,7 @@ def fingerprint_changes_with_any_value(case: Case, paths: Paths) -> None:
     with opened(case, paths) as source:
         for other in case.others():
             assert list(other.fragments()) != list(source.fragments())
-            close(other)
+            other.close()
 
 
 def fitting_makes_another_source_and_changes_nothing(case: Case, paths: Paths) -> None:

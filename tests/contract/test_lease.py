@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from penstock.errors import OutputError
-from penstock.storage.lease import LOCK, STALE_S, WATCH_S, Holder, Lease, is_leased
+from penstock.storage.lease import LOCK, STALE_S, WATCH_S, LockHolder, OutputLease, is_leased
 from penstock.storage.objects import Objects
 from tests.support import s3_server
 
@@ -61,23 +61,23 @@ def holder(objects: Objects) -> Iterator[subprocess.Popen[str]]:
         process.wait(timeout=20)
 
 
-def elsewhere(time: float) -> Holder:
+def elsewhere(time: float) -> LockHolder:
     """A holder on another machine, which renewed its lock at `time`."""
-    return replace(Holder.this_process(time), host="elsewhere", token="theirs")
+    return replace(LockHolder.this_process(time), host="elsewhere", token="theirs")
 
 
-def lease(objects: Objects, now: float = 1000.0, sleep: Callable[[float], object] | None = None) -> Lease:
+def lease(objects: Objects, now: float = 1000.0, sleep: Callable[[float], object] | None = None) -> OutputLease:
     def no_waiting(seconds: float) -> None:
         raise AssertionError("nothing to wait for")
 
-    return Lease(objects, clock=lambda: now, sleep=sleep or no_waiting, renew_s=3600)
+    return OutputLease(objects, clock=lambda: now, sleep=sleep or no_waiting, renew_s=3600)
 
 
 def test_prefix_that_a_living_process_holds_is_refused_and_the_holder_is_named(store: Any) -> None:
     objects = Objects("s3://bucket/living")
     with holder(objects) as process:
         assert is_leased(objects)
-        with pytest.raises(OutputError) as caught, Lease(objects):
+        with pytest.raises(OutputError) as caught, OutputLease(objects):
             pass
         assert caught.value.exit_code == 7
         assert "s3://bucket/living" in (caught.value.received or "")
@@ -99,11 +99,11 @@ def test_lock_of_a_killed_process_is_taken_over_at_once(store: Any) -> None:
 
 def test_of_many_who_want_the_lock_one_gets_it(store: Any) -> None:
     objects = Objects("s3://bucket/many")
-    objects.write(LOCK, replace(Holder.this_process(0.0), pid=1 << 22, token="dead").encode())
+    objects.write(LOCK, replace(LockHolder.this_process(0.0), pid=1 << 22, token="dead").encode())
     start, outcomes = threading.Barrier(8), []
 
     def contend() -> None:
-        mine = Lease(objects)
+        mine = OutputLease(objects)
         start.wait()
         try:
             mine._take()
@@ -140,7 +140,7 @@ def test_process_that_is_here_and_alive_keeps_its_lock_however_long_it_sleeps(ob
 
 @pytest.mark.parametrize("change", [{"pid": 1 << 22}, {"started": 1.0}], ids=["no such process", "another process"])
 def test_lock_of_a_process_that_is_gone_here_is_taken_over_at_once(objects: Objects, change: dict[str, Any]) -> None:
-    objects.write(LOCK, replace(Holder.this_process(1000.0), token="dead", **change).encode())
+    objects.write(LOCK, replace(LockHolder.this_process(1000.0), token="dead", **change).encode())
     with lease(objects) as mine:
         mine.check()
 
@@ -148,7 +148,7 @@ def test_lock_of_a_process_that_is_gone_here_is_taken_over_at_once(objects: Obje
 @pytest.mark.parametrize("name", ["host", "boot", "processes"])
 def test_holder_that_is_not_here_is_not_looked_for_here(objects: Objects, name: str) -> None:
     """Another machine, another boot, or another container, where process numbers mean something else."""
-    there = Holder(**{**asdict(Holder.this_process(990.0)), name: "another", "pid": 1 << 22})
+    there = LockHolder(**{**asdict(LockHolder.this_process(990.0)), name: "another", "pid": 1 << 22})
     objects.write(LOCK, there.encode())
     with pytest.raises(OutputError), lease(objects, now=990.0 + STALE_S - 1):
         pass
@@ -182,12 +182,12 @@ def test_lock_that_cannot_be_read_is_taken_over_after_watching_it(objects: Objec
 
 def test_renewing_keeps_the_lock_and_tells_the_time(objects: Objects) -> None:
     now = 1000.0
-    mine = Lease(objects, clock=lambda: now, renew_s=3600)
+    mine = OutputLease(objects, clock=lambda: now, renew_s=3600)
     with mine:
         now = 2000.0
         assert mine.renew()
         assert mine.renew()
-        assert Holder.decode(objects.read(LOCK) or b"").time == 2000.0
+        assert LockHolder.decode(objects.read(LOCK) or b"").time == 2000.0
         mine.check()
 
 
@@ -201,7 +201,7 @@ def test_holder_renews_by_itself(objects: Objects) -> None:
             renewed.set()
         return float(tick)
 
-    with Lease(objects, clock=clock, renew_s=0.01):
+    with OutputLease(objects, clock=clock, renew_s=0.01):
         assert renewed.wait(60)
 
 

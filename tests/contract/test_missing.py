@@ -35,8 +35,6 @@ from penstock.sources.tables.parquet import ParquetFiles
 from penstock.sources.tfrecord.files import TFRecordFiles
 from tests.support import tfrecord_writer
 
-from .promises import close
-
 pytestmark = pytest.mark.timeout(60)
 
 NUMBERS: list[Any] = [1.5, None, 3.5, math.nan]
@@ -141,7 +139,7 @@ def fed(source: Source, name: str, dtype: str, nulls: Nulls, shape: Any = ()) ->
                 assert feed.array.dtype == (object if dtype == STRING else feed.array.dtype)
                 rows += feed.array.tolist()
             failures += piece.failures.values()
-    close(source)
+    source.close()
     return rows, failures
 
 

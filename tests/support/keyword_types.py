@@ -15,8 +15,6 @@ _HEAD = '''"""Types of the keywords of the Python twins, for editors and type ch
 Written from the table of options: python -m tests.support.keyword_types
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict

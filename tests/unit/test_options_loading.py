@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.options.parsing import parse_numbers, parse_size
 from penstock.options.records import COLORS, OPTIONS, PRESETS, RESIZES, PredictOptions, ReadOptions
 
 
@@ -25,20 +24,20 @@ class TestSize:
         [("224x224", (224, 224)), ("224x320", (224, 320)), ("96", (96, 96)), ("1x1", (1, 1)), ("32×64", (32, 64))],
     )
     def test_height_comes_first(self, text: str, size: tuple[int, int]) -> None:
-        assert parse_size(text) == size
+        assert OPTIONS["image_size"].read(text) == size
 
     @pytest.mark.parametrize(
         "text", ["", "x", "0", "0x5", "5x0", "-5", "5x", "x5", "5x5x5", "5 x 5", "5.5", "1e3", "12345678", "५x५"]
     )
     def test_what_is_no_size_is_told(self, text: str) -> None:
         with pytest.raises(UsageError) as caught:
-            parse_size(text)
+            OPTIONS["image_size"].read(text)
         assert caught.value.received == repr(text)
         assert "224x224" in (caught.value.allowed or "")
 
     @given(height=st.integers(1, 999_999), width=st.integers(1, 999_999))
     def test_any_size_is_read(self, height: int, width: int) -> None:
-        assert parse_size(f"{height}x{width}") == (height, width)
+        assert OPTIONS["image_size"].read(f"{height}x{width}") == (height, width)
 
 
 class TestNumbers:
@@ -47,18 +46,18 @@ class TestNumbers:
         [("1", (1.0,)), ("0.5,1,2", (0.5, 1.0, 2.0)), ("-1e-3", (-0.001,)), (" 1 , 2 ", (1.0, 2.0)), ("0", (0.0,))],
     )
     def test_one_or_several_are_read(self, text: str, numbers: tuple[float, ...]) -> None:
-        assert parse_numbers(text, "--scale") == numbers
+        assert OPTIONS["scale"].read(text) == numbers
 
     @pytest.mark.parametrize("text", ["", ",", "1,", ",1", "a", "1;2", "nan", "inf", "1,-inf", "0x10"])
     def test_what_are_no_numbers_is_told_with_the_flag(self, text: str) -> None:
         with pytest.raises(UsageError) as caught:
-            parse_numbers(text, "--offset")
+            OPTIONS["offset"].read(text)
         assert caught.value.problem == "--offset is not understood"
         assert caught.value.received == repr(text)
 
     @given(numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
     def test_any_numbers_are_read_as_they_were_written(self, numbers: list[float]) -> None:
-        assert parse_numbers(",".join(map(repr, numbers)), "--scale") == tuple(numbers)
+        assert OPTIONS["scale"].read(",".join(map(repr, numbers))) == tuple(numbers)
 
 
 class TestFeatures:

@@ -248,7 +248,7 @@ def status(output: str, as_json: bool) -> int:
     written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":
-        click.echo(f"go on with: penstock resume {output}")
+        click.echo(("go on with: " if progress["resumable"] else "the job cannot be resumed: ") + progress["hint"])
     return 0
 
 

@@ -16,8 +16,8 @@ from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.jobs import steps
 from penstock.jobs.open import open_both
-from penstock.options.kinds import NO_PLAN
 from penstock.options.records import PredictOptions
+from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import store
 from penstock.runtimes.keras.live import LiveModel
 

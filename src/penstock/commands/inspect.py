@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core import kinds
-from penstock.core.protocols import HasPaths, Source
+from penstock.core.protocols import Source
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Placement, Signature
 from penstock.core.stopping import StopFlag
 from penstock.errors import InputError
@@ -115,8 +115,7 @@ def describe_input(target: str) -> dict[str, Any]:
 
 def num_files(source: Source) -> int:
     """How many files there are: a fragment may stand for many small ones."""
-    paths = source.paths if isinstance(source, HasPaths) else ()
-    return len(paths or source.fragments())
+    return len(source.paths or source.fragments())
 
 
 def describe_data(source: Source) -> dict[str, Any]:

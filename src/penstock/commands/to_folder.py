@@ -14,7 +14,6 @@ from typing import Any
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
-from penstock.core.protocols import OfFiles
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
@@ -80,8 +79,7 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     mark = fingerprint(task.model_digest, fragments, task.request)
     with place.lock():
         try:
-            check_place(place, overwrite=task.overwrite)
-            existing = load_manifest(place)
+            existing = check_place(place, overwrite=task.overwrite)
             if existing is not None and not task.overwrite:
                 records = committed_records(place, existing)
                 existing = _same_job(task, place, existing, records, mark, progress)
@@ -122,18 +120,16 @@ def _same_job(
 
 
 def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """See that a job differs from the one in the folder only in the times of its input files.
+    """Check that a job differs from the one in the folder only in the times of its input files.
 
-    What was read of these is compared by its digests. What was not is read as it is now: so the answers are those of
-    the input as it is.
+    The bytes that were read are compared by their digests. The rest is read as it is now.
 
     Raises:
         OutputError: It is another job.
         InputError: The input is another one.
     """
     is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
-    has_files = isinstance(task.source, OfFiles)
-    if not is_same or not has_files:
+    if not is_same or not task.source.paths:
         raise OutputError(
             "the output folder holds another job",
             received=f"{task.output}: {'other data' if is_same else describe_difference(existing, task.request)}",
@@ -151,18 +147,22 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
     unchanged.compare(source, committed, digests, existing.columns, set(files))
 
 
-def check_place(place: Place, *, overwrite: bool) -> None:
-    """Refuse a place that is not ours to write to.
+def check_place(place: Place, *, overwrite: bool) -> Manifest | None:
+    """Refuse a place that is not ours to write to; returns the manifest of the job that it holds, if any.
 
     Raises:
         OutputError: It is not empty and holds no job of penstock.
     """
-    if not is_fresh(place) and load_manifest(place) is None:
+    if is_fresh(place):
+        return None
+    manifest = load_manifest(place)
+    if manifest is None:
         raise OutputError(
             "the output folder is not empty and holds no job of penstock",
             received=f"{place.address()}: {', '.join(sorted(place.children() or ())[:5])}",
             hint="choose another --output" + ("; --overwrite removes only penstock's own" if overwrite else ""),
         )
+    return manifest
 
 
 def _leave_no_trace(place: Place, existed: bool) -> None:
@@ -242,7 +242,7 @@ class _Run:
             return self._predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:
-        """Of a model that keeps state, no row can be answered without all that came before it."""
+        """Remove what is written: a model that keeps state must see all rows again, from the first."""
         rows = _rows_in(committed_records(self._place, manifest))
         if rows:
             self._progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
@@ -289,7 +289,7 @@ class _Run:
             return self._summarise(started, manifest, ledger, rows_before, ready)
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
-        """What a stream had is known when it has ended, and only then is its job finished."""
+        """Record how many rows a stream had: it is known only at its end, and then the job is finished."""
         records, stop = ledger.records, self._context.stop
         rows = _rows_in(records)
         if stop.signal_number is not None:
@@ -314,7 +314,7 @@ class _Run:
         )
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
-            # Closed before an error is told: what runs behind the model would go on with rows that nobody takes.
+            # Closed before an error is raised: finishers would go on with rows that nobody takes.
             contextlib.closing(output_columns.finished(started, results)) as finished,
             contextlib.closing(_Writer(parts, self._meter, digester)) as writer,
         ):
@@ -446,7 +446,7 @@ class _Writer:
         self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
         self._error: BaseException | None = None
         self._is_dropped = False
-        self._thread = threading.Thread(target=self._write, name="committer", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
         self._thread.start()
 
     def put(self, result: Result) -> None:

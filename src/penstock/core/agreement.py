@@ -14,7 +14,7 @@ from penstock.core.records import Array, Column
 CHECKED_ROWS = 64
 """How many answers are compared with those of the model's own framework: one batch, or several small ones."""
 ENOUGH_ROWS = 16
-"""So few rows are compared where they come in small batches: one alone proves nothing."""
+"""The fewest rows that are compared where batches are small: one row alone proves nothing."""
 _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
 
@@ -47,7 +47,7 @@ class Proof:
 
 
 def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Proof:
-    """Hold the answers of another runtime against those of the model's own framework.
+    """Compare the answers of another runtime with those of the model's own framework.
 
     Stricter than `compare`: an output that is the same in every row of the sample proves nothing, and the class that
     a row is given must be the same, too.
@@ -57,8 +57,8 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
         return Proof(difference, "no row of the sample has an answer", is_comparable=False)
     constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
     if constant:
-        told = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
-        return Proof(difference, told, is_comparable=False)
+        problem = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
+        return Proof(difference, problem, is_comparable=False)
     found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
     return Proof(difference, str(found) if found is not None else None)
 
@@ -110,7 +110,7 @@ def _share(mine: Column, other: Column) -> float:
 
 
 def _is_constant(column: Column) -> bool:
-    """Whether every row has the same answer, but for noise."""
+    """Whether all rows have the same answer, apart from noise."""
     if not isinstance(column, np.ndarray):
         values = column.to_pylist()
         return all(value == values[0] for value in values)
@@ -138,7 +138,7 @@ def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Di
 
 
 def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
-    """A row that is yes for one and no for the other, where an output is a probability by itself."""
+    """A row that is yes on one side and no on the other, where an output is a single probability."""
     for name, column in ours.items():
         other = theirs.get(name)
         if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or other.dtype.kind != "f":
@@ -229,13 +229,13 @@ def _differ_in_value(name: str, mine: Array, other: Array, tolerance: float) -> 
 
 
 def _spread(values: Array) -> float:
-    """Largest less smallest value; where all are the same, their own size is the measure."""
+    """The largest value minus the smallest; where all are equal, their absolute value."""
     finite = values[np.isfinite(values)]
     return float(np.ptp(finite) or np.abs(finite).max()) if finite.size else 0.0
 
 
 def _apart(values: Array, expected: Array) -> Array:
-    """How far apart values are; what is no number, or without bounds, is apart from all but its like."""
+    """The distances between values. NaN and infinities are infinitely far from all but the same value."""
     is_finite = np.isfinite(expected) & np.isfinite(values)
     with np.errstate(invalid="ignore"):
         difference = np.abs(values - expected)

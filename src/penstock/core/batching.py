@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.columns import join
 from penstock.core.deferred import BadRows
-from penstock.core.feeds import Dense, Feed, Piece
+from penstock.core.feeds import Dense, Feed, LoadedRows
 from penstock.core.records import UNWATCHED, Array, Column, Columns, RowFailure, Watch
 
 BATCH_BYTES = 8 << 20
@@ -52,7 +52,7 @@ def default_batch_size(
 
 
 def most_rows_of_outputs(row_bytes: int) -> int:
-    """The power of two that keeps what a batch gives below 32 MB.
+    """The power of two that keeps the outputs of a batch below 32 MB.
 
     >>> most_rows_of_outputs(300_000)
     64
@@ -88,7 +88,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """The rows of its arrays, real or not."""
+        """The number of rows in its arrays, real or padded."""
         return len(next(iter(self.arrays.values())))
 
 
@@ -101,7 +101,7 @@ def on_the_heap(wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> Columns:
 
 
 def cut(
-    pieces: Iterable[Piece], batch_size: int, room: Room = on_the_heap, watch: Watch = UNWATCHED
+    pieces: Iterable[LoadedRows], batch_size: int, room: Room = on_the_heap, watch: Watch = UNWATCHED
 ) -> Iterator[Batch]:
     """Cut pieces into batches of exactly `batch_size` rows; the last one is padded with its last row.
 
@@ -139,12 +139,12 @@ class _Building:
         self._failures: dict[int, RowFailure] = {}
         self.filled = 0
 
-    def view(self, piece: Piece, position: int) -> None:
+    def view(self, piece: LoadedRows, position: int) -> None:
         rows = slice(position, position + self._batch_size)
         self._arrays = {name: feed.array[rows] for name, feed in piece.feeds.items() if isinstance(feed, Dense)}
         self._gather(piece, position, self._batch_size)
 
-    def copy(self, piece: Piece, position: int, taken: int, room: Room, watch: Watch) -> None:
+    def copy(self, piece: LoadedRows, position: int, taken: int, room: Room, watch: Watch) -> None:
         if not self.filled:
             wanted = {name: ((self._batch_size, *known(feed)), feed.dtype) for name, feed in piece.feeds.items()}
             self._arrays = room(wanted)
@@ -155,7 +155,7 @@ class _Building:
             note(bad, name, range(piece.start + position, piece.start + piece.rows), self._failures)
         self._gather(piece, position, taken)
 
-    def _gather(self, piece: Piece, position: int, taken: int) -> None:
+    def _gather(self, piece: LoadedRows, position: int, taken: int) -> None:
         first = piece.start + position
         for row, failure in piece.failures.items():
             if first <= row < first + taken:

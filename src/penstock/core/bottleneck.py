@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from penstock.core.records import Timings
 
 LOADING, COPYING, COMPUTING, WRITING = "loading", "copying", "computing", "writing"
-STAGES = (LOADING, COPYING, COMPUTING, WRITING)
 
 WAITING = 0.25
 """A stage that waits for more than this share of the time is limited by the stage it waits for."""
@@ -23,7 +22,7 @@ _FILLED = 0.75
 
 @dataclass(frozen=True)
 class Bound:
-    """How fast the whole is, which stage makes it so, and what is known or would help, in plain words."""
+    """How fast the whole job is, which stage limits it, and what would help, in words."""
 
     rows_per_s: float
     by: str
@@ -43,7 +42,6 @@ class Rates:
         compute_cores: How many of them the model keeps busy at that speed; on a GPU none, or what feeding it takes.
         load_s: Seconds of one core to read and decode a row.
         write_s: Seconds of the one thread that writes to write a row.
-        copy_rows_per_s: How fast rows get to all devices and back; None where that is not known by itself.
         on_gpu: Whether the devices are GPUs.
         devices: How many there are.
         loaders: How many rows can be loaded at the same time; None where nothing but the cores limits it.
@@ -54,7 +52,6 @@ class Rates:
     compute_cores: float = 0.0
     load_s: float = 0.0
     write_s: float = 0.0
-    copy_rows_per_s: float | None = None
     on_gpu: bool = False
     devices: int = 1
     loaders: int | None = None
@@ -64,31 +61,29 @@ class Rates:
             raise ValueError(f"a job has a model that computes, on a device, and a core: {self}")
 
     def alone(self) -> dict[str, float]:
-        """Rows a second of each stage, were the others free."""
+        """Rows a second of each stage if the others took no time."""
         loading_at_once = min(self.cores, self.loaders or self.cores)
         return {
             LOADING: loading_at_once / self.load_s if self.load_s > 0 else math.inf,
-            COPYING: self.copy_rows_per_s or math.inf,
             COMPUTING: self.compute_rows_per_s,
             WRITING: 1.0 / self.write_s if self.write_s > 0 else math.inf,
         }
 
     def core_seconds(self) -> dict[str, float]:
-        """What a row takes of the cores, by stage."""
+        """The core seconds of one row, by stage."""
         return {
             LOADING: self.load_s,
-            COPYING: 0.0,
             COMPUTING: self.compute_cores / self.compute_rows_per_s,
             WRITING: self.write_s,
         }
 
     @property
     def fills_the_cores(self) -> bool:
-        """Whether the model takes all cores that there are, and so would take more."""
+        """Whether the model uses all cores, and so would use more."""
         return not self.on_gpu and self.compute_cores >= _FILLED * self.cores
 
     def with_cores(self, cores: int) -> Rates:
-        """The same on another number of cores: a model that fills those it has computes as well on the others."""
+        """The rates with another number of cores. A model that fills its cores would use the others as well."""
         if not self.fills_the_cores:
             return replace(self, cores=cores)
         times = cores / self.cores
@@ -106,12 +101,11 @@ class Rates:
             devices=self.devices + 1,
             compute_rows_per_s=self.compute_rows_per_s * times,
             compute_cores=self.compute_cores * times,
-            copy_rows_per_s=self.copy_rows_per_s and self.copy_rows_per_s * times,
         )
 
 
 def predict(rates: Rates) -> Bound:
-    """How fast the whole job will be, what bounds it, and what would help.
+    """Predict how fast the whole job will be, which stage limits it, and what would help.
 
     All stages run at the same time, so the slowest sets the pace; those that share the cores also wait for each other.
 
@@ -129,18 +123,18 @@ def predict(rates: Rates) -> Bound:
 
 
 def _pace(rates: Rates, not_first: str = "") -> tuple[float, str]:
-    """Rows a second, and what bounds them; of two that are as slow, the one that is not named."""
+    """Rows a second, and the stage that limits them; of two equally slow stages, the one that is not `not_first`."""
     alone, core_seconds = rates.alone(), rates.core_seconds()
-    slowest = min(STAGES, key=lambda stage: (alone[stage], stage == not_first))
+    slowest = min(alone, key=lambda stage: (alone[stage], stage == not_first))
     shared = sum(core_seconds.values())
     if shared and rates.cores / shared < alone[slowest]:
-        return rates.cores / shared, max(STAGES, key=lambda stage: core_seconds[stage])
+        return rates.cores / shared, max(core_seconds, key=lambda stage: core_seconds[stage])
     return alone[slowest], slowest
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What could be changed, in words, and what the stages do then; `is_limit` where that is the most it can give."""
+    """A change in words, and the rates after it; `is_limit` where the rates are the most that it can give."""
 
     words: str
     rates: Rates
@@ -148,7 +142,7 @@ class _Change:
 
 
 def _advice(rates: Rates, rate: float, by: str) -> str:
-    """The change that helps, by how much, and what comes next; two changes where one alone brings little."""
+    """The change that helps, by how much, and the next limit; two changes where one alone brings little."""
     change = _change(rates, rate, by)
     if change is None:
         return f"the model keeps {round(rates.compute_cores, 1):g} of {rates.cores} cores busy"
@@ -164,7 +158,7 @@ def _advice(rates: Rates, rate: float, by: str) -> str:
 
 
 def _change(rates: Rates, rate: float, by: str) -> _Change | None:
-    """What to change where `by` bounds; None where more of what there is would not be used."""
+    """The change that helps where stage `by` is the limit; None where more hardware would not be used."""
     if by == WRITING:
         words = "fewer outputs (--outputs, --top-k) or another --format"
         return _Change(words, replace(rates, write_s=0.0), is_limit=True)
@@ -185,7 +179,7 @@ def _change(rates: Rates, rate: float, by: str) -> _Change | None:
 
 
 def measured(spent: Timings, elapsed_s: float, writer_full_s: float) -> Bound | None:
-    """What bounded a run, or the last of it, by what was waited for; None where nothing has happened yet.
+    """Which stage limited a run, or the last of it, by what threads waited for; None before anything has run.
 
     Args:
         spent: What the replicas' threads did.

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.core.batching import Batch, Room, joined, note
 from penstock.core.columns import take_positions
-from penstock.core.feeds import Encoded, Feed, Piece
+from penstock.core.feeds import Encoded, Feed, LoadedRows
 from penstock.core.records import Array, Column, RowFailure, Watch
 
 Boundaries = Sequence[int]
@@ -24,7 +24,7 @@ MOST_PADDING = 0.1
 
 
 def choose_boundaries(lengths: Array, most: int = MOST_BOUNDARIES, cap: float = MOST_PADDING) -> tuple[int, ...]:
-    """Few lengths to pad to, chosen so that little is wasted on rows of these lengths.
+    """Choose a few lengths to pad to, so that rows of these lengths need little padding.
 
     Where all rows have one length there is nothing to pad.
 
@@ -73,7 +73,7 @@ MOST_BEYOND = 16
 
 
 def cut_by_size(
-    pieces: Sequence[Piece], batch_size: int, buckets: Mapping[str, Sequence[Boundaries]], room: Room, watch: Watch
+    pieces: Sequence[LoadedRows], batch_size: int, buckets: Mapping[str, Sequence[Boundaries]], room: Room, watch: Watch
 ) -> Iterator[Batch]:
     """Batches of the rows of a whole span, largest rows first.
 
@@ -93,7 +93,7 @@ def cut_by_size(
 
 
 def cut_by_one_size(
-    pieces: Sequence[Piece],
+    pieces: Sequence[LoadedRows],
     batch_size: int,
     fewest_rows: int,
     buckets: Mapping[str, Sequence[Boundaries]],
@@ -121,7 +121,7 @@ class _Rows:
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[LoadedRows],
         buckets: Mapping[str, Sequence[Boundaries]],
         *,
         is_padded: bool = True,
@@ -205,7 +205,7 @@ class _Rows:
         boundaries = iter(self._buckets.get(name, ()))
         return tuple(boundary(next(largest), next(boundaries)) if n is None else n for n in feed.shape)
 
-    def _by_piece(self, positions: Array) -> Iterator[tuple[Piece, Array, int]]:
+    def _by_piece(self, positions: Array) -> Iterator[tuple[LoadedRows, Array, int]]:
         """Each piece that has some of these rows, their places in it, and where the first of them goes in the batch."""
         cuts = np.searchsorted(positions, self._starts)
         for number, piece in enumerate(self._pieces):

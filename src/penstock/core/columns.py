@@ -20,11 +20,8 @@ def describe(name: str, column: Column) -> TensorSpec:
     if isinstance(column, np.ndarray):
         kind = STRING if column.dtype.kind in "OSU" else column.dtype.newbyteorder("=").name
         return TensorSpec(name, kind, tuple(column.shape[1:]))
-    return TensorSpec(name, *_describe_type(column.type, column), varies=_is_variable(column.type))
-
-
-def _is_variable(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    varies = bool(pa.types.is_list(column.type) or pa.types.is_large_list(column.type))
+    return TensorSpec(name, *_describe_type(column.type, column), varies=varies)
 
 
 def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
@@ -135,7 +132,7 @@ def _encode_text(column: Array, bad: BadRows) -> Array:
 
 
 def _without_what_would_be_cut_off(values: Array, kind: np.dtype[Any], rows: int, bad: BadRows) -> Array:
-    """Numbers for an integer input: whole ones that it can hold pass, anything else fails its row."""
+    """Numbers for an integer input. A number that is not whole, or does not fit, fails its row."""
     limits = np.iinfo(kind)
     if values.dtype.kind in "iu" and values.size and limits.min <= values.min() and values.max() <= limits.max:
         return values
@@ -157,7 +154,7 @@ def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
     if is_list(column.type):
         return _from_lists(column, dtype, shape, bad)
     if column.null_count:
-        _mark(bad, ~_valid(column), IS_NULL)
+        bad |= dict.fromkeys(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist(), IS_NULL)
     if dtype == STRING:
         filled = column.cast(pa.large_binary())
         filled = pc.fill_null(filled, b"") if column.null_count else filled
@@ -232,7 +229,7 @@ def _is_uniform(column: pa.Array) -> bool:
 
 
 def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
-    """The slow road, row by row: only for blocks in which a row is null or has another length."""
+    """The slow way, row by row: only for blocks in which a row is null or has another length."""
     per_row = math.prod(length for length in shape if length is not None)
     kind: Any = object if dtype == STRING else np.dtype(dtype)
     repaired = np.zeros((len(column), per_row), dtype=kind)
@@ -255,16 +252,6 @@ def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
             if wrong:
                 bad[position] = next(iter(wrong.values()))
     return repaired.reshape(-1)
-
-
-def _valid(column: pa.Array) -> Array:
-    mask: Array = column.is_valid().to_numpy(zero_copy_only=False)
-    return mask
-
-
-def _mark(bad: BadRows, mask: Array, reason: str) -> None:
-    for position in np.flatnonzero(mask):
-        bad[int(position)] = reason
 
 
 def to_arrow(column: Column) -> pa.Array:
@@ -334,7 +321,7 @@ def take_rows(column: Column, keep: Array) -> Column:
 
 
 def objects(items: Sequence[Any]) -> Array:
-    """Any objects as an array of them, also where they are arrays or lists themselves."""
+    """An array of objects, also where the objects are arrays or lists."""
     return np.fromiter(items, object, len(items))
 
 
@@ -344,17 +331,14 @@ def join(pieces: list[Column]) -> Column:
         return pieces[0]
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return np.concatenate(pieces)
-    arrays = [_plain(to_arrow(piece)) for piece in pieces]
+    arrays = [to_arrow(piece) for piece in pieces]
+    arrays = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
     kinds = list(dict.fromkeys(array.type for array in arrays))
     if len(kinds) > 1:  # what a function gives may be whole numbers here and fractions there, or an empty list
         schemas = [pa.schema([("", kind)]) for kind in kinds]
         common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         arrays = [array.cast(common) for array in arrays]
     return pa.concat_arrays(arrays)
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def count_not_finite(columns: Iterable[Column]) -> int:

@@ -54,7 +54,7 @@ class Deferred(abc.ABC):
 
     @abc.abstractmethod
     def sizes(self) -> Array:
-        """int64 of (rows, n): how long each row is in its n dimensions that vary; -1 where it cannot be told."""
+        """int64 of (rows, n): how long each row is in its n dimensions that vary; -1 where it is unknown."""
 
     def natural(self) -> Deferred:
         """The same rows, to be padded to a common size instead of resized to it."""
@@ -70,4 +70,4 @@ class Deferred(abc.ABC):
 
 
 SourceColumn: TypeAlias = "Array | pa.Array | Deferred"
-"""What a source reads: also rows that are decoded only when it is known where they belong."""
+"""What a source reads: arrays, or rows that are decoded when their place in a batch is known."""

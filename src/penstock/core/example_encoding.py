@@ -137,7 +137,7 @@ def _entry(feature: Feature, values: _Values) -> list[pa.Array]:
 
 
 def _nothing() -> pa.Scalar:
-    """What stands between joined pieces. (Arrow's own way to make a scalar imports pandas.)"""
+    """The empty separator of joined pieces. (`pa.scalar` imports pandas.)"""
     return _binary(np.zeros(0, np.uint8), np.zeros(2, np.int64))[0]
 
 
@@ -158,7 +158,7 @@ def _matrix(parts: Sequence[bytes | Array], rows: int) -> Array:
 
 
 def _varints(numbers: Array, size: int) -> Array:
-    """Numbers as varints of `size` bytes each, those that could be shorter as well."""
+    """Numbers as varints of `size` bytes each, even where fewer bytes would do."""
     unsigned = numbers.astype(np.int64, copy=False).view(np.uint64)
     out = np.empty((len(numbers), size), np.uint8)
     for place in range(size):
@@ -177,7 +177,7 @@ def _every(matrix: Array) -> pa.Array:
 
 
 def _some(matrix: Array, present: Array) -> pa.Array:
-    """The rows of a matrix of bytes; nothing in the place of those that are not present."""
+    """The rows of a matrix of bytes; rows that are not present are empty."""
     kept = matrix if present.all() else matrix[present]
     offsets = np.concatenate(([0], np.cumsum(present, dtype=np.int64) * matrix.shape[1]))
     return _binary(np.ascontiguousarray(kept).reshape(-1), offsets)
@@ -200,10 +200,6 @@ def _values(column: Column, feature: Feature) -> tuple[_Values, BadRows]:
     return _Values(raw, offsets, present), bad
 
 
-def _is_arrow(values: Column) -> bool:
-    return not isinstance(values, np.ndarray)
-
-
 def _is_fixed(feature: Feature) -> bool:
     return feature.shape is not None and None not in feature.shape
 
@@ -211,7 +207,7 @@ def _is_fixed(feature: Feature) -> bool:
 def _fixed(column: Column, feature: Feature) -> tuple[Column, Array, BadRows]:
     """As `_flattened`, for a feature of which every row has the same number of values."""
     per_row = math.prod(length for length in feature.shape or () if length is not None)
-    if feature.dtype == STRING and _is_arrow(column):
+    if feature.dtype == STRING and not isinstance(column, np.ndarray):
         flat, counts, bad = _flattened(column, feature)
         if (counts == per_row).all():
             return flat, counts, bad

@@ -146,19 +146,15 @@ class Encoded:
                 out[place] = 0
                 continue
             watch.begin(row, 1)
-            one = self.column[position : position + 1].fill(out[place : place + 1], _unheard)
+            one = self.column[position : position + 1].fill(out[place : place + 1], lambda position: None)
             if one:
                 bad[place] = one[0]
                 bad.errors[place] = one.errors.get(0, "BadValue")
         return bad
 
 
-def _unheard(position: int) -> None:
-    pass
-
-
 @dataclass
-class Piece:
+class LoadedRows:
     """Rows of a span on their way into batches: a feed for every input, the kept columns, and what failed so far."""
 
     start: int

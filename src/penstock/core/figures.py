@@ -1,4 +1,4 @@
-"""Durations, rates and sizes as text for people."""
+"""Durations, rates and sizes as text."""
 
 
 def duration(seconds: float) -> str:

@@ -19,14 +19,14 @@ class Job:
     preprocess: Preprocess | None = None
     buckets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     is_traced: bool = False
-    """Whether loaders and replicas note when they do what, for a trace."""
+    """Whether loaders and replicas record when each activity began and ended, for a trace."""
     fewest_rows: int | None = None
     """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
     many rows."""
     state: str = "none"
     """What a call changes in the model; see `core.state`."""
     seed: int | None = None
-    """By what a model draws random numbers; None for a live one that goes on from where it stands."""
+    """The seed of the model's random numbers; None for a live model, which goes on with its own."""
     is_trimmed: bool = False
     """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
 

@@ -47,7 +47,7 @@ class FileFacts:
         writer: The framework and version that wrote it, as far as the file says.
         num_bytes: What has to be read to load it.
         needs_trust: Sentences: what it does that needs trust, with names. Empty for a file that only computes.
-        notes: Sentences that people should know besides.
+        notes: Lines that are shown to the user.
     """
 
     writer: str | None

@@ -57,9 +57,9 @@ def bind(
         has_numbers = any(_is_number(spec) for spec in signature.inputs if spec not in missing)
         chosen.update(_guess(missing, free, schema, has_numbers=has_numbers))
     made = {
-        name: _make(spec, chosen[name], schema)
-        for name, spec in _by_name(signature).items()
-        if name in chosen and name not in built
+        spec.name: _make(spec, chosen[spec.name], schema)
+        for spec in signature.inputs
+        if spec.name in chosen and spec.name not in built
     }
     made |= built
     for spec in masks:
@@ -77,10 +77,6 @@ def _check_requested(signature: Signature, requested: Iterable[str]) -> None:
                 allowed=", ".join(f"{spec.name} {spec}" for spec in signature.inputs),
                 hint=_closest(name, names) or (f"name its input: --input {names[0]}=…" if len(names) == 1 else None),
             )
-
-
-def _by_name(signature: Signature) -> dict[str, TensorSpec]:
-    return {spec.name: spec for spec in signature.inputs}
 
 
 def _is_mask(spec: TensorSpec) -> bool:
@@ -211,11 +207,7 @@ def _guess(
 
 
 def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...]:
-    """The columns of single numbers that make up an input: their names have one pattern, and their number fits.
-
-    Raises:
-        InputError: There are none, or it is not sure that they are meant.
-    """
+    """The columns of single numbers that make up an input: their names have one pattern, and their number fits."""
     needed = math.prod(_ones(spec.shape)) if spec.shape is not None else 0
     numbers = [name for name, column in free.items() if _is_number(column) and not is_no_feature(name)]
     groups = [
@@ -256,7 +248,7 @@ def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> b
 
 
 def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Sequence[str]) -> InputError:
-    """Columns are stacked, but there are too many or too few: a typo in a header looks like this."""
+    """The error for too many or too few stacked columns, as a typo in a header causes it."""
     lacking = missing_from(found, needed) if 0 < needed - len(found) <= 3 else []
     near = next((name for name in lacking if closest(name, others)), None)
     hint = f"name those that are meant: --input {spec.name}=COLUMN,COLUMN,…"
@@ -349,7 +341,7 @@ def _numpy_kind(name: str) -> str:
 
 
 def wire_dtype(column: str, wanted: str) -> str:
-    """What crosses to the device: the column's own dtype, unless the model's is smaller.
+    """The dtype in which values cross to the device: the column's own, unless the model's is smaller.
 
     An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
     cast before it crosses, which halves the bytes. So is an integer for a smaller integer: there it is seen whether it

@@ -16,7 +16,7 @@ _WORDS = (
 
 
 def speaks_of_memory(words: str) -> bool:
-    """Whether an error, or the last words of a process, are about memory.
+    """Whether an error, or the last lines of a process, are about memory.
 
     >>> speaks_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
     True
@@ -35,7 +35,7 @@ class Ceilings:
         self.known = dict(known or {})
 
     def most(self, row_bytes: int, rows: int) -> int:
-        """At most so many rows of this size at once, where `rows` are wanted.
+        """The most rows of this size that may run at once; at most `rows`.
 
         >>> Ceilings({100: 8, 400: 2}).most(200, 64)
         8
@@ -47,7 +47,7 @@ class Ceilings:
         self.known[row_bytes] = min(most, self.known.get(row_bytes, most))
 
     def put_back(self, row_bytes: int, most: int | None) -> None:
-        """What was found for rows of this size since it was `most` (None: open) says nothing about other rows."""
+        """Undo what was found for rows of this size since the ceiling was `most`; None means that there was none."""
         if most is None:
             self.known.pop(row_bytes, None)
         elif row_bytes in self.known:

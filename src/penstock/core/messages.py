@@ -18,11 +18,11 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be found out with the first rows, besides compiling and timing.
+    """What a replica finds out with the first rows, besides compiling and timing.
 
-    `answers_rows` of the answers are wanted back, to be compared with others; with `is_alone`, also what the model
-    answers to each of these rows alone. With a `tolerance`, it is tried whether padding changes an answer. `learn_rows`
-    are wanted back as a result has them, for a function behind the model to learn from.
+    It returns the answers to `answers_rows` rows, to be compared with others; with `is_alone`, also the answers to each
+    of these rows alone. With a `tolerance`, it tries whether padding changes an answer. It returns `learn_rows` rows as
+    a result has them, from which a function behind the model learns its types.
     """
 
     answers_rows: int = 0
@@ -36,7 +36,7 @@ NOTHING_ASKED = Asked()
 
 @dataclass(frozen=True)
 class PaddingTrial:
-    """Whether padding changes what the model answers, as far as the first rows tell.
+    """Whether padding changes an answer of the model, as far as the first rows show.
 
     `difference` is the largest one between rows alone and padded, as a share of an output's spread. `problem` says why
     nothing was found out.
@@ -78,7 +78,7 @@ class Prepare:
     ceilings: Mapping[int, int] = field(default_factory=dict)
     """The most rows of a batch by the bytes of a row, as far as they are known to fit into the memory."""
     is_alone: bool = False
-    """Run one batch at a time: a replica died here, and it must be seen at which one."""
+    """Run one batch at a time: a replica died here, and the next death must show at which batch."""
     poisoned: tuple[RowFailure, ...] = ()
     """Rows that killed a replica: they are left out."""
 
@@ -91,7 +91,7 @@ class Measure:
     seconds: float
     lanes: int
     room_bytes: int | None = None
-    """Do not run what is known beforehand to take more memory than this."""
+    """Do not run a batch that is known to need more memory than this."""
     is_warm: bool = False
     """Whether this size ran before: then nothing is left to compile."""
 
@@ -143,7 +143,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Learn:
-    """Say what the user's function makes of the first rows."""
+    """Run the user's function on the first rows, and return what it gives."""
 
     source: Source
     preprocess: Preprocess
@@ -335,7 +335,7 @@ class Failed:
 
     @property
     def last_line(self) -> str:
-        """What it says in one line."""
+        """The last line of the stack trace: the error itself."""
         return self.details.strip().splitlines()[-1][:300]
 
     def as_error(self, worker: str) -> PenstockError:
@@ -352,13 +352,13 @@ ProbeAnswer = Measured | Converted
 LoadedData = Chunk | Filled | SpanLoaded
 """What a loader process sends, and the coordinator passes on to the replica of the span."""
 ReplicaReport = Loaded | Prepared | ProbeAnswer | Emptied | RanShort | Returned
-"""What a replica says that is not about rows."""
+"""What a replica reports besides results."""
 
 
 # Coordinator to finisher, and back. The columns lie in memory that both have.
 @dataclass(frozen=True)
 class Parcel:
-    """Columns in shared memory: what says how they are made of `sizes` bytes, one buffer behind the other."""
+    """Columns in shared memory: `head` is their pickle; their buffers, of `sizes` bytes, follow one another."""
 
     head: bytes
     sizes: tuple[int, ...]
@@ -382,7 +382,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Applied:
-    """What the function gave: columns, and failures by their place in the result; or what it is known to give now."""
+    """What the function gave: columns, and failures by their place in the result; or the function with its types."""
 
     columns: Parcel | None = None
     failures: tuple[RowFailure, ...] = ()

@@ -65,7 +65,7 @@ def _bind_nulls(binding: Binding, wanted: str, nulls: Nulls) -> Binding:
 
 
 def dtype_for_a_function(dtype: str, nulls: Nulls) -> str:
-    """What a user's function gets a column of numbers as: the same in all blocks, with missing values or not."""
+    """The dtype of a column of numbers for a user's function: the same in all blocks, with missing values or not."""
     if nulls.numbers == "fail":
         return dtype
     if nulls.numbers == "nan":

@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArrayLeaf:
     """An array. Its dtype is said where any of them is ragged: such inputs must be declared, and the model may not."""
 
     kind: str = DENSE
@@ -28,7 +28,7 @@ class Branch:
     inside: tuple[Nesting, ...]
 
 
-Nesting: TypeAlias = "Leaf | Branch"
+Nesting: TypeAlias = "ArrayLeaf | Branch"
 
 
 def flatten(value: Any, is_branch: Callable[[Any], bool], path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -44,7 +44,7 @@ def flatten(value: Any, is_branch: Callable[[Any], bool], path: Path = ()) -> It
         yield from flatten(inside, is_branch, (*path, key))
 
 
-def nesting_of(value: Any, is_branch: Callable[[Any], bool], leaf_of: Callable[[Any], Leaf]) -> Nesting:
+def nesting_of(value: Any, is_branch: Callable[[Any], bool], leaf_of: Callable[[Any], ArrayLeaf]) -> Nesting:
     """The structure without its arrays. It can be compared and hashed."""
     if not is_branch(value):
         return leaf_of(value)
@@ -54,9 +54,9 @@ def nesting_of(value: Any, is_branch: Callable[[Any], bool], leaf_of: Callable[[
     return Branch(kind, tuple(key for key, _ in items), inside)
 
 
-def leaves(nesting: Nesting, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+def leaves(nesting: Nesting, path: Path = ()) -> Iterator[tuple[Path, ArrayLeaf]]:
     """Every leaf and the keys that lead to it, in the order of `flatten`."""
-    if isinstance(nesting, Leaf):
+    if isinstance(nesting, ArrayLeaf):
         yield path, nesting
         return
     for key, inside in zip(nesting.keys, nesting.inside, strict=True):
@@ -66,8 +66,8 @@ def leaves(nesting: Nesting, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
 def rebuilt(nesting: Nesting, values: Sequence[Any]) -> Any:
     """The structure with `values` at its ends, in the order of `flatten`.
 
-    >>> rebuilt(Branch("dict", ("x", "y"), (Branch("tuple", (0, 1), (Leaf(), Leaf())), Leaf())), [1, 2, 3])
-    {'x': (1, 2), 'y': 3}
+    >>> rebuilt(Branch("dict", ("x", "y"), (Branch("tuple", (0,), (ArrayLeaf(),)), ArrayLeaf())), [1, 2])
+    {'x': (1,), 'y': 2}
     """
     return _rebuilt(nesting, iter(values))
 
@@ -88,7 +88,7 @@ def _items(value: Any) -> list[tuple[str | int, Any]]:
 
 
 def _rebuilt(nesting: Nesting, values: Iterator[Any]) -> Any:
-    if isinstance(nesting, Leaf):
+    if isinstance(nesting, ArrayLeaf):
         return next(values)
     inside = [_rebuilt(each, values) for each in nesting.inside]
     if nesting.kind == "dict":

@@ -66,7 +66,7 @@ class Ranking(Protocol):
 
 
 class NumpyRanking:
-    """For runtimes whose answers are on the host already."""
+    """The ranking of runtimes whose outputs are on the host."""
 
     def top_k(self, tensor: Array, k: int) -> tuple[Array, Array]:
         candidates = _at_least_as_large_as_the_kth(tensor, k)

@@ -65,7 +65,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """One thing that was tried, or why it was not."""
+    """One way to run the model that was tried, or the reason why not."""
 
     runtime: str
     batch_size: int = 0
@@ -101,11 +101,11 @@ class Plan:
         search_s: How long the search took.
         budget_s: How long it was allowed to take.
         start_s: What the choice takes to start.
-        notes: What people are told whenever a job goes by it.
+        notes: Lines that are shown whenever a job runs by it.
         step: The step that it was found for: the model and what feeds it.
         key: The same on these devices and with these versions.
         is_cut_short: Whether there was not the time to try everything.
-        made_for: All that `key` is made of, by name: so that people can be told why it does not fit.
+        made_for: All facts behind `key`, by name: they show why a plan does not fit.
     """
 
     choice: Choice
@@ -127,11 +127,11 @@ class Plan:
     made_for: Mapping[str, Any] = field(default_factory=dict)
 
     def for_rows(self, rows: int) -> Plan:
-        """The same for another input of the same shape."""
+        """The plan for another input of the same shape."""
         return replace(self, rows=rows, seconds=round(self.start_s + rows / max(self.rows_per_s, 1e-9), 2))
 
     def is_outgrown_by(self, rows: int) -> bool:
-        """Whether its batches are as large as its input was, and another one has many more rows."""
+        """Whether its input limited its batch size, and `rows` are many more."""
         return 2 * self.choice.batch_size >= self.rows and rows > 2 * self.rows
 
     def rate_of(self, choice: Choice) -> float:

@@ -71,7 +71,7 @@ def finish(function: Postprocess, columns: Mapping[str, Column], kept: Sequence[
 
 
 def _holds(column: Column, found: TensorSpec, spec: TensorSpec) -> bool:
-    """Whether a column keeps its values as what the first rows were."""
+    """Whether a column can have the type of the first rows without a change of its values."""
     if found.dtype == spec.dtype or STRING in (found.dtype, spec.dtype) or OPAQUE in (found.dtype, spec.dtype):
         return True
     if not isinstance(column, np.ndarray):

@@ -110,7 +110,7 @@ class Preprocess:
         # Known for the column, not for the rows of a call: a row must not depend on which others it comes with.
         takes = {name: _taken(spec, [block.columns[name] for block in blocks]) for name, spec in self.takes.items()}
         ready = replace(self, takes=takes)
-        # Imported once. One that cannot be imported is told as such here, not as failing on every row.
+        # Imported once, here: an import that fails is one error, not a failure of every row.
         vars(ready)["function"] = self.function
         if self.gives:
             return ready
@@ -143,22 +143,20 @@ class Preprocess:
         while pieces:
             start, stop = pieces.pop()
             first = block.start + start
-            before = [failed_before[row] for row in range(first, first + stop - start) if row in failed_before]
-            if before and stop - start > 1:
+            failed = next(
+                (failed_before[row] for row in range(first, first + stop - start) if row in failed_before), None
+            )
+            if failed is None:
+                try:
+                    yield self._call(rows_of(block, start, stop), watch)
+                    continue
+                except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
+                    failed = _failure(first, error, self.stage)
+            if stop - start > 1:
                 middle = (start + stop) // 2
                 pieces += [(middle, stop), (start, middle)]
-                continue
-            if before:
-                yield self._nothing(first, before[0])
-                continue
-            try:
-                yield self._call(rows_of(block, start, stop), watch)
-            except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    pieces += [(middle, stop), (start, middle)]
-                    continue
-                yield self._nothing(first, _failure(first, error, self.stage))
+            else:
+                yield self._nothing(first, failed)
 
     def _call(self, block: Block, watch: Watch) -> Block:
         watch.begin(block.start, block.rows)
@@ -179,7 +177,7 @@ class Preprocess:
         return Block(block.start, block.rows, made)
 
     def _typed(self, name: str, column: Column) -> Column:
-        """A column of nothing but None is one of whatever the others of its name are."""
+        """The column of a block. Where all its values are None, it gets the type of the other blocks."""
         spec = self.gives.get(name)
         if spec is None or not _says_nothing(column) or spec.shape != () or spec.dtype == OPAQUE:
             return column

@@ -6,7 +6,7 @@ own, asked for with `isinstance`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.core.job import Job
@@ -23,17 +23,23 @@ from penstock.core.records import (
     Shortage,
     Signature,
     Span,
+    Timings,
 )
-from penstock.core.source import HasPaths as HasPaths
-from penstock.core.source import OfFiles as OfFiles
-from penstock.core.source import Releases as Releases
-from penstock.core.source import Remarks as Remarks
 from penstock.core.source import Source as Source
 from penstock.core.source import SourceTraits as SourceTraits
-from penstock.core.source import Watchable as Watchable
 from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
 from penstock.core.stopping import StopFlag
+
+ShowLine = Callable[[str], None]
+"""Shows a line to the user."""
+
+Observe = Callable[[int, Device, Timings], None]
+"""Takes the replica's number, its device and its timings of every finished span."""
+
+
+def show_nothing(line: str) -> None:
+    """A `ShowLine` for what runs unseen."""
 
 
 class Runtime(Protocol):

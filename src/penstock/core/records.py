@@ -84,8 +84,8 @@ class Signature:
     `structure` says how `model.predict` would hand the outputs back: `single`, `list` or `dict`. `fixed_batch` is
     set where the model takes batches of one size only. `others` are the signatures that were not chosen. `weights` is a
     digest, set for models that a function built: only the function knows where they come from. `examples` names the
-    inputs that are serialized records, with the features that the model parses out of them. `notes` is what people
-    should be told about how the model was loaded.
+    inputs that are serialized records, with the features that the model parses out of them. `notes` are lines for
+    the user about how the model was loaded.
     """
 
     inputs: tuple[TensorSpec, ...]

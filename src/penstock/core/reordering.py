@@ -67,22 +67,22 @@ def rows_of(column: Column) -> Rows:
 
 
 def as_rows(spec: TensorSpec) -> Rows:
-    """The same of a column that was described."""
+    """The shape of the rows of a column, by its spec."""
     return None if spec.varies else spec.shape
 
 
 def check_one_shape(name: str, rows: Rows, before: Rows) -> None:
-    """Refuse an output whose rows are not as those of the first batch: a part has one schema.
+    """Refuse an output whose rows have another shape than those of the first batch: a part has one schema.
 
     Raises:
         ModelError: With both shapes.
     """
     if rows == before:
         return
-    told = ["lists" if each is None else str(each) for each in (before, rows)]
+    shapes = ["lists" if each is None else str(each) for each in (before, rows)]
     raise ModelError(
         "an output of the model has another shape from batch to batch",
-        received=f"{name}: rows of {told[0]}, then of {told[1]}",
+        received=f"{name}: rows of {shapes[0]}, then of {shapes[1]}",
         allowed="one shape for all rows",
         hint="leave it out: --outputs takes the names of the others",
     )

@@ -1,10 +1,10 @@
-"""The protocol of sources: where rows come from, what a source is, and what only some of them can do."""
+"""The protocol of sources: where rows come from, and what a source is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
 
@@ -46,6 +46,11 @@ class Source(Protocol):
         """Columns that are written beside the predictions by default. May look at the first rows."""
         return ()
 
+    @property
+    def paths(self) -> Sequence[str]:
+        """The files that are read, in input order; empty where rows do not come from files."""
+        return ()
+
     def fragments(self) -> Sequence[Fragment]:
         """The files that the fingerprint covers, in input order."""
         ...
@@ -77,59 +82,32 @@ class Source(Protocol):
         """The source with these columns read as floats, where the file itself has no types (text)."""
         return self
 
+    def remarks(self) -> list[str]:
+        """Remarks on the input that people see before it is read."""
+        return []
+
+    def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
+        """The bytes of files behind these columns of a span, in a fixed order; nothing where that is not known."""
+        return ()
+
+    def watched_by(self, watch: Watch) -> Source:
+        """The source, reporting each row to `watch` before it runs code of the user on it.
+
+        It leaves out the rows that `watch` calls poisoned. A source that runs no such code reports nothing.
+        """
+        return self
+
+    def release(self, span: Span) -> None:
+        """Free what is held in memory for a span whose result is there."""
+        return
+
+    def close(self) -> None:
+        """Free what is held in memory for all spans."""
+        return
+
 
 def with_changes(source: S, /, **attributes: Any) -> S:
     """A copy of a source in which these attributes differ. What was learnt from the files is shared."""
     made = object.__new__(type(source))
     made.__dict__.update(source.__dict__ | attributes)
     return made
-
-
-@runtime_checkable
-class OfFiles(Protocol):
-    """A source that can say which bytes of which files a span is made from."""
-
-    def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
-        """The bytes behind these columns of a span, in a fixed order."""
-        ...
-
-
-@runtime_checkable
-class HasPaths(Protocol):
-    """A source that is read from files."""
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """The files, in input order."""
-        ...
-
-
-@runtime_checkable
-class Releases(Protocol):
-    """A source that holds the rows of a span in memory until they are not needed any more."""
-
-    def release(self, span: Span) -> None:
-        """Free the memory of a span whose result is there."""
-        ...
-
-    def close(self) -> None:
-        """Free the memory of all spans."""
-        ...
-
-
-@runtime_checkable
-class Watchable(Protocol):
-    """A source that reports each row before it works on it, as that runs code of the user."""
-
-    def watched_by(self, watch: Watch) -> Source:
-        """The source, reporting to `watch`, and leaving out the rows that it calls poisoned."""
-        ...
-
-
-@runtime_checkable
-class Remarks(Protocol):
-    """A source with remarks on its files."""
-
-    def remarks(self) -> list[str]:
-        """Remarks that people see before the files are read."""
-        ...

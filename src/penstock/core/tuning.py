@@ -15,7 +15,7 @@ KNEE = 0.02
 _STEPS_WITHOUT_GAIN = 2
 _FIRST_BATCH_S = 0.02
 _BATCH_COST_S = 0.0004
-"""What a batch takes of one core on its way, beside the model (measured on photos and on tables: 0.4 to 0.6 ms)."""
+"""Seconds of one core to carry a batch, besides the model (measured on photos and on tables: 0.4 to 0.6 ms)."""
 TRIED_ROWS = 32
 _BATCH_S, _LONGEST_BATCH_S = 1.0, 4.0
 SEARCH_SHARE = 0.1
@@ -52,7 +52,7 @@ class Ladder:
     _is_refined: bool = False
 
     def next(self) -> int | None:
-        """The size to measure next; None when it is known enough."""
+        """The size to measure next; None when enough is known."""
         if not self.points:
             return min(self.start, self.most)
         last = self.points[-1]
@@ -124,7 +124,7 @@ class Ladder:
 
 
 def with_its_way(rows_per_s: float, batch_size: int, cores: int) -> float:
-    """What is left of a model's speed on a CPU when its cores also bring every batch to it and its answers away.
+    """The speed of a model on a CPU whose cores also carry its batches and its answers.
 
     >>> round(with_its_way(300.0, 1, 2)), round(with_its_way(300.0, 8, 2))
     (283, 298)

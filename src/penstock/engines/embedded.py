@@ -7,19 +7,18 @@ array is answered as fast as `model.predict` answers it.
 import itertools
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.job import Job
 from penstock.core.messages import NOTHING_ASKED, Asked, Prepared, Work
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Releases, Replica, TakesAnySize
-from penstock.core.records import UNWATCHED, Device, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
+from penstock.core.protocols import Observe, Replica, ShowLine, TakesAnySize, show_nothing
+from penstock.core.records import UNWATCHED, Placement, Result, Shortage, Signature, Span, TensorSpec, Timings
 from penstock.core.state import NONE
 from penstock.core.stopping import StopFlag
 from penstock.engines import run_events
-from penstock.engines.memory_watch import Tell, quietly
 from penstock.engines.run_state import RunState
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper
@@ -27,7 +26,6 @@ from penstock.pool.guard.warmup import first_that_runs
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 
-Observe = Callable[[int, Device, Timings], None]
 _Message = tuple[int, Result, Timings] | BaseException
 
 
@@ -39,13 +37,18 @@ class EmbeddedEngine:
         placement: The devices, and the threads for each.
         observe: Takes the replica's number, its device and its timings of every finished span.
         stop: Begin no more spans once it is raised.
-        tell: Shows a line to the user, when a device runs out of memory and the run goes on with less.
+        show: Shows a line to the user, when a device runs out of memory and the run goes on with less.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], placement: Placement, observe: Observe, stop: StopFlag, tell: Tell = quietly
+        self,
+        replicas: Sequence[Replica],
+        placement: Placement,
+        observe: Observe,
+        stop: StopFlag,
+        show: ShowLine = show_nothing,
     ) -> None:
-        self._tell = tell
+        self._show = show
         self._shortages: Counter[Shortage] = Counter()
         self._replicas = [
             GuardedReplica(replica, str(device), self._run_short)
@@ -119,8 +122,7 @@ class EmbeddedEngine:
                 self._observe(number, placement.devices[number], timings)
                 for leaving in self._carry_out(state.handle(run_events.SpanFinished(number, result, timings))):
                     yield leaving
-                    if isinstance(source, Releases):
-                        source.release(leaving.span)
+                    source.release(leaving.span)
             state.check()
         finally:
             self._end_pipelines()
@@ -143,7 +145,7 @@ class EmbeddedEngine:
         """Called by the lanes. What is known of ceilings stays with the replica: it does not die."""
         self._shortages[shortage] += 1
         if self._shortages[shortage] == 1:
-            self._tell(str(shortage))
+            self._show(str(shortage))
 
     def close(self) -> None:
         self._end_pipelines()

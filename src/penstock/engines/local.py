@@ -13,20 +13,18 @@ from typing import Any
 from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
-from penstock.core.protocols import Releases
-from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span, Timings
+from penstock.core.protocols import Observe, ShowLine, show_nothing
+from penstock.core.records import Placement, Result, Shortage, Signature, Span
 from penstock.core.source import Source
 from penstock.core.stopping import StopFlag
 from penstock.engines import run_events
 from penstock.engines.loader_feed import LoaderFeed
-from penstock.engines.memory_watch import ReplicaEnd, Tell, quietly
+from penstock.engines.memory_watch import ReplicaEnd
 from penstock.engines.run_state import RunState
 from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
-
-Observe = Callable[[int, Device, Timings], None]
 
 
 class LocalEngine:
@@ -38,7 +36,7 @@ class LocalEngine:
         observe: Takes the replica's number, its device and its timings of every finished span.
         stop: Begin no more spans once it is raised.
         row_timeout_s: How long loader processes may be at one row.
-        tell: Shows a line to the user, when a device runs out of memory and the run goes on with less.
+        show: Shows a line to the user, when a device runs out of memory and the run goes on with less.
     """
 
     def __init__(
@@ -48,14 +46,14 @@ class LocalEngine:
         observe: Observe,
         stop: StopFlag,
         row_timeout_s: float = 120.0,
-        tell: Tell = quietly,
+        show: ShowLine = show_nothing,
     ) -> None:
         self._launch = launch
         self._placement = placement
         self._observe = observe
         self._stop = stop
         self._row_timeout_s = row_timeout_s
-        self._tell = tell
+        self._show = show
         self._feed: LoaderFeed | None = None
         self._job: Job | None = None
         self._replicas: dict[int, ReplicaHandle] = {}
@@ -131,8 +129,7 @@ class LocalEngine:
             while self._leaving:
                 result = self._leaving.popleft()
                 yield result
-                if isinstance(source, Releases):
-                    source.release(result.span)
+                source.release(result.span)
         self._state.check()
 
     def close(self) -> None:
@@ -239,7 +236,7 @@ class LocalEngine:
             case run_events.Report(line=line, is_shown=is_shown):
                 self._launch.note(line)
                 if is_shown:
-                    self._tell(line)
+                    self._show(line)
             case run_events.Raise(error=error):
                 raise error
             case _:

@@ -11,27 +11,21 @@ killed changes no bits.
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock.core.memory import Ceilings, speaks_of_memory
+from penstock.core.protocols import ShowLine
 from penstock.core.records import Device, RowFailure, Shortage, Span
 from penstock.errors import WorkersDied
 from penstock.pool.processes.board import Notice
-
-Tell = Callable[[str], None]
-"""Shows a line to the user."""
 
 _DEATHS_OF_A_ROW = 2
 _MOST_POISONED_AT_FIRST = 2
 _WARM_UP = -1
 _ALL_ROWS = 1 << 62
 """Larger than the bytes of any row: what holds for all of them."""
-
-
-def quietly(text: str) -> None:
-    """Show nothing."""
 
 
 class Verdict(Enum):
@@ -103,13 +97,13 @@ class MemoryWatch:
     """The memory of all devices of a run.
 
     Args:
-        tell: Shows a line to the user.
+        show: Shows a line to the user.
         oom_kills: How many processes the kernel had killed for want of memory when the run began.
         has_address_limit: Whether processes may hold only so much memory: then one that crashes is suspected.
     """
 
-    def __init__(self, tell: Tell, oom_kills: int = 0, *, has_address_limit: bool = False) -> None:
-        self._tell = tell
+    def __init__(self, show: ShowLine, oom_kills: int = 0, *, has_address_limit: bool = False) -> None:
+        self._show = show
         self._has_address_limit = has_address_limit
         self.shortages: Counter[Shortage] = Counter()
         self._memories: dict[str, _Memory] = {}
@@ -220,7 +214,7 @@ class MemoryWatch:
         """One line for each new ceiling; the others are counted."""
         self.shortages[shortage] += 1
         if self.shortages[shortage] == 1:
-            self._tell(str(shortage))
+            self._show(str(shortage))
 
 
 def _name(device: Device) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.core import mapping
 from penstock.core.name_patterns import is_no_feature
-from penstock.core.protocols import HasPaths, Source
+from penstock.core.protocols import Source
 from penstock.core.records import Binding, Signature, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import PredictOptions
@@ -53,7 +53,7 @@ def bind(
     else:
         free = tuple(spec for name, spec in schema.items() if name not in options.keep)
         # What is in memory was given for the model; a file may hold more.
-        if isinstance(source, HasPaths) and source.paths:
+        if source.paths:
             free = tuple(spec for spec in free if spec.shape != () or not is_no_feature(spec.name)) or free
     if not free:
         raise InputError("no column is left to feed the model", received=f"keep={', '.join(options.keep)}")

@@ -9,7 +9,7 @@ from penstock.core import division, kinds
 from penstock.core.job import Job
 from penstock.core.messages import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Plan
-from penstock.core.protocols import Engine, Releases, Source, Tunable
+from penstock.core.protocols import Engine, Source, Tunable
 from penstock.core.records import ModelFile, Placement, Recipe, Result, Signature, Span
 from penstock.core.state import NONE
 from penstock.engines.embedded import EmbeddedEngine
@@ -57,7 +57,7 @@ class Started:
             if self.finisher is not None:
                 self.finisher.close()
             self.engine.close()
-            if self.is_streamed and isinstance(self.source, Releases):
+            if self.is_streamed:
                 self.source.close()
 
     @property

@@ -320,7 +320,7 @@ def with_state(decision: Decision, state: State) -> Decision:
 
 
 def with_last_notes(decision: Decision, state: State) -> Decision:
-    """What people are told once the step is compiled: what its calls change, and whether batches had to be smaller."""
+    """The notes that need the compiled step: what its calls change, and whether batches had to be smaller."""
     job, wanted, notes = decision.job, decision.options.batch_size, decision.notes
     if job.state != NONE:
         notes += (states.describe(state, job),)

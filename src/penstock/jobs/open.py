@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -21,8 +21,8 @@ from penstock.jobs import steps
 from penstock.models import catalog
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
-from penstock.options.kinds import NO_PLAN
 from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions
+from penstock.options.value_kinds import NO_PLAN
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.call import digest_of_weights
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model, wrap_live
@@ -42,10 +42,10 @@ _PATH = re.compile(r"[^\s]*[\w)*\]][.][A-Za-z]\w{0,8}|[.~]?/[^\s]*")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedJob:
     """A model and its data, ready to be started.
 
-    `digest` tells models apart; `location` and `arguments` are with what a later process would open both again.
+    `digest` tells models apart; a later process would open both again with `location` and `arguments`.
     """
 
     model: ModelFile | LiveModel
@@ -55,17 +55,17 @@ class Opened:
     arguments: list[str] | None = None
 
 
-def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> Opened:
+def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> OpenedJob:
     """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read."""
     if is_live_keras_model(model):
         opened = open_live(model, data, options)
         return replace(opened, digest=digest_of_weights(model) if needs_digest else "")
     file, digest, location = open_model(model, options)
     source, arguments = open_data(data, options.reading)
-    return Opened(file, source, digest, location, arguments)
+    return OpenedJob(file, source, digest, location, arguments)
 
 
-def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
+def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
     """Open a live model, which stays where it is, and its data."""
     _check_live(options)
     names = [str(tensor.name) for tensor in getattr(model, "inputs", None) or ()]
@@ -78,7 +78,8 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
         streamed = open_object(data)
         if are_rows(data, names):
             data = from_rows(list(data))
-        if streamed is None and not _is_table(data):
+        is_table = type(data).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars")
+        if streamed is None and not is_table:
             given = given_as(data)
         source = streamed or open_memory(data)
         if isinstance(source, StreamedRows):
@@ -95,15 +96,11 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> Opened:
     reading = options.reading
     if arguments is None and reading.images:
         source = ImageColumns(source, reading.images, reading)
-    return Opened(live, source, "", None, arguments)
+    return OpenedJob(live, source, "", None, arguments)
 
 
 def _check_live(options: PredictOptions) -> None:
-    """Refuse options that cannot be chosen for a model that is loaded already.
-
-    Raises:
-        UsageError: Something was.
-    """
+    """Refuse options that cannot be chosen for a model that is loaded already."""
     usual = PredictOptions()
     for name in ("devices", "threads", "runtime", "precision", "replicas_per_device", "plan", "check"):
         if getattr(options, name) not in (getattr(usual, name), NO_PLAN):
@@ -122,10 +119,6 @@ def _taken_by(model: Any) -> str | None:
     if any("string" in str(tensor.dtype) for tensor in inputs):
         return "text"
     return "images" if any(len(tensor.shape) == 4 for tensor in inputs) else "numbers"
-
-
-def _is_table(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars")
 
 
 def first_row(source: Source) -> dict[str, Array]:
@@ -198,15 +191,13 @@ def check_size(location: str, wanted: DeviceRequest) -> None:
         )
 
 
-def open_data(
-    data: Any, reading: ReadOptions, names: Sequence[str] = (), takes: str | None = None
-) -> tuple[Source, list[str] | None]:
+def open_data(data: Any, reading: ReadOptions, takes: str | None = None) -> tuple[Source, list[str] | None]:
     """The source, and the arguments with which a later process would open it again.
 
-    `names` are those of the model's inputs, for arrays that have none; `takes` is what it takes, where that is known.
+    `takes` is what the model takes (`text`, `images`, `numbers`), where that is known.
     """
     if not is_paths(data, takes):
-        source: Source = open_object(data) or open_memory(data, names)
+        source: Source = open_object(data) or open_memory(data)
         return (ImageColumns(source, reading.images, reading) if reading.images else source), None
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
     if takes == "text" and isinstance(data, str) and not _is_there(data):

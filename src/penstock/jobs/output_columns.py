@@ -10,7 +10,7 @@ from penstock import plugins
 from penstock.core import kinds, mapping
 from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
-from penstock.core.protocols import Remarks, Source
+from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
@@ -28,7 +28,7 @@ _FILES = ("pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "
 
 def describe_source(source: Source) -> list[str]:
     """Lines about an input that are shown before it is read."""
-    lines = source.remarks() if isinstance(source, Remarks) else []
+    lines = source.remarks()
     if not source.traits.is_resumable:
         lines.append("this input can be read only once: the job cannot be resumed")
     return lines
@@ -86,7 +86,8 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
         )
     names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
     for name in options.keep:
-        names[KEPT + name] = name if name in outputs else options.rename.get(name, _plain(name))
+        plain = name.removeprefix("@") if name == FOLDER else name
+        names[KEPT + name] = name if name in outputs else options.rename.get(name, plain)
     return names
 
 
@@ -134,10 +135,6 @@ def _origin(source: Source, result: Result, index: int) -> str:
     every = replace(result, failures=()).row_numbers()
     position = int(np.flatnonzero(every == result.row_numbers()[index])[0])
     return source.origin(result.span, result.span.start + position)
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("@") if name == FOLDER else name
 
 
 def output_schema(started: Started, options: PredictOptions) -> OutputSchema:

@@ -25,7 +25,7 @@ _LEAST_GPU_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Setting:
-    """What holds the model: the runtime, the file that it loads, and what it gets of the machine."""
+    """How the model is held: the runtime, the file that it loads, its threads and its placement."""
 
     runtime: str
     model: ModelFile | None
@@ -42,7 +42,7 @@ class Setting:
         return self.placement.devices[0].kind
 
     def placed(self, **changes: Any) -> Setting:
-        """The same with some fields of its placement changed."""
+        """The setting with some fields of its placement changed."""
         return replace(self, placement=replace(self.placement, **changes))
 
 
@@ -68,7 +68,7 @@ def threads_for(options: PredictOptions, recipe: Recipe | None, choice: Choice |
 
 
 def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str) -> DeviceRequest:
-    """The devices that were asked for. Without such a wish a resumed run stays on the kind of device it began on."""
+    """The devices that were asked for. Where none were, a resumed run stays on the kind of device it began on."""
     if recipe is not None and options.devices.kind == "all":
         return DeviceRequest(recipe.device_kind)
     if options.devices.kind == "all" and "gpu" not in kinds.runtime(runtime).device_kinds:

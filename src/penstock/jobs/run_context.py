@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
+from penstock.core.protocols import ShowLine, show_nothing
 from penstock.core.stopping import StopFlag
-from penstock.engines.memory_watch import Tell, quietly
 from penstock.telemetry.meter import Meter
 
 
@@ -16,12 +16,11 @@ class RunContext:
 
     log: IO[Any]
     stop: StopFlag
-    note: Tell = quietly
-    """Shows a line."""
+    note: ShowLine = show_nothing
     is_verbose: bool = False
     """Whether frameworks may write all they want to."""
     meter: Meter = field(default_factory=Meter)
 
     def unseen(self, stop: StopFlag) -> RunContext:
         """The context of processes beside the run: nothing they do is shown or counted."""
-        return replace(self, stop=stop, note=quietly, meter=Meter())
+        return replace(self, stop=stop, note=show_nothing, meter=Meter())

@@ -1,1 +1,1 @@
-"""What a job may be told: records, how they are written in a shell and as keywords."""
+"""The options of a job: records, and how they are written in a shell and as keywords."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options import kinds
+from penstock.options import value_kinds as kinds
 from penstock.options.table import Decides, Kind, PlanKey, check_values, make, option, options_of, part
 
 PRECISIONS = ("model", "bfloat16", "float16", "int8")
@@ -119,10 +119,6 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _read_devices(given: Any, flag: str) -> DeviceRequest:
-    return given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given)
-
-
 def _read_nulls(given: Any, flag: str) -> Nulls:
     if isinstance(given, Mapping):
         return Nulls(**given)
@@ -131,7 +127,11 @@ def _read_nulls(given: Any, flag: str) -> Nulls:
     return Nulls.parse([given] if isinstance(given, (str, float, int)) else given)
 
 
-_DEVICES = Kind(_read_devices, write=str, metavar="WHICH")
+_DEVICES = Kind(
+    lambda given, flag: given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given),
+    write=str,
+    metavar="WHICH",
+)
 _NULLS = Kind(
     _read_nulls,
     python="str | float | Sequence[str | float]",
@@ -211,7 +211,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a prediction job may be told beyond its model and its input."""
+    """The options of a prediction job, besides its model and its input."""
 
     # fmt: off
     # The keys of plans have the signature that was found in the model.

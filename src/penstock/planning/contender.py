@@ -45,7 +45,7 @@ class Contender:
 
         Raises:
             OutOfTime: The time of the search is over.
-            WorkersDied: It did not survive that.
+            WorkersDied: A replica died of it.
         """
         lanes = self.setting.placement.lanes if lanes is None else lanes
         order = Measure(batch_size, WINDOW_S / 2, lanes, self.room_bytes)
@@ -159,7 +159,7 @@ def answer_first_rows(
 ) -> tuple[Tunable, Prepared]:
     """Start the processes of a setting; they answer the first rows of a job, as that job's own processes did.
 
-    They compile a batch of the rows that are compared, and no more: the job's own batches may take them long.
+    They compile a batch of only the rows that are compared: the job's own batches may take long.
     """
     job = started.job
     if not job.buckets and started.signature.fixed_batch is None:

@@ -20,7 +20,7 @@ from penstock.runtimes.tensorflow.to_onnx import cannot_write
 from penstock.telemetry.meter import Meter
 
 PATIENCE_S = 1800.0
-"""How long processes beside the job may take for what the job cannot begin without."""
+"""The longest wait for processes whose work the job needs before it begins."""
 
 
 def convert_if_needed(

@@ -11,7 +11,7 @@ from penstock.core import kinds
 from penstock.core.bottleneck import Rates, predict
 from penstock.core.columns import take_positions
 from penstock.core.plans import Plan
-from penstock.core.records import Placement, Result, Span
+from penstock.core.records import Result, Span
 from penstock.errors import PenstockError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
@@ -56,12 +56,8 @@ def rates_of(found: SearchResult, started: Started) -> Rates:
         write_s=_seconds_to_write(started),
         on_gpu=on_gpu,
         devices=devices,
-        loaders=_loaders(placement),
+        loaders=placement.most_loaders if placement.has_loader_processes else placement.loaders * placement.replicas,
     )
-
-
-def _loaders(placement: Placement) -> int:
-    return placement.most_loaders if placement.has_loader_processes else placement.loaders * placement.replicas
 
 
 def _seconds_to_load(started: Started) -> float:

@@ -74,7 +74,7 @@ class _Best:
 
 @dataclass
 class Search:
-    """One search. Afterwards the job's own engine is still up, unless it died of being measured.
+    """One search. Afterwards the job's own engine is still up, unless a measurement killed it.
 
     Args:
         step: What the converted step is kept under.
@@ -150,7 +150,7 @@ class Search:
         return Contender(setting, started.engine, started.start_s, is_own=True)
 
     def _devices(self) -> tuple[Device, ...]:
-        """All replicas of a CPU, which share its cores; those of one GPU, as other GPUs are like it."""
+        """All replicas on a CPU, which share its cores; only those of the first GPU, as the others are alike."""
         devices = self.started.placement.devices
         return tuple(each for each in devices if each.kind == "cpu" or each.uuid == devices[0].uuid)
 
@@ -343,7 +343,7 @@ class Search:
         return _Best(more, fastest, lanes) if fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate else None
 
     def _halved(self, setting: Setting) -> Setting | None:
-        """Twice the replicas; None where there are not the cores or the memory for it."""
+        """Twice the replicas; None where the cores or the memory are too few."""
         placement, replicas = setting.placement, 2 * setting.placement.replicas
         device, taken = placement.devices[0], self._best[0].point.memory_bytes
         if device.kind == "cpu":

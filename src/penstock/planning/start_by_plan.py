@@ -19,8 +19,8 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.placement import devices_for
 from penstock.jobs.run_context import RunContext
-from penstock.options.kinds import NO_PLAN
 from penstock.options.records import PredictOptions
+from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import contender, prediction, store
 from penstock.planning.clock import Clock
 from penstock.planning.contender import choice_of
@@ -75,7 +75,7 @@ class _PlannedStart:
         return store.step_key(self.model, self.request.source.schema(), self.options)
 
     def run(self, may_search: bool) -> Started:
-        """The job as its manifest says, or by a known plan, or as asked for, after a search if that pays."""
+        """Start the job as its manifest says, or by a known plan, or as asked for; search for a plan if that pays."""
         if self.request.resumed is not None:
             return self._start(self.request.runtime)
         plan, broken = self._known_plan(), None
@@ -134,11 +134,11 @@ class _PlannedStart:
         return store.plan_key(self.step, self.options, self._devices())
 
     def _facts(self) -> dict[str, Any]:
-        """What a plan for this job would be made for, by name."""
+        """All facts that a plan for this job depends on, by name."""
         return store.facts_of(self.model, self.request.source.schema(), self.options, self._devices())
 
     def _note_nearest(self) -> None:
-        """Say that there is a plan, and why it is not taken."""
+        """Show that a plan is known for this model, and why it does not fit."""
         nearest = store.describe_nearest(self._facts()) if self._may_keep else None
         if nearest is not None:
             self.context.note(nearest)
@@ -152,12 +152,12 @@ class _PlannedStart:
         return sum(span.rows for span in source.divide(batch_size))
 
     def _start(self, runtime: str | None, **settled: Any) -> Started:
-        """The job on a runtime, or on the model's own; `settled` are other fields of its request."""
+        """Start the job on a runtime, or on the model's own; `settled` are other fields of its request."""
         file = convert_if_needed(runtime, self.model, self.request, self.step, self.context)
         return bring_up.start(file, replace(self.request, **settled), self.context)
 
     def _start_by(self, plan: Plan) -> Started:
-        """The job as a plan says. What was converted is found by the model, whatever path the plan names."""
+        """Start the job by a plan. A converted step is found by its model, whatever path the plan names."""
         where = "`penstock plan` shows why" if self.options.plan is None else "as it was given"
         self.context.note(f"plan: {plan.choice} ({where})")
         for line in plan.notes:
@@ -195,7 +195,7 @@ class _PlannedStart:
         return plan
 
     def _deserves_more(self, plan: Plan) -> bool:
-        """Whether a plan was made for so much less than this job that it is worth another search."""
+        """Whether this job is so much longer than the one the plan was made for that another search pays."""
         rows = self._num_rows(plan.choice.batch_size)
         if plan.is_outgrown_by(rows):
             self.context.note(f"plan: the one that is known was made for {plan.rows:,} rows, and here are {rows:,}")
@@ -205,7 +205,7 @@ class _PlannedStart:
         return tuning.Budget.of(plan.for_rows(rows).seconds).seconds > _MUCH_MORE_TIME * plan.budget_s
 
     def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
-        """The job by the plan of a search; as it was started where it is too short, or nothing better was found."""
+        """Search for a plan and run the job by it; the job stays as it is where it is short, or nothing is better."""
         options = started.options
         is_split = options.threads is not None or options.devices.cpu_replicas is not None
         if None not in (options.runtime, options.batch_size) and is_split:
@@ -227,7 +227,7 @@ class _PlannedStart:
         return started
 
     def _switch_to(self, plan: Plan, started: Started) -> Started:
-        """The job by the plan of a search: on the processes that are up if it says these, else on new ones."""
+        """The job by the plan of a search: on the running processes if the plan chose these, else on new ones."""
         assert isinstance(started.engine, Tunable)
         # Processes that failed while they were measured are not trusted with the job itself.
         if started.engine.is_up and not _has_failed(plan, started):
@@ -260,7 +260,7 @@ class _PlannedStart:
         return plan
 
     def _compare_precision(self, started: Started) -> tuple[str, ...]:
-        """Note how far the answers are from those in full precision, where another precision was asked for."""
+        """Show how far the answers are from those in full precision, where another precision was asked for."""
         setting = started.decision.setting
         if self.model.precision == "model" or started.is_streamed:
             return ()
@@ -281,7 +281,7 @@ class _PlannedStart:
 
 
 def _has_failed(plan: Plan, started: Started) -> bool:
-    """Whether what a job runs by failed in the search for a plan."""
+    """Whether the job's present choice failed in the search for a plan."""
     present = choice_of(started)
     return any(
         trial.rejected

@@ -71,7 +71,7 @@ def _run_facts(options: PredictOptions, devices: Iterable[Device]) -> dict[str, 
 def facts_of(
     model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions, devices: Iterable[Device]
 ) -> dict[str, Any]:
-    """Everything that decides which plan fits, by names that people know: plain JSON."""
+    """Everything that decides which plan fits, by names that a message can show: plain JSON."""
     facts = {**_step_facts(model, schema, options), **_run_facts(options, devices)}
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain

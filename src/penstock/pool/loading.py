@@ -9,10 +9,9 @@ from penstock.core.bucketing import cut_by_one_size, cut_by_size
 from penstock.core.columns import to_array
 from penstock.core.deferred import IS_NULL, BadRows, Deferred
 from penstock.core.example_encoding import encode
-from penstock.core.feeds import Dense, Encoded, Feed, Mask, Piece, to_ragged
+from penstock.core.feeds import Dense, Encoded, Feed, LoadedRows, Mask, to_ragged
 from penstock.core.job import Job
 from penstock.core.missing import filled
-from penstock.core.protocols import Watchable
 from penstock.core.records import (
     STRING,
     UNWATCHED,
@@ -53,10 +52,10 @@ def load_batches(
 
 def read_pieces(
     job: Job, span: Span, watch: Watch = UNWATCHED, marks: list[Mark | Level] | None = None
-) -> Iterator[Piece]:
+) -> Iterator[LoadedRows]:
     """The inputs of a span, block by block, with the kept columns and the rows that cannot be fed."""
     rows = 0
-    source = job.source.watched_by(watch) if isinstance(job.source, Watchable) else job.source
+    source = job.source.watched_by(watch)
     watch.begin(span.start, span.rows)
     blocks = source.read(span, job.columns)
     for block in marked(blocks, span, marks) if job.is_traced and marks is not None else blocks:
@@ -71,7 +70,7 @@ def read_pieces(
         )
 
 
-def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[Piece]:
+def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[LoadedRows]:
     if job.preprocess is None:
         yield _piece(job, block, block, watch)
         return
@@ -79,7 +78,7 @@ def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[Piece]:
         yield _piece(job, block, made, watch)
 
 
-def _piece(job: Job, read: Block, made: Block, watch: Watch) -> Piece:
+def _piece(job: Job, read: Block, made: Block, watch: Watch) -> LoadedRows:
     """`made` is what feeds the model: what was read, or what the user's function made of some of its rows."""
     failures = {failure.row: failure for failure in made.failures}
     failures |= {row: failure for row, failure in watch.poisoned.items() if made.start <= row < made.start + made.rows}
@@ -92,7 +91,7 @@ def _piece(job: Job, read: Block, made: Block, watch: Watch) -> Piece:
             feeds[binding.input] = _mask(binding, feeds[binding.mask_of])
     first = made.start - read.start
     kept = {name: _kept(read, made, name, slice(first, first + made.rows)) for name in job.keep}
-    return Piece(made.start, made.rows, feeds, kept, failures)
+    return LoadedRows(made.start, made.rows, feeds, kept, failures)
 
 
 def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:

@@ -55,10 +55,6 @@ def _nothing_to_release() -> None:
     pass
 
 
-def _nothing_copied() -> float:
-    return 0.0
-
-
 @dataclass(frozen=True)
 class _Waiting:
     """A batch on its way to a lane, and the slot it lies in."""
@@ -106,7 +102,7 @@ class Pipeline:
         self._batches: queue.Queue[_Waiting | None] = queue.Queue(lanes + 2 if loaders else 0)
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
-        self._copied_s = copied_s or _nothing_copied
+        self._copied_s = copied_s or (lambda: 0.0)
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
@@ -296,11 +292,7 @@ class Pipeline:
         return trimmed
 
     def _check_turn(self, span: Span, batch: Batch) -> None:
-        """Of a model that every call changes, batches come in the order of the input, and no other.
-
-        Raises:
-            InputError: They cannot, because its rows have different lengths: such rows are sorted.
-        """
+        """Of a model that every call changes, batches come in the order of the input, and no other."""
         if self._job.state != VARIABLES:
             return
         row = span.start + int(batch.positions[0])

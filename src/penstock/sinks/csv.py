@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from penstock.core.columns import to_arrow
 from penstock.core.records import STRING, Column, OutputSchema, Result, TensorSpec
 from penstock.errors import UsageError
 from penstock.sinks.jsonl import plain, to_list
-from penstock.sinks.staging import ROW, OneFileSink, check_names, fsync_file
+from penstock.sinks.staging import ROW, FilePart, OneFileSink, check_names
 
 MOST_VALUES = 1000
 """A vector of more values is one field, as JSON: tables of more columns are read by nobody."""
@@ -51,11 +50,12 @@ class CsvSink(OneFileSink):
         return CsvPart(os.path.join(folder, name + self.suffix), schema)
 
 
-class CsvPart:
+class CsvPart(FilePart):
+    """A part of a header and lines."""
+
     def __init__(self, path: str, schema: OutputSchema) -> None:
-        self._path = path
+        super().__init__(path)
         self._specs = {spec.name: spec for spec in schema.columns}
-        self._writer: pacsv.CSVWriter | None = None
 
     def write(self, result: Result) -> None:
         columns: dict[str, pa.Array] = {ROW: to_arrow(result.row_numbers())}
@@ -65,17 +65,6 @@ class CsvPart:
         if self._writer is None:
             self._writer = pacsv.CSVWriter(self._path, table.schema)
         self._writer.write_table(table)
-
-    def finish(self) -> dict[str, str]:
-        assert self._writer is not None
-        self._writer.close()
-        fsync_file(self._path)
-        return {self._path: os.path.basename(self._path)}
-
-    def abandon(self) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
-                self._writer.close()
 
 
 SINK = CsvSink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import math
 import os
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.records import Column, OutputSchema, Result
-from penstock.sinks.staging import ROW, OneFileSink, fsync_file
+from penstock.sinks.staging import ROW, FilePart, OneFileSink
 
 
 class JsonLinesSink(OneFileSink):
@@ -26,10 +25,12 @@ class JsonLinesSink(OneFileSink):
         return JsonLinesPart(os.path.join(folder, name + self.suffix))
 
 
-class JsonLinesPart:
+class JsonLinesPart(FilePart):
+    """A part of one object a line."""
+
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by finish or abandon
+        super().__init__(path)
+        self._writer = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by finish or abandon
 
     def write(self, result: Result) -> None:
         columns = {ROW: result.row_numbers().tolist()}
@@ -38,17 +39,7 @@ class JsonLinesPart:
         names = list(columns)
         for values in zip(*columns.values(), strict=True):
             record = dict(zip(names, values, strict=True))
-            self._file.write(json.dumps(record, ensure_ascii=False, default=plain, allow_nan=False))
-            self._file.write("\n")
-
-    def finish(self) -> dict[str, str]:
-        self._file.close()
-        fsync_file(self._path)
-        return {self._path: os.path.basename(self._path)}
-
-    def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
-            self._file.close()
+            self._writer.write(json.dumps(record, ensure_ascii=False, default=plain, allow_nan=False) + "\n")
 
 
 SINK = JsonLinesSink()

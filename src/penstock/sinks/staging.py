@@ -30,12 +30,29 @@ class OneFileSink:
         check_names(schema)
 
 
-class TablePart:
-    """A part that is written as Arrow tables. Subclasses open the writer of their format."""
+class FilePart:
+    """A part of one file. Subclasses set `_writer`, which is closed at the end, and write rows with it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._writer: Any = None
+
+    def finish(self) -> dict[str, str]:
+        self._writer.close()
+        fsync_file(self._path)
+        return {self._path: os.path.basename(self._path)}
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):  # closing writes, and the disk may be full
+                self._writer.close()
+
+
+class TablePart(FilePart):
+    """A part that is written as Arrow tables. Subclasses open the writer of their format."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
         self._gathered: list[pa.Table] = []
         self._bytes = 0
 
@@ -56,14 +73,7 @@ class TablePart:
 
     def finish(self) -> dict[str, str]:
         self._flush()
-        self._writer.close()
-        fsync_file(self._path)
-        return {self._path: os.path.basename(self._path)}
-
-    def abandon(self) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
-                self._writer.close()
+        return super().finish()
 
     def _flush(self) -> None:
         if not self._gathered:

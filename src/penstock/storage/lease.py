@@ -38,7 +38,7 @@ _SAME_START_S = 2.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock: its machine, boot and namespace of process numbers."""
 
     host: str
@@ -82,7 +82,7 @@ class Holder:
         return f"process {self.pid} on {self.host}"
 
 
-class Lease:
+class OutputLease:
     """The lock of one remote output, held while this is open."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Lease:
         self._clock = clock
         self._sleep = sleep
         self._renew_s = renew_s
-        self._holder = Holder.this_process(clock())
+        self._holder = LockHolder.this_process(clock())
         self._is_over = threading.Event()
         self._heart = threading.Thread(target=self._keep, name="lock", daemon=True)
 
@@ -131,7 +131,7 @@ class Lease:
             raise OutputError(
                 "this run lost the lock of the output",
                 received=f"{self._objects.url}: "
-                + ("the lock is gone" if content is None else f"now held by {Holder.decode(content)}"),
+                + ("the lock is gone" if content is None else f"now held by {LockHolder.decode(content)}"),
                 hint="what is committed stays: one of the two runs goes on, or resume it when both have ended",
             )
 
@@ -157,7 +157,7 @@ class Lease:
             current = self._objects.read_tagged(LOCK)
             if current is None:
                 continue  # it was released just now
-            holder = Holder.decode(current[0])
+            holder = LockHolder.decode(current[0])
             if self._is_alive(holder) or self._has_changed(holder, current[1]):
                 raise OutputError(
                     "the output folder is locked by a run that is alive",
@@ -167,10 +167,10 @@ class Lease:
             if self._objects.replace(LOCK, content, current[1]):
                 return
 
-    def _is_alive(self, holder: Holder) -> bool:
+    def _is_alive(self, holder: LockHolder) -> bool:
         return is_alive(holder, self._clock())
 
-    def _has_changed(self, holder: Holder, tag: str) -> bool:
+    def _has_changed(self, holder: LockHolder, tag: str) -> bool:
         """Whether a lock that seems to be given up is renewed while we watch it."""
         if holder.is_here():
             return False  # then we know that the process is gone
@@ -179,17 +179,17 @@ class Lease:
         return current is not None and current[1] != tag
 
     def _is_ours(self, content: bytes | None) -> bool:
-        return content is not None and Holder.decode(content).token == self.token
+        return content is not None and LockHolder.decode(content).token == self.token
 
 
-def is_alive(holder: Holder, now: float) -> bool:
+def is_alive(holder: LockHolder, now: float) -> bool:
     return holder.is_running() if holder.is_here() else now - holder.time < STALE_S
 
 
 def is_leased(objects: Objects) -> bool:
     """Whether a living run holds the output, as far as one look can tell. Takes nothing and changes nothing."""
     content = objects.read(LOCK)
-    return content is not None and is_alive(Holder.decode(content), time.time())
+    return content is not None and is_alive(LockHolder.decode(content), time.time())
 
 
 def _boot() -> str:

@@ -29,7 +29,7 @@ from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, valid_records
 from penstock.storage.manifest import MANIFEST, Manifest
-from penstock.storage.part_builder import PartBuilder, Piece, StagedPart, Step, not_traced
+from penstock.storage.part_builder import PartBuilder, PartPiece, StagedPart, Step, not_traced
 from penstock.storage.places import Place
 
 MOST_OPEN_PARTS = 8
@@ -60,30 +60,34 @@ class Ledger:
         spans = self._manifest.spans
         return tuple(span for piece in self.pending_pieces() for span in spans[piece.first_span : piece.stop_span])
 
-    def pending_pieces(self) -> list[Piece]:
+    def pending_pieces(self) -> list[PartPiece]:
         """What is to be built: each of these may be given to another engine, or to another machine."""
         pieces = map(self.piece_of, self._manifest.parts)
         return [piece for piece in pieces if piece.first_span != piece.stop_span]
 
-    def piece_of(self, span_index: int) -> Piece:
+    def piece_of(self, span_index: int) -> PartPiece:
         """What a span belongs to: all of its part that is not committed.
 
         Where the input streams, nothing is planned: parts are counted, and begin with the span that is asked for.
         """
         if self._manifest.part_rows is not None:
-            return Piece(len(self._by_part), 0, span_index, None, self._manifest.part_rows)
+            return PartPiece(len(self._by_part), 0, span_index, None, self._manifest.part_rows)
         part = bisect.bisect_right(self._manifest.parts, span_index) - 1
         first, stop = self._planned(part)
         before = self._by_part.get(part)
-        return Piece(part, before[-1].cut + 1, before[-1].stop_span, stop) if before else Piece(part, 0, first, stop)
+        return (
+            PartPiece(part, before[-1].cut + 1, before[-1].stop_span, stop)
+            if before
+            else PartPiece(part, 0, first, stop)
+        )
 
-    def piece_in_place_of(self, part: int) -> Piece:
+    def piece_in_place_of(self, part: int) -> PartPiece:
         """A whole part, to be built again: its name is none that the part has now."""
         first, stop = self._planned(part)
         taken = {record.cut for record in self._by_part.get(part, ())}
-        return Piece(part, next(cut for cut in range(len(taken) + 1) if cut not in taken), first, stop)
+        return PartPiece(part, next(cut for cut in range(len(taken) + 1) if cut not in taken), first, stop)
 
-    def builder(self, piece: Piece, sink: Sink, step: Step = not_traced) -> PartBuilder:
+    def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder:
         """Builds a piece on this machine."""
         return PartBuilder(piece, sink, self._manifest.schema, self.staging, step)
 

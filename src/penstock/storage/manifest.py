@@ -161,7 +161,7 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
         f"manifest version {manifest.version}",
         allowed=f"manifest version {MANIFEST_VERSION}",
         hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
-        "What is there can be read, and `penstock status` tells how far it is",
+        "What is there can be read",
     )
 
 

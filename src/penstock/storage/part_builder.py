@@ -29,7 +29,7 @@ def not_traced(what: str, span: int, rows: int) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartPiece:
     """What is to be written as one part file: a planned part, or what an interrupt left of it.
 
     `stop_span` is None where the input streams; then the piece ends when it has `most_rows`.
@@ -75,7 +75,9 @@ class PartBuilder:
         step: Called around each step, with what it is.
     """
 
-    def __init__(self, piece: Piece, sink: Sink, schema: OutputSchema, folder: str, step: Step = not_traced) -> None:
+    def __init__(
+        self, piece: PartPiece, sink: Sink, schema: OutputSchema, folder: str, step: Step = not_traced
+    ) -> None:
         self._piece = piece
         self._sink = sink
         self._schema = schema

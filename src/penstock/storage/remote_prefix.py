@@ -24,7 +24,7 @@ from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
-from penstock.storage.lease import Lease, is_leased
+from penstock.storage.lease import OutputLease, is_leased
 from penstock.storage.objects import Objects
 from penstock.storage.scratch import Scratch
 
@@ -36,14 +36,14 @@ class RemotePrefix:
 
     def __init__(self, url: str) -> None:
         self._objects = Objects(url)
-        self._lease: Lease | None = None
+        self._lease: OutputLease | None = None
         self._scratch: Scratch | None = None
 
     def address(self, name: str = "") -> str:
         return self._objects.address(name)
 
-    def lock(self) -> Lease:
-        self._lease = Lease(self._objects)
+    def lock(self) -> OutputLease:
+        self._lease = OutputLease(self._objects)
         return self._lease
 
     def is_locked(self) -> bool:

@@ -21,26 +21,23 @@ _RATE_OVER_S = 10.0
 
 
 class Progress(Protocol):
-    """Shows a run. `note` is for single lines that a person should see."""
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, meter: Meter, total: int, before: int) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
+    """Shows a run. A method that a subclass does not have shows nothing."""
 
     def note(self, text: str) -> None:
-        pass
+        """Show a line that a person should see."""
+        return
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
-        pass
+        """Show the run from now on: `total` rows, of which `before` were done before it began."""
+        return
 
     def end(self) -> None:
-        pass
+        """Show no more."""
+        return
+
+
+class Silent(Progress):
+    """Shows nothing."""
 
 
 class Rate:
@@ -64,7 +61,7 @@ def time_left(rows_left: int, rate: float) -> str:
     return duration(rows_left / rate)
 
 
-class Lines:
+class Lines(Progress):
     """A plain line every few seconds, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = _LINE_EVERY_S) -> None:
@@ -77,7 +74,7 @@ class Lines:
         print(text, file=self._stream, flush=True)
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
-        self._thread = threading.Thread(target=self._tell, args=(meter, total, before), daemon=True)
+        self._thread = threading.Thread(target=self._show_until_end, args=(meter, total, before), daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -85,14 +82,14 @@ class Lines:
         if self._thread is not None:
             self._thread.join()
 
-    def _tell(self, meter: Meter, total: int, before: int) -> None:
+    def _show_until_end(self, meter: Meter, total: int, before: int) -> None:
         rate = Rate()
         rate.at(time.monotonic(), 0)
         while not self._ended.wait(self._every_s):
             self.note(line(meter, total, before, rate.at(time.monotonic(), meter.rows)))
 
 
-class Later:
+class Later(Progress):
     """Shows a run only once it has lasted a while: most calls for a few rows end before anybody could read it."""
 
     def __init__(self, shown: Callable[[], Progress], after_s: float = _SHOWN_AFTER_S) -> None:
@@ -130,21 +127,25 @@ class Later:
 
 def line(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run in one line."""
+    rows, *others = figures(meter, total, before, rate)
+    share = f" ({(before + meter.rows) / total:.0%})" if total else ""
+    return "; ".join(filter(None, (", ".join([rows + share, *others]), meter.bottleneck_lately())))
+
+
+def figures(meter: Meter, total: int, before: int, rate: float) -> list[str]:
+    """The state of a run: rows, rate, time left, what is committed, what failed, and how busy the devices are."""
     done = before + meter.rows
-    parts = [
-        f"{done:,} of {total:,} rows ({done / total:.0%})" if total else f"{done:,} rows",
+    return [
+        f"{done:,} of {total:,} rows" if total else f"{done:,} rows",
         f"{rate:,.0f} rows/s",
-        *([f"{time_left(total - done, rate)} left"] if total else []),
+        *([f"{time_left(total - done, rate)} left" if done < total else "done"] if total else []),
         *([f"{before + meter.committed_rows:,} committed"] if meter.is_written else []),
+        *([f"{meter.failed:,} failed"] if meter.failed else []),
+        *(f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()),
     ]
-    if meter.failed:
-        parts.append(f"{meter.failed:,} failed")
-    parts += [f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()]
-    bound = meter.bottleneck_lately()
-    return "; ".join(filter(None, (", ".join(parts), bound)))
 
 
-class Bars:
+class Bars(Progress):
     """Bars in a terminal: one for the job, one for each device."""
 
     def __init__(self) -> None:
@@ -181,14 +182,11 @@ class Bars:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        done = before + meter.rows
         rate = self._rate.at(time.monotonic(), meter.rows)
         job = Table.grid(padding=(0, 1))
         job.add_row(
-            ProgressBar(total=max(1, total), completed=done, width=40),
-            f"{done:,} of {total:,} rows" if total else f"{done:,} rows",
-            f"{rate:,.0f} rows/s",
-            "" if not total else f"{time_left(total - done, rate)} left" if done < total else "done",
+            ProgressBar(total=max(1, total), completed=before + meter.rows, width=40),
+            *figures(meter, total, before, rate)[: 3 if total else 2],
         )
         devices = Table.grid(padding=(0, 1))
         for each in meter.snapshot():

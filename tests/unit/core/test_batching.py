@@ -22,7 +22,7 @@ from penstock.core.batching import (
     default_batch_size,
 )
 from penstock.core.columns import to_arrow
-from penstock.core.feeds import Dense, Piece, Ragged
+from penstock.core.feeds import Dense, LoadedRows, Ragged
 from penstock.core.records import Columns, RowFailure
 
 Blocks = list[Columns]
@@ -35,12 +35,12 @@ def blocks_of(sizes: list[int]) -> Blocks:
     return [{"x": piece, "image": np.stack([piece, -piece], axis=1).astype(np.int32)} for piece in pieces]
 
 
-def pieces_of(blocks: Iterable[Columns], first_row: int = 0) -> Iterator[Piece]:
+def pieces_of(blocks: Iterable[Columns], first_row: int = 0) -> Iterator[LoadedRows]:
     """Blocks as pieces of a span, one after the other."""
     start = first_row
     for block in blocks:
         rows = len(next(iter(block.values())))
-        yield Piece(start, rows, {name: Dense(array) for name, array in block.items()})
+        yield LoadedRows(start, rows, {name: Dense(array) for name, array in block.items()})
         start += rows
 
 
@@ -165,7 +165,7 @@ def test_no_blocks_make_no_batch() -> None:
 def test_batches_are_cut_as_blocks_arrive() -> None:
     taken: list[int] = []
 
-    def arriving() -> Iterator[Piece]:
+    def arriving() -> Iterator[LoadedRows]:
         for number, piece in enumerate(pieces_of(blocks_of([4, 4, 4]))):
             taken.append(number)
             yield piece
@@ -228,7 +228,7 @@ def test_nothing_is_kept_where_nothing_was_asked_for() -> None:
 
 def test_rows_that_are_no_array_yet_are_written_into_the_batch_and_not_viewed() -> None:
     ragged = Ragged(np.array([1, 2, 3, 4]), np.array([0, 1, 2, 3, 4]))
-    batches = list(cut([Piece(0, 4, {"x": ragged})], 2))
+    batches = list(cut([LoadedRows(0, 4, {"x": ragged})], 2))
     assert [batch.arrays["x"].tolist() for batch in batches] == [[[1], [2]], [[3], [4]]]
     assert not any(np.shares_memory(batch.arrays["x"], ragged.values) for batch in batches)
 

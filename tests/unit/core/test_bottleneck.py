@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.bottleneck import COMPUTING, COPYING, LOADING, STAGES, WRITING, Bound, Rates, measured, predict
+from penstock.core.bottleneck import COMPUTING, COPYING, LOADING, WRITING, Bound, Rates, measured, predict
 from penstock.core.records import Timings
 
+STAGES = (LOADING, COPYING, COMPUTING, WRITING)
 SPEEDS = st.floats(0.1, 1e6)
 COSTS = st.one_of(st.just(0.0), st.floats(1e-7, 1.0))
 
@@ -26,7 +27,6 @@ def any_rates(draw: st.DrawFn) -> Rates:
         compute_cores=draw(st.floats(0.0, 1.0)) * cores,
         load_s=draw(COSTS),
         write_s=draw(COSTS),
-        copy_rows_per_s=draw(st.none() | SPEEDS),
         on_gpu=on_gpu,
         devices=draw(st.integers(1, 8)),
         loaders=draw(st.none() | st.integers(1, 128)),
@@ -103,11 +103,6 @@ def test_advice_promises_what_the_rates_give_and_never_a_loss(rates: Rates) -> N
             Rates(1_000, 2, load_s=0.001, on_gpu=True, devices=2),
             1_000,
             "computing-bound: one more device would give 1.5×",
-        ),
-        (
-            Rates(1_000, 8, copy_rows_per_s=800, on_gpu=True),
-            800,
-            "copying-bound: a second device would give 2×",
         ),
         # Cores that load and compute.
         (Rates(100, 2, compute_cores=2), 100, "computing-bound: 2 more cores would give 2×"),

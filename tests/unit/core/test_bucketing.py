@@ -21,7 +21,7 @@ from penstock.core.bucketing import (
 )
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Announce, BadRows, Deferred
-from penstock.core.feeds import Dense, Encoded, Feed, Mask, Piece, Ragged
+from penstock.core.feeds import Dense, Encoded, Feed, LoadedRows, Mask, Ragged
 from penstock.core.records import KEPT, UNWATCHED, Array, Column, Result, RowFailure, Span, Watch
 from penstock.core.reordering import to_result
 
@@ -104,9 +104,9 @@ def test_boundary_beyond_the_last_is_no_further_than_needed() -> None:
     assert [boundary(length, (8, 16)) for length in (16, 17, 32, 33, 64, 65)] == [16, 32, 32, 64, 64, 128]
 
 
-def pieces_of(rows: list[list[int]], cuts: list[int], *, failed: set[int] | None = None) -> list[Piece]:
+def pieces_of(rows: list[list[int]], cuts: list[int], *, failed: set[int] | None = None) -> list[LoadedRows]:
     """Rows as ragged pieces of a span, with a mask, a column of fixed size, kept columns, and failures."""
-    pieces: list[Piece] = []
+    pieces: list[LoadedRows] = []
     stops = sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)})
     start = 0
     for stop in stops:
@@ -124,7 +124,7 @@ def pieces_of(rows: list[list[int]], cuts: list[int], *, failed: set[int] | None
         why = {
             int(row): RowFailure(int(row), "", "read", "E", f"why {row}") for row in numbers if row in (failed or ())
         }
-        pieces.append(Piece(FIRST_ROW + start, stop - start, feeds, kept, why))
+        pieces.append(LoadedRows(FIRST_ROW + start, stop - start, feeds, kept, why))
         start = stop
     return pieces
 
@@ -134,7 +134,9 @@ def tokens_of(lengths: list[int]) -> list[list[int]]:
     return [[1 + (7 * row + place) % 100 for place in range(length)] for row, length in enumerate(lengths)]
 
 
-def batches_of(pieces: list[Piece], batch_size: int, boundaries: list[int], watch: Watch = UNWATCHED) -> list[Batch]:
+def batches_of(
+    pieces: list[LoadedRows], batch_size: int, boundaries: list[int], watch: Watch = UNWATCHED
+) -> list[Batch]:
     buckets = {"tokens": [boundaries], "mask": [boundaries]}
     known = {name: sizes for name, sizes in buckets.items() if name in pieces[0].feeds}
     return list(cut_by_size(pieces, batch_size, known, on_the_heap, watch))
@@ -236,8 +238,8 @@ def test_nothing_to_cut_makes_no_batch() -> None:
 def test_broken_rows_are_named_and_poisoned_ones_left_out_wherever_their_batch_puts_them() -> None:
     column = Letters([b"a", b"bcdef", b"!", b"kill", b"gh"])
     pieces = [
-        Piece(FIRST_ROW, 2, {"x": Encoded(column[0:2], np.dtype(np.uint8), (None,))}),
-        Piece(FIRST_ROW + 2, 3, {"x": Encoded(column[2:5], np.dtype(np.uint8), (None,))}),
+        LoadedRows(FIRST_ROW, 2, {"x": Encoded(column[0:2], np.dtype(np.uint8), (None,))}),
+        LoadedRows(FIRST_ROW + 2, 3, {"x": Encoded(column[2:5], np.dtype(np.uint8), (None,))}),
     ]
     watch = Diary(poisoned=poisoned(FIRST_ROW + 3))
     batches = list(cut_by_size(pieces, 2, {"x": [[4, 8]]}, on_the_heap, watch))
@@ -278,14 +280,14 @@ class Rectangles(Deferred):
 def test_images_of_different_sizes_are_padded_in_both_dimensions(sizes: list[tuple[int, int]]) -> None:
     feed = Encoded(Rectangles(sizes), np.dtype(np.uint8), (None, None, 1))
     buckets = {"x": [[2, 8], [4]]}
-    (batch,) = cut_by_size([Piece(0, len(sizes), {"x": feed})], 8, buckets, on_the_heap, UNWATCHED)
+    (batch,) = cut_by_size([LoadedRows(0, len(sizes), {"x": feed})], 8, buckets, on_the_heap, UNWATCHED)
     heights = [height for height, _ in sizes]
     assert batch.arrays["x"].shape == (8, boundary(max(heights), [2, 8]), 4, 1)
     assert batch.values - batch.padded == sum(h * w for h, w in sizes) == batch.arrays["x"][: len(sizes)].sum()
     assert not batch.lengths, "no output follows two dimensions at once"
 
 
-def batches_of_one_size(pieces: list[Piece], batch_size: int, fewest_rows: int) -> list[Batch]:
+def batches_of_one_size(pieces: list[LoadedRows], batch_size: int, fewest_rows: int) -> list[Batch]:
     buckets = {"tokens": [[4, 64]], "mask": [[4, 64]]}
     return list(cut_by_one_size(pieces, batch_size, fewest_rows, buckets, on_the_heap, UNWATCHED))
 
@@ -324,7 +326,7 @@ def test_row_that_failed_already_needs_no_batch_of_its_own() -> None:
 
 def test_photos_that_cannot_be_decoded_are_no_size_of_their_own() -> None:
     feed = Encoded(Rectangles([(0, 0), (2, 3), (0, 0)]), np.dtype(np.uint8), (None, None, 1))
-    (batch,) = cut_by_one_size([Piece(0, 3, {"x": feed})], 8, 1, {"x": [[2, 8], [4]]}, on_the_heap, UNWATCHED)
+    (batch,) = cut_by_one_size([LoadedRows(0, 3, {"x": feed})], 8, 1, {"x": [[2, 8], [4]]}, on_the_heap, UNWATCHED)
     assert batch.arrays["x"].shape == (4, 2, 3, 1)
 
 

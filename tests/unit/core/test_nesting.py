@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.nesting import Branch, Leaf, flatten, leaves, name_of, nesting_of, rebuilt
+from penstock.core.nesting import ArrayLeaf, Branch, flatten, leaves, name_of, nesting_of, rebuilt
 
 STRUCTURES: list[Any] = [1, [1, 2], (1, [2, 3]), {"x": [1, 2], "y": 3}, [{"a": 1}, ({"b": 2}, 3)], {"b": 1, "a": 2}]
 
@@ -17,14 +17,14 @@ def is_branch(value: Any) -> bool:
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 def test_what_was_taken_apart_is_put_together_as_it_was(structure: Any) -> None:
-    nesting = nesting_of(structure, is_branch, lambda value: Leaf())
+    nesting = nesting_of(structure, is_branch, lambda value: ArrayLeaf())
     assert rebuilt(nesting, [value for _, value in flatten(structure, is_branch)]) == structure
     assert [path for path, _ in leaves(nesting)] == [path for path, _ in flatten(structure, is_branch)]
-    assert hash(nesting) == hash(nesting_of(structure, is_branch, lambda value: Leaf()))
+    assert hash(nesting) == hash(nesting_of(structure, is_branch, lambda value: ArrayLeaf()))
 
 
 def test_lists_and_tuples_are_told_apart() -> None:
-    as_list, as_tuple = (nesting_of(value, is_branch, lambda value: Leaf()) for value in ([1, 2], (1, 2)))
+    as_list, as_tuple = (nesting_of(value, is_branch, lambda value: ArrayLeaf()) for value in ([1, 2], (1, 2)))
     assert as_list != as_tuple
     assert isinstance(as_tuple, Branch)
     assert as_tuple.kind == "tuple"

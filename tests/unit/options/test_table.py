@@ -22,7 +22,8 @@ from penstock.core.plans import Choice, Plan
 from penstock.core.records import Fragment
 from penstock.errors import UsageError
 from penstock.jobs.steps import as_json, as_request, from_request
-from penstock.options import kinds, table
+from penstock.options import table
+from penstock.options import value_kinds as kinds
 from penstock.options.records import OPTIONS, DeviceRequest, Nulls, PredictOptions, make_options
 from penstock.options.table import Decides, Option, PlanKey, option, options_of, part, values_of
 from tests.support.keyword_types import source

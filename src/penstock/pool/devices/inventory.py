@@ -1,5 +1,6 @@
-"""What can compute here, seen without importing any framework."""
+"""The devices of this machine, found without importing a framework."""
 
+import contextlib
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -15,13 +16,13 @@ from penstock.pool.devices import nvml
 from penstock.pool.devices.visible import in_cuda_order, visible
 
 MEMORY_FRACTION = 0.85
-"""Of what is free: the rest is for what frameworks take besides their tensors (CUDA's own state, kernels, cuDNN)."""
+"""The share of the free memory for tensors. Frameworks use the rest: the state of CUDA, kernels, cuDNN."""
 
 _CPU_FEATURES = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""What a processor must have one of (x86, then ARM), to compute in a precision and not only to store it."""
+"""A processor with one of these features (x86, then ARM) computes in a precision, and does not only store it."""
 _LEAST_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0)}
 
 
@@ -124,7 +125,7 @@ def share_of_cores(replicas: int) -> int:
 
 
 def supported_precisions(device: Device) -> tuple[str, ...]:
-    """What a device computes in by itself. Whole numbers of 8 bits it always can."""
+    """The precisions that a device computes in. Every device can use 8-bit integers."""
     if device.kind == "cpu":
         has = cpu_features()
         able = {name for name, features in _CPU_FEATURES.items() if features & has}
@@ -150,22 +151,19 @@ def check_precision(device: Device, precision: str) -> None:
 
 
 def cpu_features() -> frozenset[str]:
-    """What the processor says it has: the flags of x86, the features of ARM."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, _, words = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return frozenset(words.split())
-    except OSError:
-        pass  # not Linux: nothing is known of it
-    return frozenset()
+    """The features of the processor, as the kernel lists them: `flags` on x86, `Features` on ARM."""
+    return frozenset(_cpu_info("flags", "Features").split())
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info(*names: str) -> str:
+    """The first of these entries in the kernel's description of the processor; empty where there is none."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
+    return ""

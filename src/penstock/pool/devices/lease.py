@@ -1,8 +1,8 @@
-"""Several runs on one GPU live together: each says what it reserves, and plans from what the others leave.
+"""Leases of GPU memory: several runs share one GPU, each reserves memory and plans with what the others leave.
 
-A lease is an entry in a small file for each device, in a folder that only this user can write. What counts is what its
-holder may still take: what is taken already, the driver counts. Runs of other users are seen by what they have taken,
-not by what they reserved. The processor needs no lease: its memory is shared by everyone anyway.
+A reservation is an entry in a small file for each device, in a folder that only this user can write. The driver counts
+the memory that is in use; a reservation counts only for what its run may still take. Runs of other users show by what
+they use, not by what they reserve. A CPU needs no lease: all processes share its memory anyway.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from penstock.pool.devices import nvml
 
 _POLL_S = 1.0
 _SAME_START_S = 2.0
-"""The start of a process is told relative to the clock, which may be set a little meanwhile."""
+"""The start time of a process depends on the clock, which may be set a little in between."""
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A run that has reserved memory of a device. `used_bytes` was taken by anybody when it came."""
+class Reservation:
+    """The memory that a run has reserved on a device. `used_bytes` was in use, by any process, when it was reserved."""
 
     token: str
     pid: int
@@ -44,7 +44,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a device: how much it has, and how much of it nobody has taken."""
+    """The memory of a device: all of it, and what is not in use."""
 
     total_bytes: int
     free_bytes: int
@@ -54,47 +54,47 @@ class Memory:
         return self.total_bytes - self.free_bytes
 
 
-def unreserved_bytes(holders: Sequence[Holder], memory: Memory) -> int:
-    """What is free and not going to be taken by a holder.
+def unreserved_bytes(reservations: Sequence[Reservation], memory: Memory) -> int:
+    """The free memory that no other run has reserved.
 
-    What holders have taken of their reservations is what is used now beyond what was used before the first of them
-    came. That may count a program of somebody else for theirs; asking the driver whose memory it is would not do inside
-    containers, where its process numbers are others.
+    The runs have taken so much of their reservations as is in use now, less what was in use before the first of them.
+    That may count the memory of another program as theirs. The driver cannot say whose memory it is inside containers,
+    where it has other process numbers.
     """
-    if not holders:
+    if not reservations:
         return memory.free_bytes
-    reserved = sum(holder.reserved_bytes for holder in holders)
-    taken = max(0, memory.used_bytes - min(holder.used_bytes for holder in holders))
+    reserved = sum(each.reserved_bytes for each in reservations)
+    taken = max(0, memory.used_bytes - min(each.used_bytes for each in reservations))
     return max(0, memory.free_bytes - max(0, reserved - taken))
 
 
-def shares_with(device: Device, holders: Sequence[Holder], num_bytes: int) -> str:
-    """For people: who else is on the device, and what is left for this run."""
-    others = " and ".join(f"process {each.pid}, which has reserved {gib(each.reserved_bytes)}" for each in holders)
+def shares_with(device: Device, reservations: Sequence[Reservation], num_bytes: int) -> str:
+    """A line for the user: which runs share the device, and what is left for this one."""
+    others = " and ".join(f"process {each.pid}, which has reserved {gib(each.reserved_bytes)}" for each in reservations)
     return f"{device} is shared with {others}; this run takes up to {gib(num_bytes)}"
 
 
-def waits_for(device: Device, holders: Sequence[Holder], free_bytes: int) -> str:
-    """For people: what is left, and who has the rest."""
-    others = " and ".join(f"process {each.pid} holds {gib(each.reserved_bytes)}" for each in holders)
+def waits_for(device: Device, reservations: Sequence[Reservation], free_bytes: int) -> str:
+    """A line for the user: what is free, and which runs hold the rest."""
+    others = " and ".join(f"process {each.pid} holds {gib(each.reserved_bytes)}" for each in reservations)
     return f"waiting for {device}: {gib(free_bytes)} are free, {others}"
 
 
-class Lease:
+class MemoryLease:
     """A reservation on a device, until it is closed or its process ends. `num_bytes` is what this run may take."""
 
-    def __init__(self, num_bytes: int, holders: _HoldersFile | None = None, token: str = "") -> None:
+    def __init__(self, num_bytes: int, entries: _ReservationsFile | None = None, token: str = "") -> None:
         self.num_bytes = num_bytes
-        self._holders = holders
+        self._entries = entries
         self._token = token
 
     def close(self) -> None:
-        """Give it back."""
-        if self._holders is None:
+        """Give the memory back."""
+        if self._entries is None:
             return
-        with self._holders.locked():
-            self._holders.write([each for each in self._holders.read() if each.token != self._token])
-        self._holders = None
+        with self._entries.locked():
+            self._entries.write([each for each in self._entries.read() if each.token != self._token])
+        self._entries = None
 
 
 def take(
@@ -106,60 +106,51 @@ def take(
     is_stopped: Callable[[], bool] = lambda: False,
     measure: Callable[[Device], Memory] | None = None,
     folder: str | None = None,
-) -> Lease:
-    """Reserve `fraction` of what is free on a device; wait while other runs leave less than `least_bytes` of it.
+) -> MemoryLease:
+    """Reserve `fraction` of the free memory of a device; wait while other runs leave less than `least_bytes`.
 
     Args:
         device: A GPU; for a CPU the lease is empty.
-        least_bytes: What the run needs at the very least.
-        fraction: How much of what is free it may take.
-        say: Is told in words that this run shares, or waits.
-        is_stopped: Asked while it waits.
-        measure: How the device's memory is looked at; by the driver, unless a test says otherwise.
-        folder: Where leases are kept.
+        least_bytes: What the run needs at least.
+        fraction: The share of the free memory that it may take.
+        say: Shows that this run shares the device, or waits for it.
+        is_stopped: Whether to stop waiting.
+        measure: Returns the memory of the device; the driver is asked where this is None.
+        folder: Where reservations are kept.
 
     Raises:
-        DeviceError: It would not fit even if all other runs ended.
-        Interrupted: It was stopped while it waited.
+        DeviceError: The memory would not do even if all other runs ended.
+        Interrupted: The run was stopped while it waited.
     """
     if device.kind != "gpu":
-        return Lease(0)
+        return MemoryLease(0)
     look = measure or _by_driver
     try:
-        holders_file = _HoldersFile(folder or leases_folder(), device)
+        entries = _ReservationsFile(folder or leases_folder(), device)
     except OSError as error:
         say(f"{device} is used without a lease, so other runs do not know of this one: {error}")
-        return Lease(_offered([], look(device), fraction, least_bytes, device))
-    told = ""
+        return MemoryLease(_offered([], look(device), fraction, least_bytes, device))
+    shown = ""
     while True:
-        with holders_file.locked():
-            holders = [each for each in holders_file.read() if is_alive(each)]
+        with entries.locked():
+            others = [each for each in entries.read() if is_alive(each)]
             memory = look(device)
-            offered = _offered(holders, memory, fraction, least_bytes, device)
+            offered = _offered(others, memory, fraction, least_bytes, device)
             if offered >= least_bytes:
-                mine = Holder(uuid4().hex, os.getpid(), started_s(os.getpid()), offered, memory.used_bytes)
-                holders_file.write([*holders, mine])
-                break
-        waiting = waits_for(device, holders, unreserved_bytes(holders, memory))
-        if waiting != told:
+                return _reserve(entries, others, offered, memory, device, say)
+        waiting = waits_for(device, others, unreserved_bytes(others, memory))
+        if waiting != shown:
             say(waiting)
-            told = waiting
+            shown = waiting
         if is_stopped():
             raise Interrupted(f"stopped while waiting for {device}")
         time.sleep(_POLL_S)
-    if holders:
-        say(shares_with(device, holders, offered))
-    return Lease(offered, holders_file, mine.token)
 
 
-def _offered(holders: Sequence[Holder], memory: Memory, fraction: float, least_bytes: int, device: Device) -> int:
-    """What a new run may take now.
-
-    Raises:
-        DeviceError: Too little, and there is no run whose end would change that.
-    """
-    offered = int(unreserved_bytes(holders, memory) * fraction)
-    most = max(offered, int(memory.total_bytes * fraction)) if holders else offered
+def _offered(others: Sequence[Reservation], memory: Memory, fraction: float, least_bytes: int, device: Device) -> int:
+    """What a new run may take now. Too little is an error where the end of no other run would change that."""
+    offered = int(unreserved_bytes(others, memory) * fraction)
+    most = max(offered, int(memory.total_bytes * fraction)) if others else offered
     if most < least_bytes:
         raise DeviceError(
             f"there is too little memory on {device}",
@@ -170,8 +161,23 @@ def _offered(holders: Sequence[Holder], memory: Memory, fraction: float, least_b
     return offered
 
 
-class _HoldersFile:
-    """The entries of one device. They are replaced whole, so that who dies while writing leaves the old ones."""
+def _reserve(
+    entries: _ReservationsFile,
+    others: Sequence[Reservation],
+    num_bytes: int,
+    memory: Memory,
+    device: Device,
+    say: Callable[[str], None],
+) -> MemoryLease:
+    mine = Reservation(uuid4().hex, os.getpid(), started_s(os.getpid()), num_bytes, memory.used_bytes)
+    entries.write([*others, mine])
+    if others:
+        say(shares_with(device, others, num_bytes))
+    return MemoryLease(num_bytes, entries, mine.token)
+
+
+class _ReservationsFile:
+    """The reservations on one device. The file is replaced whole: a process that dies in between leaves the old one."""
 
     def __init__(self, folder: str, device: Device) -> None:
         _make_private(folder)
@@ -188,23 +194,23 @@ class _HoldersFile:
         finally:
             os.close(descriptor)
 
-    def read(self) -> list[Holder]:
-        """Only while it is locked, as `write`."""
+    def read(self) -> list[Reservation]:
+        """The entries. To be called while the file is locked, as `write`."""
         try:
             with open(self._path, encoding="utf-8") as file:
-                return [Holder(**entry) for entry in json.load(file)]
+                return [Reservation(**entry) for entry in json.load(file)]
         except (FileNotFoundError, ValueError, TypeError):
             return []  # none yet, or of another version
 
-    def write(self, holders: Sequence[Holder]) -> None:
+    def write(self, reservations: Sequence[Reservation]) -> None:
         temporary = self._path + ".new"
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump([asdict(holder) for holder in holders], file)
+            json.dump([asdict(each) for each in reservations], file)
         os.replace(temporary, self._path)
 
 
 def leases_folder() -> str:
-    """Where the leases of this user are kept: gone after a restart, as they are themselves."""
+    """The folder of this user's reservations. The machine empties it when it restarts."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return os.path.join(runtime, "penstock")
@@ -212,11 +218,7 @@ def leases_folder() -> str:
 
 
 def _make_private(folder: str) -> None:
-    """Make the folder, or see that it is ours alone: in a shared place, somebody else may have made it before.
-
-    Raises:
-        PermissionError: It belongs to somebody else, others may write to it, or it is a link.
-    """
+    """Make the folder, or check that it is this user's alone: in a shared place another user may have made it."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -229,11 +231,11 @@ def started_s(pid: int) -> float:
     return float(psutil.Process(pid).create_time())
 
 
-def is_alive(holder: Holder) -> bool:
-    """Whether its process still runs, and is not another one that got its number."""
+def is_alive(each: Reservation) -> bool:
+    """Whether the process of a reservation still runs, and is not another one with the same number."""
     try:
-        process = psutil.Process(holder.pid)
-        is_same = bool(abs(process.create_time() - holder.started_s) < _SAME_START_S)
+        process = psutil.Process(each.pid)
+        is_same = bool(abs(process.create_time() - each.started_s) < _SAME_START_S)
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -1,7 +1,7 @@
 """How much memory this process has held, and how much more the machine lets it have.
 
-What the machine has free is not always what a process may take: the limit of a container, or of a batch system, is told
-by its control groups (versions 1 and 2), a shell's `ulimit -v` by the process itself. Swap never counts.
+A process may not always take what the machine has free: control groups (versions 1 and 2) hold the limit of a container
+or of a batch system, and the process itself that of a shell's `ulimit -v`. Swap never counts.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Count the peak anew from here; where the system does not offer that, it stays what it was."""
+    """Start the count of the peak again, where the system can do that."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
@@ -54,7 +54,7 @@ def cgroup_rooms(root: Path = _ROOT) -> Iterator[int]:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """How many processes the kernel has killed for want of memory: in our control group, where that is told."""
+    """How many processes the kernel has killed for want of memory; in our control group, if that has a count."""
     for group in _groups(root):
         for name in ("memory.events", "memory.oom_control"):
             count = _entry(group / name, "oom_kill")

@@ -1,4 +1,4 @@
-"""What the driver of NVIDIA GPUs says: asked through its management library, which takes nothing of the device."""
+"""Facts about NVIDIA GPUs, read through the driver's management library, which uses no memory of the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,12 +29,17 @@ def find_cards() -> list[Card]:
     with _library() as nvml:
         if nvml is None:
             return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [_card(nvml, index, handle) for index, handle in enumerate(handles)]
+        cards: list[Card] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            is_divided = _is_divided(nvml, handle)
+            instances = tuple(_instances(nvml, handle)) if is_divided else ()
+            cards.append(Card(_device(nvml, index, handle), is_divided, instances, _speed(nvml, handle)))
+        return cards
 
 
 def memory_of(uuid: str) -> tuple[int, int] | None:
-    """The bytes that a device has and those that are free now; None where it cannot be asked."""
+    """The bytes that a device has and those that are free now; None where the driver does not answer."""
     with _library() as nvml:
         if nvml is None:
             return None
@@ -46,7 +51,7 @@ def memory_of(uuid: str) -> tuple[int, int] | None:
 
 
 def compute_capability(uuid: str) -> tuple[int, int] | None:
-    """What a device can do, by NVIDIA's numbers: (9, 0) is Hopper; None where it cannot be asked."""
+    """The compute capability of a device: (9, 0) is Hopper; None where the driver does not answer."""
     with _library() as nvml:
         if nvml is None:
             return None
@@ -58,12 +63,6 @@ def compute_capability(uuid: str) -> tuple[int, int] | None:
         except nvml.NVMLError:
             return None
         return int(major), int(minor)
-
-
-def _card(nvml: Any, index: int, handle: Any) -> Card:
-    is_divided = _is_divided(nvml, handle)
-    instances = tuple(_instances(nvml, handle)) if is_divided else ()
-    return Card(_device(nvml, index, handle), is_divided, instances, _speed(nvml, handle))
 
 
 def _device(nvml: Any, index: int, handle: Any) -> Device:
@@ -92,7 +91,7 @@ def _instances(nvml: Any, handle: Any) -> Iterator[Instance]:
 
 
 def _speed(nvml: Any, handle: Any) -> float:
-    """Cores times clock: CUDA does not say by what it finds the fastest; only unlike cards are told apart by this."""
+    """Cores times clock. CUDA does not document how it ranks cards; this only has to tell unlike cards apart."""
     try:
         return float(nvml.nvmlDeviceGetNumGpuCores(handle)) * float(
             nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)

@@ -1,4 +1,4 @@
-"""Which runtimes can use which device: asked in processes of their own, because a framework takes what it sees."""
+"""Which runtimes can use which device. Each is asked in its own process: a framework reserves what it sees."""
 
 import json
 import os

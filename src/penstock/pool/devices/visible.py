@@ -32,7 +32,7 @@ class Card:
         device: The whole of it; its index is its place on the bus.
         is_divided: Whether it is in MIG mode: then only its instances can be used, and there may be none.
         instances: Those that exist.
-        speed: Only compared with others: CUDA numbers the fastest first unless it is told otherwise.
+        speed: Only compared with others: by default CUDA numbers the fastest card first.
     """
 
     device: Device

@@ -65,11 +65,7 @@ def _bisect(
 
 
 def _find_fill(replica: Replica, arrays: Columns, spares: Columns, error: Exception) -> Columns | None:
-    """What can stand in the place of a rejected row: zeros (None), or a real row of the batch where zeros will not do.
-
-    Raises:
-        ShapeRejected: Nothing can: it is not a matter of these rows.
-    """
+    """What replaces a rejected row: zeros (None), or a real row of the batch where the model rejects zeros."""
     no_row = np.zeros(size_of(arrays), dtype=bool)
     places = np.unique(np.linspace(0, size_of(spares) - 1, _FILL_CANDIDATES, dtype=int)).tolist()
     for fill in (None, *(row_at(spares, place) for place in places)):

@@ -237,12 +237,7 @@ class GuardedReplica:
         return self.replica.predict(piece), {}
 
     def _answer_in_turn(self, batch: Batch) -> Columns:
-        """The answers of a model that every call changes: each batch is run once, whole, or the job ends.
-
-        Raises:
-            InputError: A row cannot be fed. Whatever stood in its place would change the answers of the rows after it.
-            ModelError: The model rejects the batch. Trying which rows it rejects would change it.
-        """
+        """The answers of a model that every call changes: each batch is run once, whole, or the job ends."""
         if batch.failures:
             failure = batch.failures[0]
             raise InputError(
@@ -381,11 +376,7 @@ class GuardedReplica:
         return self.signature.fixed_batch is None
 
     def _is_to_blame(self, call: _Call, reason: str) -> bool:
-        """Whether a row that does not fit is too large, or the device had no memory for any, and has now.
-
-        Raises:
-            OutOfMemory: The batch cannot be cut, or the device has no memory for any row.
-        """
+        """Whether a row that does not fit is too large, or the device had no memory for any, and has now."""
         if call.rows > 1:
             raise OutOfMemory(
                 "a batch does not fit into the memory, and the model takes batches of one size only",

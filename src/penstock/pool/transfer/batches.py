@@ -34,7 +34,7 @@ class SlotRoom:
         self.attempt = 0
 
     def __call__(self, wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> Columns:
-        """Arrays inside a slot, where there is one large enough; else on the heap."""
+        """Arrays inside a slot; on the heap where a slot is too small."""
         numbers = {name: entry for name, entry in wanted.items() if not _is_object(entry[1])}
         layout, total = _place(numbers)
         if not numbers or total > self._into.slots.slot_bytes:
@@ -49,7 +49,7 @@ class SlotRoom:
         return arrays | on_the_heap({name: entry for name, entry in wanted.items() if name not in numbers})
 
     def seal(self, span: int, batch: Batch) -> Filled:
-        """The message that hands a filled batch over; what does not lie in its slot yet is put there or sent ahead."""
+        """The message for a filled batch. Columns that are not in its slot yet are put there, or sent before it."""
         placed = {entry.name for entry in self._layout}
         texts = {name: array for name, array in batch.arrays.items() if array.dtype == object}
         rest: dict[str, Column] = {
@@ -83,7 +83,7 @@ class SlotRoom:
         return filled
 
     def _add(self, span: int, batch: Batch, rest: Mapping[str, Column]) -> tuple[ColumnLayout, ...]:
-        """Put columns behind the arrays in the slot, or send them in slots of their own and say where they are then."""
+        """Put columns behind the arrays in the slot, or send them in other slots; returns where they lie."""
         if not rest:
             return ()
         layout, buffers, total = lay_out(rest)

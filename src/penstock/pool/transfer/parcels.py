@@ -1,4 +1,4 @@
-"""Columns from one process to another through memory that both hold open. Only how they are made of it is pickled."""
+"""Columns from one process to another through memory that both hold open. Only their structure is pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mailbox:
         return cls(anonymous_memory())
 
     def put(self, columns: Mapping[str, Column]) -> Parcel:
-        """Lay columns down. What was there before is gone."""
+        """Write columns. They replace the ones before."""
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(dict(columns), protocol=5, buffer_callback=buffers.append)
         raw = [buffer.raw() for buffer in buffers]
@@ -40,7 +40,7 @@ class Mailbox:
         return Parcel(head, sizes)
 
     def take(self, parcel: Parcel) -> dict[str, Column]:
-        """The columns of a parcel, copied: the next one may be laid down, and they may be written to."""
+        """A copy of the columns of a parcel: it may be changed, and the next parcel may be written."""
         total = sum(parcel.sizes)
         content = bytearray(total)
         if total:

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 def send(
     result: Result, timings: Timings, slots: Slots, free: FreeSlots, say: Callable[[Chunk | SpanDone], None]
 ) -> None:
-    """Copy a result into slots, one after the other, and say where it is, and how long all of it took."""
+    """Copy a result into slots, one after the other; then send its layout and its timings."""
     started = time.perf_counter()
     layout, buffers, total = lay_out(result.columns)
     waits = spill((result.span.index,), layout, buffers, total, Writable(slots, free, say))
@@ -39,7 +39,7 @@ def send(
 
 @dataclass(frozen=True)
 class Writable:
-    """Slots, which of them are free, and the line on which to say what lies in them."""
+    """Slots, those of them that are free, and the function that sends messages about them."""
 
     slots: Slots
     free: FreeSlots
@@ -49,7 +49,7 @@ class Writable:
 def spill(
     key: tuple[int, ...], layout: Sequence[ColumnLayout], buffers: Sequence[memoryview], total: int, into: Writable
 ) -> list[Mark]:
-    """Send columns in as many slots as they need, one after the other. Returns when it waited for one to be free."""
+    """Send columns in as many slots as they need, one after the other. Returns when it waited for a free slot."""
     writer = _SlotWriter(key, total, into)
     for column, buffer in zip(layout, buffers, strict=True):
         writer.write(column.offset, buffer)

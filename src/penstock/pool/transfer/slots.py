@@ -46,7 +46,7 @@ class Slots:
 
 
 def anonymous_memory() -> int:
-    """The descriptor of memory without a name, and without a size yet. Processes that start later may inherit it."""
+    """The descriptor of unnamed memory of size 0. Processes that start later may inherit it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-slots", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -63,7 +63,7 @@ class FreeSlots:
 
     @property
     def count(self) -> int:
-        """How many there are just now."""
+        """How many slots are free now."""
         return self._free.qsize()
 
     def take(self) -> int:

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from penstock.core.deferred import Announce, BadRows, Deferred
 from penstock.core.kinds import SourceFormat
-from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import DeviceError, InputError, one_line
 from penstock.options.records import ReadOptions
@@ -30,7 +29,7 @@ Encoded = str | bytes
 """An audio file: its path, or its content."""
 
 
-class AudioFiles(FileRuns, Source):
+class AudioFiles(FileRuns):
     """WAV and FLAC files, recognised by what they hold.
 
     Columns: `audio` (float32 from -1 to 1), `sample_rate` (nothing is resampled) and `path`, which is kept.

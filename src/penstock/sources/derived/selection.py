@@ -5,6 +5,7 @@ Samples are seeded: the same input gives the same rows.
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
-from penstock.core.protocols import Source, Watchable, with_changes
+from penstock.core.protocols import Source, with_changes
 from penstock.core.records import Array, Block, Extent, RowFailure, Span, Watch
 from penstock.errors import InputError, UsageError
 from penstock.sources.derived.wrapper import Around
@@ -90,9 +91,7 @@ class SelectedRows(Around):
 
     def _watched(self, runs: Sequence[tuple[int, int]], row: int) -> Source:
         """The source inside, reporting its rows under the numbers that they have outside."""
-        if self._watch is None or not isinstance(self.source, Watchable):
-            return self.source
-        return self.source.watched_by(_Renumbered(self._watch, runs, row))
+        return self.source if self._watch is None else self.source.watched_by(_Renumbered(self._watch, runs, row))
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
         """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
@@ -144,14 +143,18 @@ class _Renumbered(Watch):
 
     def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:
         self._outside = outside
-        self._numbers: dict[int, int] = {}
-        for first, count in runs:
-            self._numbers |= {first + place: row + place for place in range(count)}
-            row += count
+        self._runs = runs
+        self._row = row
         self.is_careful = outside.is_careful
-        self.poisoned = {
-            inside: outside.poisoned[number] for inside, number in self._numbers.items() if number in outside.poisoned
-        }
+        if outside.poisoned:
+            poisoned = outside.poisoned
+            self.poisoned = {inside: poisoned[row] for inside, row in self._numbers.items() if row in poisoned}
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Made when it is asked for: most sources report nothing."""
+        inside = (first + place for first, count in self._runs for place in range(count))
+        return {number: self._row + place for place, number in enumerate(inside)}
 
     def begin(self, first_row: int, rows: int) -> None:
         number = self._numbers.get(first_row)

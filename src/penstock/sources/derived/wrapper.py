@@ -3,16 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
-from penstock.core.protocols import (
-    HasPaths,
-    OfFiles,
-    Releases,
-    Remarks,
-    Source,
-    SourceTraits,
-    Watchable,
-    with_changes,
-)
+from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
 
 
@@ -40,10 +31,10 @@ class Around(Source):
 
     @property
     def paths(self) -> Sequence[str]:
-        return self.source.paths if isinstance(self.source, HasPaths) else ()
+        return self.source.paths
 
     def remarks(self) -> list[str]:
-        return self.source.remarks() if isinstance(self.source, Remarks) else []
+        return self.source.remarks()
 
     def fragments(self) -> Sequence[Fragment]:
         return self.source.fragments()
@@ -58,18 +49,16 @@ class Around(Source):
         return self.source.origin(span, row)
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
-        return self.source.extents(span, columns) if isinstance(self.source, OfFiles) else ()
+        return self.source.extents(span, columns)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         return self.source.read(span, columns)
 
     def release(self, span: Span) -> None:
-        if isinstance(self.source, Releases):
-            self.source.release(span)
+        self.source.release(span)
 
     def close(self) -> None:
-        if isinstance(self.source, Releases):
-            self.source.close()
+        self.source.close()
 
     def fitted_to(self, inputs: Sequence[TensorSpec]) -> Self:
         return self.around(self.source.fitted_to(inputs))
@@ -78,4 +67,4 @@ class Around(Source):
         return self.around(self.source.with_floats(columns))
 
     def watched_by(self, watch: Watch) -> Self:
-        return self.around(self.source.watched_by(watch)) if isinstance(self.source, Watchable) else self
+        return self.around(self.source.watched_by(watch))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.protocols import Source
 from penstock.core.records import Array, Extent, Fragment, Span
 from penstock.errors import InputError
 from penstock.sources.files import paths as files
@@ -17,8 +18,8 @@ FILES_PER_FRAGMENT = 1000
 SPAN_BYTES = 256 << 20
 
 
-class FileRuns:
-    """Files in input order, one row each: what a source of them needs, besides reading.
+class FileRuns(Source):
+    """Files in input order, one row each: all that a source of them needs, except columns and reading.
 
     A locator is (first file,): the rows of a span are files in a row.
 
@@ -27,6 +28,7 @@ class FileRuns:
     """
 
     keeps = ("path",)
+    paths: Sequence[str] = ()
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths

@@ -16,6 +16,8 @@ from penstock.sources.files.paths import fragments
 class FileSource(Source):
     """A source of files. Each copy in another process has streams of its own."""
 
+    paths: Sequence[str] = ()
+
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = paths
 

@@ -152,35 +152,14 @@ class Paths(Sequence[str]):
         found = [group.split(suffixes) if group.prefix else (group, []) for group in self._groups]
         return Paths([group for group, _ in found]), [path for _, others in found for path in others]
 
-    def fragments(self) -> Sequence[Fragment]:
+    def fragments(self) -> list[Fragment]:
         """The files as the fingerprint has them: from the listing, without another look at any file."""
-        return _Fragments(self)
+        found = zip(self, self.sizes.tolist(), self.mtimes.tolist(), strict=True)
+        return [Fragment(path, size, mtime) for path, size, mtime in found]
 
-
-class _Fragments(Sequence[Fragment]):
-    """The fragments of paths, made when they are asked for."""
-
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    @overload
-    def __getitem__(self, index: int) -> Fragment: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Fragment]: ...
-
-    def __getitem__(self, index: int | slice) -> Fragment | Sequence[Fragment]:
-        if isinstance(index, slice):
-            return _Fragments(self._paths[index])
-        paths = self._paths
-        return Fragment(paths[index], int(paths.sizes[index]), int(paths.mtimes[index]))
-
-    def __iter__(self) -> Iterator[Fragment]:
-        for path, size, mtime in zip(self._paths, self._paths.sizes, self._paths.mtimes, strict=True):
-            yield Fragment(path, int(size), int(mtime))
+    def fragment(self, number: int) -> Fragment:
+        """One of the files as the fingerprint has it."""
+        return Fragment(self[number], int(self.sizes[number]), int(self.mtimes[number]))
 
 
 def _joined(arrays: list[Array]) -> Array:

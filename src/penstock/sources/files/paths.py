@@ -143,7 +143,7 @@ def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
 
 def listed(paths: Sequence[str], number: int) -> Fragment:
     """One of the files as its listing has it; as it is now where there is no listing."""
-    return paths.fragments()[number] if isinstance(paths, Paths) else fragment(paths[number])
+    return paths.fragment(number) if isinstance(paths, Paths) else fragment(paths[number])
 
 
 def fail_unreadable(path: str, error: OSError) -> InputError:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import google_crc32c
 
-from penstock.core.protocols import OfFiles
+from penstock.core.protocols import Source
 from penstock.core.records import Extent, Fragment, Result, Span
 from penstock.errors import InputError
 from penstock.sources.files.paths import is_url, open_binary
@@ -34,7 +34,7 @@ def changed(path: str, received: str) -> InputError:
     return InputError(f"the input changed since the job began: {path}", received=received, hint=_WHAT_TO_DO)
 
 
-def check(source: object, span: Span, columns: Sequence[str]) -> None:
+def check(source: Source, span: Span, columns: Sequence[str]) -> None:
     """Check that the files of a span have the size and the time that they were listed with.
 
     A file that is a row of its own may change: no row is made from two states of it.
@@ -42,12 +42,11 @@ def check(source: object, span: Span, columns: Sequence[str]) -> None:
     Raises:
         InputError: One of them changed: some rows may be old ones, others new ones.
     """
-    if isinstance(source, OfFiles):
-        for file in {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}:
-            _check_file(file)
+    for file in {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}:
+        _check_file(file)
 
 
-def checked(results: Iterable[Result], source: object, columns: Sequence[str]) -> Iterator[Result]:
+def checked(results: Iterable[Result], source: Source, columns: Sequence[str]) -> Iterator[Result]:
     """Results, each after a look at the files that it was read from."""
     for result in results:
         check(source, result.span, columns)
@@ -69,7 +68,7 @@ def find_changed(fragments: Iterable[Fragment]) -> InputError | None:
 class Digester:
     """Digests what spans were read from, 8 hexadecimal digits for each extent; nothing where there are no files."""
 
-    def __init__(self, source: object, columns: Sequence[str]) -> None:
+    def __init__(self, source: Source, columns: Sequence[str]) -> None:
         self._source = source
         self._columns = columns
         self._digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
@@ -80,8 +79,6 @@ class Digester:
         Raises:
             InputError: A file changed since it was listed.
         """
-        if not isinstance(self._source, OfFiles):
-            return ""
         return "".join(map(self._as_listed, self._source.extents(span, self._columns)))
 
     def _as_listed(self, extent: Extent) -> str:
@@ -99,7 +96,7 @@ class Digester:
 
 
 def compare(
-    source: object, spans: Iterable[Span], digests: Mapping[str, str], columns: Sequence[str], touched: set[str]
+    source: Source, spans: Iterable[Span], digests: Mapping[str, str], columns: Sequence[str], touched: set[str]
 ) -> None:
     """Digest again what was read of files whose time changed.
 
@@ -113,13 +110,14 @@ def compare(
     Raises:
         InputError: The content of a file is not what was read.
     """
-    if not isinstance(source, OfFiles):
-        raise changed(next(iter(touched)), "it cannot be compared with what was read")
     digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
     has_groups = any(not os.path.exists(path) and not is_url(path) for path in touched)
     for span in spans:
         known = digests.get(str(span.index), "")
-        for position, extent in enumerate(_extents(source, span, columns, touched)):
+        extents = _extents(source, span, columns, touched)
+        if not extents:
+            raise changed(next(iter(touched)), "it cannot be compared with what was read")
+        for position, extent in enumerate(extents):
             if extent.file.path not in touched and not has_groups:
                 continue
             before = known[position * _DIGITS : (position + 1) * _DIGITS]
@@ -127,9 +125,9 @@ def compare(
                 raise changed(extent.file.path, _differing(span, before))
 
 
-def _extents(source: OfFiles, span: Span, columns: Sequence[str], touched: set[str]) -> Iterator[Extent]:
+def _extents(source: Source, span: Span, columns: Sequence[str], touched: set[str]) -> list[Extent]:
     try:
-        yield from source.extents(span, columns)
+        return list(source.extents(span, columns))
     except InputError as error:  # it has not even the form that it had
         raise changed(next(iter(touched)), str(error.received or error.problem)) from error
 

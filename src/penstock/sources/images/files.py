@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from penstock.core.kinds import SourceFormat
-from penstock.core.protocols import Source
 from penstock.core.records import Block, SourceColumn, Span, TensorSpec
 from penstock.options.records import ReadOptions
 from penstock.sources.files.file_runs import FileRuns, path_column
@@ -16,7 +15,7 @@ LARGEST_SPAN = 4
 """A span ends early at so many times the bytes of a usual one: no replica is to end with the giant."""
 
 
-class ImageFiles(FileRuns, Source):
+class ImageFiles(FileRuns):
     """Image files with the columns `image` and `path`, which is the absolute path or the URL.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import objects, to_lists, whole
-from penstock.core.nesting import DENSE, RAGGED, SPARSE, Leaf, Nesting, flatten, nesting_of
+from penstock.core.nesting import DENSE, RAGGED, SPARSE, ArrayLeaf, Nesting, flatten, nesting_of
 from penstock.core.records import Array, Column
 from penstock.core.sparse import SparseColumn, is_sparse, to_sparse
 from penstock.errors import InputError, one_line
@@ -53,12 +53,12 @@ def flat(data: Any) -> list[tuple[tuple[str | int, ...], Any]]:
     return list(flatten(data, is_nested))
 
 
-def _leaf(value: Any, needs_dtype: bool) -> Leaf:
+def _leaf(value: Any, needs_dtype: bool) -> ArrayLeaf:
     kind = RAGGED if is_ragged(value) else SPARSE if is_sparse(value) else DENSE
     if not needs_dtype:
-        return Leaf(kind)
+        return ArrayLeaf(kind)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    return Leaf(kind, str(getattr(dtype, "name", dtype)))
+    return ArrayLeaf(kind, str(getattr(dtype, "name", dtype)))
 
 
 def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:

@@ -11,14 +11,14 @@ import pytest
 from penstock.core.records import Device
 from penstock.errors import DeviceError, Interrupted
 from penstock.pool.devices import lease as device_lease
-from penstock.pool.devices.lease import Holder, Memory, shares_with, take, unreserved_bytes, waits_for
+from penstock.pool.devices.lease import Memory, Reservation, shares_with, take, unreserved_bytes, waits_for
 
 GIB = 2**30
 GPU = Device("gpu", 0, "a GPU", "GPU-1/2", 140 * GIB, 140 * GIB)
 
 
-def holder(reserved: int, used: int = 0, pid: int = 123) -> Holder:
-    return Holder(f"{pid}-{reserved}", pid, 0.0, reserved * GIB, used * GIB)
+def holder(reserved: int, used: int = 0, pid: int = 123) -> Reservation:
+    return Reservation(f"{pid}-{reserved}", pid, 0.0, reserved * GIB, used * GIB)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def holder(reserved: int, used: int = 0, pid: int = 123) -> Holder:
     ],
 )
 def test_what_others_reserved_and_have_not_taken_yet_is_not_free(
-    holders: list[Holder], free: int, expected: int
+    holders: list[Reservation], free: int, expected: int
 ) -> None:
     assert unreserved_bytes(holders, Memory(140 * GIB, free * GIB)) == expected * GIB
 
@@ -86,7 +86,7 @@ def test_the_second_run_plans_from_what_the_first_leaves(tmp_path: Path) -> None
 
 def test_a_run_of_the_past_holds_nothing(tmp_path: Path) -> None:
     dead = holder(100, pid=2**22 + 1)
-    reused = Holder("r", os.getpid(), device_lease.started_s(os.getpid()) - 100, 30 * GIB, 0)
+    reused = Reservation("r", os.getpid(), device_lease.started_s(os.getpid()) - 100, 30 * GIB, 0)
     (tmp_path / "GPU-1_2.json").write_text(json.dumps([vars(dead), vars(reused)]), encoding="utf-8")
     said: list[str] = []
     assert take(GPU, fraction=1.0, say=said.append, measure=Gpu(), folder=str(tmp_path)).num_bytes == 140 * GIB

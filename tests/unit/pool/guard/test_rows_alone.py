@@ -11,7 +11,7 @@ import pytest
 from penstock.core.batching import Batch, on_the_heap
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
-from penstock.core.feeds import Mask, Piece, Ragged
+from penstock.core.feeds import LoadedRows, Mask, Ragged
 from penstock.core.messages import PaddingTrial
 from penstock.core.records import UNWATCHED, Array, Columns, Signature, TensorSpec
 from penstock.pool.guard.rows_alone import answers_alone, join_answers, try_padding
@@ -47,7 +47,7 @@ def batch_of(lengths: list[int], *, has_mask: bool = False) -> Batch:
     if has_mask:
         feeds["mask"] = Mask(np.array(lengths), np.dtype(np.float32))
         buckets["mask"] = buckets["x"]
-    (batch,) = cut_by_size([Piece(0, len(lengths), feeds)], 8, buckets, on_the_heap, UNWATCHED)
+    (batch,) = cut_by_size([LoadedRows(0, len(lengths), feeds)], 8, buckets, on_the_heap, UNWATCHED)
     return batch
 
 

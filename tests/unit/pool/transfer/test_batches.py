@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.core.batching import Batch, cut
 from penstock.core.bucketing import cut_by_size
 from penstock.core.columns import to_arrow
-from penstock.core.feeds import Dense, Feed, Mask, Piece, Ragged
+from penstock.core.feeds import Dense, Feed, LoadedRows, Mask, Ragged
 from penstock.core.messages import Chunk, Filled
 from penstock.core.records import UNWATCHED, Array, Column, RowFailure
 from penstock.pool.transfer.batches import SlotRoom, bytes_needed, open_batch
@@ -103,9 +103,9 @@ PIXELS = np.arange(32, dtype=np.uint8).reshape(8, 2, 2)
 FAILURE = RowFailure(101, "a.png", "load", "OSError", "cut off")
 
 
-def piece(kept: dict[str, Column] | None = None, **arrays: Array) -> Piece:
+def piece(kept: dict[str, Column] | None = None, **arrays: Array) -> LoadedRows:
     rows = len(next(iter(arrays.values())))
-    return Piece(100, rows, {name: Dense(array) for name, array in arrays.items()}, kept or {}, {101: FAILURE})
+    return LoadedRows(100, rows, {name: Dense(array) for name, array in arrays.items()}, kept or {}, {101: FAILURE})
 
 
 def test_numbers_are_written_into_the_slot_and_read_there_without_a_copy() -> None:
@@ -227,7 +227,7 @@ def test_rows_that_were_sorted_by_size_arrive_with_their_places_and_lengths() ->
     lengths = [3, 1, 5, 0, 2]
     tokens = Ragged(np.arange(1, 12, dtype=np.int32), np.cumsum([0, *lengths]))
     feeds: dict[str, Feed] = {"tokens": tokens, "mask": Mask(tokens.sizes()[:, 0], np.dtype(np.bool_))}
-    pieces = [Piece(100, 5, feeds, {"name": pa.array(list("abcde"))}, {101: FAILURE})]
+    pieces = [LoadedRows(100, 5, feeds, {"name": pa.array(list("abcde"))}, {101: FAILURE})]
     boundaries = {"tokens": [[2, 4, 8]], "mask": [[2, 4, 8]]}
     with line() as between:
         places: list[int] = []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources.files.file_runs import FileRuns, path_column
+from penstock.sources.audio.files import AudioFiles
+from penstock.sources.files.file_runs import path_column
 
 
 def written(folder: Path, sizes: list[int]) -> list[str]:
@@ -19,7 +20,7 @@ def written(folder: Path, sizes: list[int]) -> list[str]:
 
 def test_spans_are_runs_of_files(tmp_path: Path) -> None:
     paths = written(tmp_path, [1] * 10)
-    runs = FileRuns(paths)
+    runs = AudioFiles(paths)
     spans = list(runs.spans(4))
     assert [(span.start, span.rows, span.locator) for span in spans] == [(0, 4, (0,)), (4, 4, (4,)), (8, 2, (8,))]
     assert [path for span in spans for path in runs.paths_of(span)] == paths
@@ -27,26 +28,26 @@ def test_spans_are_runs_of_files(tmp_path: Path) -> None:
 
 
 def test_large_files_make_spans_of_fewer_rows(tmp_path: Path) -> None:
-    runs = FileRuns(written(tmp_path, [10, 10, 100, 10, 10, 10, 10, 0, 0]))
+    runs = AudioFiles(written(tmp_path, [10, 10, 100, 10, 10, 10, 10, 0, 0]))
     assert [span.rows for span in runs.spans(4, 30)] == [2, 1, 3, 3]
 
 
 def test_every_thousand_files_are_one_fragment(tmp_path: Path) -> None:
     paths = written(tmp_path, [2] * 2001)
-    fragments = FileRuns(paths).fragments()
+    fragments = AudioFiles(paths).fragments()
     assert [fragment.size for fragment in fragments] == [2000, 2000, 2]
     assert fragments[0].path.startswith(f"{paths[0]} and 999 more: ")
     assert fragments[2].path == paths[2000]
 
 
 def test_file_that_is_gone_stops_nobody(tmp_path: Path) -> None:
-    runs = FileRuns([*written(tmp_path, [1]), str(tmp_path / "gone")])
+    runs = AudioFiles([*written(tmp_path, [1]), str(tmp_path / "gone")])
     assert [span.rows for span in runs.spans(5)] == [2]
 
 
 def test_no_files_are_no_rows() -> None:
     with pytest.raises(InputError, match="the input has no rows"):
-        list(FileRuns([]).spans(5))
+        list(AudioFiles([]).spans(5))
 
 
 def test_names_that_are_not_utf8_can_be_written() -> None:

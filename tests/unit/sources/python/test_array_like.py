@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.columns import describe
-from penstock.core.nesting import Branch, Leaf
+from penstock.core.nesting import ArrayLeaf, Branch
 from penstock.errors import InputError
 from penstock.sources.python.array_like import as_column, from_rows, given_as, is_nested
 from penstock.sources.python.memory import open_memory
@@ -93,7 +93,7 @@ class TestStructures:
 
     def test_how_arrays_were_given_says_nothing_of_their_values(self) -> None:
         data = {"x": [np.zeros(2), np.ones(2)], "y": np.zeros((2, 3))}
-        expected = Branch("dict", ("x", "y"), (Branch("list", (0, 1), (Leaf(), Leaf())), Leaf()))
+        expected = Branch("dict", ("x", "y"), (Branch("list", (0, 1), (ArrayLeaf(), ArrayLeaf())), ArrayLeaf()))
         assert given_as(data) == expected
         assert given_as({"x": [np.ones(5), np.ones(5)], "y": np.ones(5)}) == expected
 

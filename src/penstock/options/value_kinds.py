@@ -1,9 +1,10 @@
-"""Kinds of options: how texts of the shell, values of Python and JSON become values, and which values are allowed.
+"""Kinds of option values: how texts of the shell, values of Python and JSON are read, and which values are allowed.
 
-A `read` function takes all three, and a value that it gave before: so there is one way from any of them to a record.
+A `read` function takes all three, and a value that it returned before: one way leads from any of them to a record.
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,20 +12,11 @@ from typing import Any
 
 from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options.parsing import (
-    COLUMNS,
-    parse_columns,
-    parse_numbers,
-    parse_pairs,
-    parse_params,
-    parse_size,
-    read_labels,
-    text_of_constant,
-)
 from penstock.options.table import Kind
 
 MOST_PIXELS = 1 << 26
 REPEATABLE = {"multiple": True}
+_INPUTS = "NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*; NAME is an input of the model, as `penstock inspect` lists it"
 
 
 def text(metavar: str) -> Kind:
@@ -56,12 +48,12 @@ YES_OR_NO = Kind(_read_switch, _check_switch, python="bool")
 """A switch of which both sides have a flag."""
 
 
-def choice(*names: str, has_auto: bool = False) -> Kind:
+def choice(*names: str) -> Kind:
     def check(name: str, value: Any) -> None:
         if value not in names:
             raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=", ".join(names))
 
-    return Kind(check=check, choices=lambda: names, has_auto=has_auto)
+    return Kind(check=check, choices=lambda: names)
 
 
 def plugin(group: str, *, has_auto: bool = False) -> Kind:
@@ -131,9 +123,17 @@ def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -
 
 
 def _read_numbers(given: Any, flag: str) -> tuple[float, ...]:
-    if isinstance(given, str):
-        return parse_numbers(given, flag)
-    return tuple(given) if isinstance(given, Sequence) else (given,)
+    """One number, or several; in the shell `0.5,1,2`."""
+    if not isinstance(given, str):
+        return tuple(given) if isinstance(given, Sequence) else (given,)
+    try:
+        numbers = tuple(float(part) for part in given.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(math.isfinite(number) for number in numbers):
+        allowed = "a number, or one for each channel: 1,2,3"
+        raise UsageError(f"{flag} is not understood", received=repr(given), allowed=allowed)
+    return numbers
 
 
 def _read_lengths(given: Any, flag: str) -> tuple[float, ...]:
@@ -149,29 +149,76 @@ NUMBERS = Kind(_read_numbers, python="float | Sequence[float]", metavar="X[,…]
 LENGTHS = Kind(_read_lengths, _check_lengths, python="Sequence[int]", metavar="N,N,…")
 
 
+def _read_pairs(entries: Sequence[str], flag: str, allowed: str, *, may_be_empty: bool = False) -> dict[str, str]:
+    """Read `NAME=VALUE` entries: `a=b=c` is `{"a": "b=c"}`."""
+    pairs: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        name = name.strip()
+        if not name or not equals or not (value or may_be_empty) or name in pairs:
+            problem = f"{flag} is given twice for one name" if name in pairs else f"{flag} is not understood"
+            raise UsageError(problem, received=f"{flag} {entry!r}", allowed=allowed)
+        pairs[name] = value
+    return pairs
+
+
 def pairs(metavar: str, allowed: str) -> Kind:
     """A flag that takes NAME=VALUE, and a keyword that takes a dict."""
 
     def read(given: Any, flag: str) -> dict[str, str]:
-        return dict(given) if isinstance(given, Mapping) else parse_pairs(given, flag, allowed)
+        return dict(given) if isinstance(given, Mapping) else _read_pairs(given, flag, allowed)
 
     return Kind(read, python="Mapping[str, str]", metavar=metavar, shell=REPEATABLE, is_mapping=True)
 
 
 def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:
+    """The columns of each input: `x=a,b` is `{"x": ("a", "b")}`."""
     if isinstance(given, Mapping):
         return {name: (value,) if isinstance(value, str) else tuple(value) for name, value in given.items()}
-    return {name: parse_columns(value, flag, name) for name, value in parse_pairs(given, flag, COLUMNS).items()}
+    inputs: dict[str, tuple[str, ...]] = {}
+    for name, value in _read_pairs(given, flag, _INPUTS).items():
+        inputs[name] = tuple(column.strip() for column in value.split(","))
+        if not all(inputs[name]):
+            raise UsageError(f"{flag} is not understood", received=f"{flag} {f'{name}={value}'!r}", allowed=_INPUTS)
+    return inputs
 
 
 def _read_constants(given: Any, flag: str) -> dict[str, str]:
     if isinstance(given, Mapping):
-        return {name: text_of_constant(value) for name, value in given.items()}
-    return parse_pairs(given, flag, "NAME=VALUE, for example keep_prob=1.0, each name once", may_be_empty=True)
+        return {name: _text_of_constant(value) for name, value in given.items()}
+    return _read_pairs(given, flag, "NAME=VALUE, for example keep_prob=1.0, each name once", may_be_empty=True)
+
+
+def _text_of_constant(value: Any) -> str:
+    """A value as it would be written after `--constant NAME=`: `[1, 2.5]` is `1,2.5`."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (list, tuple)):
+        return ",".join(_text_of_constant(item) for item in value)
+    if isinstance(value, (str, bool, int, float)):
+        return str(value)
+    raise UsageError(
+        "a constant is a number, a text, or a list of them", received=f"{type(value).__name__} {value!r:.80}"
+    )
 
 
 def _read_params(given: Any, flag: str) -> Any:
-    return parse_params(given) if isinstance(given, str) else given
+    """The params of a `model_fn`: in the shell a JSON object, or the path of a file that holds one."""
+    if not isinstance(given, str):
+        return given
+    text = given
+    try:
+        if not text.lstrip().startswith("{"):
+            with open(text, encoding="utf-8") as file:
+                text = file.read()
+        params = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} is not understood", received=f"{text[:80]!r}: {error}") from None
+    if not isinstance(params, dict):
+        raise UsageError(f"{flag} is not understood", received=f"{text[:80]!r}", allowed='an object: {"hidden": 10}')
+    return params
 
 
 def _check_params(name: str, value: Any) -> None:
@@ -195,12 +242,44 @@ PARAMS = Kind(_read_params, _check_params, python="Mapping[str, Any]", metavar="
 
 
 def _read_labels(given: Any, flag: str) -> tuple[str, ...]:
-    return read_labels(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)
+    """The names of classes, or a file of them: one a line, a JSON list, or a JSON object from numbers to names."""
+    if not isinstance(given, (str, os.PathLike)):
+        return tuple(given)
+    path = os.fspath(given)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("the labels cannot be read", received=f"{flag} {path}: {error}") from None
+    try:
+        if path.lower().endswith(".json"):
+            listed = json.loads(text)
+        else:
+            listed = [line.strip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
+        if isinstance(listed, dict):
+            numbered = {int(number): name for number, name in listed.items()}
+            listed = [numbered[number] for number in range(len(numbered))]
+        # ImageNet's own list has `["n02123045", "tabby"]` for a class: the last one is its name.
+        labels = tuple(str(entry[-1] if isinstance(entry, list) else entry) for entry in listed)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            "the labels are not understood",
+            received=f"{flag} {path}: {type(error).__name__} {error}",
+            allowed='["cat", "dog"] or {"0": "cat", "1": "dog"}',
+        ) from None
+    if not labels:
+        raise UsageError("the file of labels is empty", received=f"{flag} {path}", allowed="one name a line")
+    return labels
 
 
 def _read_size(given: Any, flag: str) -> tuple[int, int]:
+    """Height and width; in the shell `224x320`, or `96` for both."""
     if isinstance(given, str):
-        return parse_size(given)
+        match = re.fullmatch(r"([1-9][0-9]{0,5})(?:[x×]([1-9][0-9]{0,5}))?", given)
+        if match is None:
+            allowed = "HxW, for example 224x224"
+            raise UsageError("the image size is not understood", received=f"{given!r}", allowed=allowed)
+        return int(match[1]), int(match[2] or match[1])
     height, width = (given, given) if isinstance(given, int) else given
     return int(height), int(width)
 
@@ -248,16 +327,8 @@ FUNCTION = Kind(
 )
 
 
-def _read_estimator(given: Any, flag: str) -> bool:
-    return bool(given)
-
-
-ESTIMATOR = Kind(_read_estimator, python="bool", metavar="MODULE:FUNCTION")
+ESTIMATOR = Kind(lambda given, flag: bool(given), python="bool", metavar="MODULE:FUNCTION")
 """In the shell the place of the function; in Python that is the model, and this says what it is."""
-
-
-def _read_plan(given: Any, flag: str) -> Any:
-    return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def _write_plan(plan: Any) -> Any:
@@ -269,4 +340,9 @@ def _write_plan(plan: Any) -> Any:
 
 NO_PLAN = "off"
 """In the place of a plan's file: the rules of thumb, without a search."""
-PLAN = Kind(_read_plan, write=_write_plan, python="str | os.PathLike[str] | Plan", metavar="FILE|off")
+PLAN = Kind(
+    lambda given, flag: os.fspath(given) if isinstance(given, os.PathLike) else given,
+    write=_write_plan,
+    python="str | os.PathLike[str] | Plan",
+    metavar="FILE|off",
+)

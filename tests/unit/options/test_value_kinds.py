@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.options.parsing import parse_params, read_labels
 from penstock.options.records import OPTIONS
 
 
@@ -24,13 +23,17 @@ def test_constants_that_say_nothing_are_refused(entries: tuple[str, ...]) -> Non
 
 def test_params_are_an_object_or_a_file_of_one(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text('{"hidden": [4, 2]}', encoding="utf-8")
-    assert parse_params('{"hidden": [4, 2]}') == parse_params(str(tmp_path / "params.json")) == {"hidden": [4, 2]}
+    assert (
+        OPTIONS["params"].read('{"hidden": [4, 2]}')
+        == OPTIONS["params"].read(str(tmp_path / "params.json"))
+        == {"hidden": [4, 2]}
+    )
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "nowhere.json"])
 def test_params_that_are_no_object_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--params"):
-        parse_params(text)
+        OPTIONS["params"].read(text)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def test_params_that_are_no_object_are_refused(text: str) -> None:
 )
 def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content: str, labels: tuple[str, ...]) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
-    assert read_labels(str(tmp_path / name)) == labels
+    assert OPTIONS["labels"].read(str(tmp_path / name)) == labels
 
 
 @pytest.mark.parametrize(
@@ -63,9 +66,9 @@ def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content:
 def test_labels_that_cannot_be_numbered_are_refused(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match="labels"):
-        read_labels(str(tmp_path / name))
+        OPTIONS["labels"].read(str(tmp_path / name))
 
 
 def test_labels_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        read_labels(str(tmp_path / "none.txt"))
+        OPTIONS["labels"].read(str(tmp_path / "none.txt"))
