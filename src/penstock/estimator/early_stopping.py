@@ -9,6 +9,7 @@ from typing import Any
 from penstock.estimator.estimator import Estimator
 from penstock.estimator.evaluating import metrics_of_events
 from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.runtimes.frameworks import tf
 
 Rule = Callable[[list[tuple[int, float]]], bool]
 """Whether to stop, by the steps of all evaluations so far and a metric of each."""
@@ -22,8 +23,6 @@ def make_early_stopping_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """A hook that stops training when `should_stop_fn` says so."""
-    import tensorflow as tf
-
     if not isinstance(estimator, Estimator):
         raise WrongType("estimator must be an Estimator", received=type(estimator).__name__)
     if run_every_secs is not None and run_every_steps is not None:
@@ -54,8 +53,6 @@ def make_stop_at_checkpoint_step_hook(
     estimator: Estimator, last_step: int, wait_after_file_check_secs: int = 30
 ) -> Any:
     """A hook that stops at a step, counted with the steps of earlier runs."""
-    import tensorflow as tf
-
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
 
 

@@ -16,6 +16,7 @@ from penstock.estimator.early_stopping import (
 )
 from penstock.estimator.export import build_raw_supervised_input_receiver_fn
 from penstock.estimator.refusals import WrongValue
+from penstock.runtimes.frameworks import tf
 
 __all__ = [
     "build_raw_supervised_input_receiver_fn",
@@ -36,8 +37,6 @@ def __getattr__(name: str) -> Any:
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
     """Call a `logit_fn` with those of `mode`, `params` and `config` that it takes."""
-    import tensorflow as tf
-
     offered = {"mode": mode, "params": params, "config": config}
     given = {name: offered[name] for name in argument_names(logit_fn) if name in offered}
     logits = logit_fn(features=features, **given)

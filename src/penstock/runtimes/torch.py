@@ -17,6 +17,7 @@ from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports, pinned
+from penstock.runtimes.frameworks import keras, torch
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME, Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
@@ -74,11 +75,8 @@ class TorchReplica:
     def __init__(
         self, call: KerasCall, target: str, answers: Answers | None = None, *, is_compiled: bool = False
     ) -> None:
-        import torch
-
         self.signature = call.signature
         self.call = call
-        self._torch = torch
         self._target = target
         self._step = _make_step(call, answers)
         self._is_compiled = is_compiled
@@ -118,7 +116,7 @@ class TorchReplica:
         try:
             return self._predict(batch)
         except Exception as error:
-            if not isinstance(error, self._torch.OutOfMemoryError) and not ran_out(error):
+            if not isinstance(error, torch.OutOfMemoryError) and not ran_out(error):
                 raise
             reason = what_was_short(error)
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
@@ -129,17 +127,17 @@ class TorchReplica:
         self._compiled = {}
 
     def _predict(self, batch: Columns) -> Columns:
-        with self._torch.no_grad(), self._turns.call():
+        with torch.no_grad(), self._turns.call():
             tensors = {name: self._to_device(array) for name, array in batch.items()}
             outputs = self._run_compiled(tensors) if self._is_compiled else self._step(tensors)
             return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _changes(self, batch: Columns) -> State:
         """What the model changes in the batch's turn; nothing is known of a batch that it rejects."""
-        generator = _Generator(self._torch, self._target)
+        generator = _Generator(self._target)
         before = generator.numpy()
         try:
-            with self._torch.no_grad(), _noting_scope() as noted:
+            with torch.no_grad(), _noting_scope() as noted:
                 self._step({name: self._to_device(array) for name, array in batch.items()})
         except Exception:
             return STATELESS
@@ -173,7 +171,6 @@ class TorchReplica:
         The step is exported first: what is compiled then are the operations alone. The Python of Keras around them
         takes the compiler ten times as long, and most of it runs uncompiled in the end.
         """
-        torch = self._torch
         try:
             exported = torch.export.export(self._step, (tensors,), strict=False).module()
             step = torch.compile(exported, fullgraph=True, dynamic=False)
@@ -193,7 +190,7 @@ class TorchReplica:
             array = array.astype(_WIDER[array.dtype.name])
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
-        return self._torch.from_numpy(array).to(self._target)
+        return torch.from_numpy(array).to(self._target)
 
 
 class _Generator:
@@ -203,8 +200,7 @@ class _Generator:
     shape = (1,)
     dtype = "int64"
 
-    def __init__(self, torch: Any, target: str) -> None:
-        self._torch = torch
+    def __init__(self, target: str) -> None:
         self._of_device = torch if target == "cpu" else torch.cuda
 
     def numpy(self) -> Any:
@@ -213,29 +209,27 @@ class _Generator:
     def assign(self, value: Any) -> None:
         """Set its seed, or all of it, as `numpy` gave it."""
         if value.shape == self.shape:
-            self._torch.manual_seed(int(value[0]))
+            torch.manual_seed(int(value[0]))
         else:
-            self._of_device.set_rng_state(self._torch.from_numpy(value))
+            self._of_device.set_rng_state(torch.from_numpy(value))
 
 
 class TorchOnGpu(TorchReplica):
     """A model on a GPU, where the process's own memory says nothing."""
 
     def peak_bytes(self) -> int:
-        return int(self._torch.cuda.max_memory_allocated())
+        return int(torch.cuda.max_memory_allocated())
 
     def predicted_bytes(self, batch: Columns) -> int | None:
         return None
 
     def _let_go(self) -> None:
-        self._torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
 def _noting_scope() -> Iterator[list[Any]]:
     """A scope in which no variable is changed; gives those that would be."""
-    import keras
-
     noted: list[Any] = []
 
     class Noting(keras.StatelessScope):  # type: ignore[misc]
@@ -249,8 +243,6 @@ def _noting_scope() -> Iterator[list[Any]]:
 
 def _make_step(call: KerasCall, answers: Answers | None) -> Any:
     """From tensors by input name to tensors by output name, as a module: only those can be exported."""
-    import torch
-
     wanted = {spec.name: getattr(torch, spec.dtype) for spec in call.signature.inputs if spec.dtype != STRING}
 
     class Step(torch.nn.Module):  # type: ignore[misc]
@@ -272,8 +264,6 @@ class TorchRanking:
     """Ranks on the device. `torch.topk` leaves the order of equal values open, so they are sorted."""
 
     def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import torch
-
         values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
         return values[..., :k], places[..., :k].to(torch.int32)
 

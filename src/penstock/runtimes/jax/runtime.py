@@ -17,6 +17,7 @@ from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.runtimes.frameworks import jax
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME
 from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
@@ -43,8 +44,6 @@ def find_device(device: Device) -> Any:
     Raises:
         DeviceError: This JAX has no such device.
     """
-    import jax
-
     try:
         return jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
     except RuntimeError as error:
@@ -115,13 +114,10 @@ class JaxReplica:
     def __init__(
         self, call: KerasCall, target: Any, answers: Answers | None = None, *, may_widen: bool = False
     ) -> None:
-        import jax
-
         self._may_widen = may_widen
         self._answers = answers
         self.signature = call.signature
         self.call = call
-        self._jax = jax
         self._target = target
         self._weights: Any = None
         self._steps: dict[tuple[Any, ...], Any] = {}
@@ -138,7 +134,7 @@ class JaxReplica:
         """Take the model's weights as they are now."""
         model = self.call.model
         weights = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
-        self._weights = self._jax.device_put(weights, self._target)
+        self._weights = jax.device_put(weights, self._target)
 
     def look(self, batch: Columns) -> State:
         """See `protocols.Stateful`. A step that does not compile says why when it is run."""
@@ -192,7 +188,7 @@ class JaxReplica:
 
     def _predict(self, batch: Columns) -> Columns:
         step = self._compiled(batch)
-        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
         # What is compiled gives its outputs in the order of their names.
         answers = {name: to_numpy(outputs[name]) for name in self._order}
@@ -215,7 +211,7 @@ class JaxReplica:
         assert self._seed is not None
         value = self._weights[1][place]
         drawn = derived_seed(self._seed, sorted(self._changed).index(place), row, value.shape, value.dtype)
-        return self._jax.device_put(drawn, self._target)
+        return jax.device_put(drawn, self._target)
 
     def _update(self, values: Mapping[int, Any]) -> None:
         """Change variables as `model.predict` does: in the model, too."""
@@ -257,12 +253,12 @@ class JaxReplica:
             with warnings.catch_warnings():
                 if self._may_widen:
                     warnings.filterwarnings("error", message="Explicitly requested dtype")
-                return self._jax.jit(self._trace).lower(self._weights, like)
+                return jax.jit(self._trace).lower(self._weights, like)
         except UserWarning:
             if not self._may_widen:
                 raise
             self._may_widen = False
-            self._jax.config.update("jax_enable_x64", True)
+            jax.config.update("jax_enable_x64", True)
             return self._lowered(batch)
         except (ValueError, NotImplementedError) as error:
             if self.call.precision == AS_MADE:
@@ -273,9 +269,9 @@ class JaxReplica:
             ) from None
 
     def _like(self, array: Array) -> Any:
-        place = self._jax.sharding.SingleDeviceSharding(self._target)
-        kind = self._jax.dtypes.canonicalize_dtype(array.dtype)
-        return self._jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
+        place = jax.sharding.SingleDeviceSharding(self._target)
+        kind = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
         """The outputs, and the variables that the call changed, by their places."""
@@ -301,8 +297,6 @@ class JaxRanking:
     """Ranks while a step is traced. Of equal values, JAX gives the first one first."""
 
     def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import jax
-
         values, places = jax.lax.top_k(tensor, k)
         return values, places.astype("int32")
 

@@ -12,6 +12,7 @@ from penstock.core.records import Columns, Device, ModelFile, Signature, TensorS
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.environment import does_not_start
+from penstock.runtimes.frameworks import jax
 from penstock.runtimes.jax.runtime import (
     GPU_PROBE,
     PACKAGE,
@@ -103,9 +104,6 @@ class StableHloReplica:
     """An exported function on one JAX device of this process."""
 
     def __init__(self, exported: Any, file: ModelFile, target: Any) -> None:
-        import jax
-
-        self._jax = jax
         self._target = target
         self._exported: Any = exported
         self._answers, self._scaling = file.answers, file.scaling
@@ -127,7 +125,7 @@ class StableHloReplica:
             if self._one_by_one is None:
                 return self._run(batch)
             return keep(self._answers, self._one_by_one.run(self._run, batch), NumpyRanking())
-        except self._jax.errors.JaxRuntimeError as error:
+        except jax.errors.JaxRuntimeError as error:
             if "custom call" in str(error) and "No registered implementation" in str(error):
                 raise ModelError(
                     "the module calls a function that this JAX does not have",
@@ -148,16 +146,14 @@ class StableHloReplica:
         self._constants = {}
 
     def _run(self, batch: Columns) -> Columns:
-        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
         return {name: to_numpy(array) for name, array in self._step(tensors, self._constants).items()}
 
     def _trace(self, tensors: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
         cast = {name: self._scale(name, tensor).astype(self._dtypes[name]) for name, tensor in tensors.items()}
         given = cast | constants
-        args, kwargs = self._jax.tree_util.tree_unflatten(
-            self._exported.in_tree, [given[name] for name in self._input_names]
-        )
-        outputs = self._jax.tree_util.tree_leaves(self._exported.call(*args, **kwargs))
+        args, kwargs = jax.tree_util.tree_unflatten(self._exported.in_tree, [given[name] for name in self._input_names])
+        outputs = jax.tree_util.tree_leaves(self._exported.call(*args, **kwargs))
         answers = self._answers if self._one_by_one is None else None
         return keep(answers, dict(zip(self._output_names, outputs, strict=True)), JaxRanking())
 
@@ -184,8 +180,6 @@ class StableHloReplica:
 
 def _names(tree: Any, count: int, what: str) -> list[str]:
     """A name for every leaf: the keys and attributes on its way, else its place."""
-    import jax
-
     leaves = jax.tree_util.tree_unflatten(tree, list(range(count)))
     names: list[str] = []
     for place, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
@@ -217,8 +211,6 @@ def _output_spec(declared: Declared, loop: OneByOne | None) -> TensorSpec:
 
 
 def _structure(tree: Any, outputs: list[Declared]) -> str:
-    import jax
-
     answer = jax.tree_util.tree_unflatten(tree, list(range(len(outputs))))
     if isinstance(answer, dict):
         return "dict"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import jax
 
 _BYTECODE = b"ML\xefR"
 _PORTABLE = b"StableHLO_v"
@@ -28,7 +29,6 @@ def as_exported(raw: bytes, platform: str) -> Any:
     Raises:
         ModelError: It has no public function `main` that takes and gives tensors.
     """
-    import jax
     import jax.numpy as jnp
     from jax import export
 
@@ -58,7 +58,6 @@ Typed = tuple[tuple[int | None, ...], Any]
 
 def _read(raw: bytes) -> tuple[list[Typed], list[Typed], bytes]:
     """What `main` takes and gives, and the module in the form that `jax.export` keeps."""
-    import jax
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
 
@@ -85,7 +84,6 @@ def _types_of_main(module: Any) -> tuple[list[Typed], list[Typed]]:
 
 
 def _typed(tensor: Any) -> Typed:
-    import jax
     from jax.extend.mlir import ir
 
     try:

@@ -14,6 +14,7 @@ from penstock.core import nesting
 from penstock.core.nesting import DENSE, RAGGED, SPARSE, Nesting
 from penstock.core.records import ModelFile, Scaling, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
+from penstock.runtimes.frameworks import keras, tf
 from penstock.runtimes.keras import precision
 from penstock.runtimes.keras.loading import load_keras_model, writer_version
 
@@ -75,8 +76,6 @@ class KerasCall:
     @property
     def has_own_step(self) -> bool:
         """Whether the model says itself what `predict` does with a batch."""
-        import keras
-
         return type(self.model).predict_step is not keras.Model.predict_step
 
     def scale(self, name: str, tensor: Any, to_float32: Callable[[Any], Any]) -> Any:
@@ -123,20 +122,14 @@ class KerasCall:
     @property
     def _tree(self) -> Any:
         """What takes structures apart, in an order of its own, and puts them together again."""
-        import keras
-
         return keras.tree
 
     @property
     def _written_by(self) -> str:
-        import keras
-
         return f"Keras {keras.__version__} on {keras.backend.backend()}"
 
     def _structure(self, side: str) -> Any:
         """The model's declared inputs or outputs in their structure; None where it has none."""
-        import keras
-
         flat = getattr(self.model, side + "s", None)
         if not flat:
             return None
@@ -180,8 +173,6 @@ class KerasCall:
     @property
     def _has_composites(self) -> bool:
         """Whether the framework has ragged and sparse tensors."""
-        import keras
-
         return bool(keras.backend.backend() == "tensorflow")
 
     def _kind_of(self, tensor: Any) -> str:
@@ -193,8 +184,6 @@ class KerasCall:
         return SPARSE if getattr(tensor, "sparse", False) else DENSE
 
     def _dtype(self, tensor: Any) -> str:
-        import keras
-
         return str(keras.backend.standardize_dtype(tensor.dtype))
 
     def _describe(self) -> Signature:
@@ -264,8 +253,6 @@ def _composite(kind: str, tensor: Any, mask: Any) -> Any:
     """A tensor of the kind that the model takes, from a dense one."""
     if kind == DENSE:
         return tensor
-    import tensorflow as tf
-
     if kind == SPARSE:
         return tf.sparse.from_dense(tensor)
     return tf.RaggedTensor.from_tensor(tensor, lengths=tf.reduce_sum(tf.cast(mask, tf.int64), axis=1))

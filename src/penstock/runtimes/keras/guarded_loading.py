@@ -18,6 +18,7 @@ from typing import Any
 from penstock.core import tensorflow_calls
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import tf
 
 _COMPANIONS = frozenset({"keras_hub", "keras_cv", "keras_nlp", "keras_rs"})
 _NOT_MODELLING = frozenset(
@@ -183,8 +184,6 @@ def _lengths(shape: Any) -> list[int]:
 
 
 def _is_type_spec(found: Any) -> bool:
-    import tensorflow as tf
-
     is_of_keras = str(found.__module__).startswith("tensorflow.python.keras")
     return isinstance(found, type) and issubclass(found, tf.TypeSpec) and not is_of_keras
 

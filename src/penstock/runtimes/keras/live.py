@@ -13,6 +13,7 @@ from penstock.core.records import Device, Scaling, Shape
 from penstock.core.state import State
 from penstock.errors import ModelError, one_line
 from penstock.runtimes import torch as torch_runtime
+from penstock.runtimes.frameworks import jax, keras, tf, torch
 from penstock.runtimes.jax import runtime as jax_runtime
 from penstock.runtimes.keras import tf_keras as legacy_keras
 from penstock.runtimes.keras.call import KerasCall
@@ -65,12 +66,10 @@ class LiveModel:
         """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
         if self.backend not in ("tensorflow", _LEGACY):
             return model
-        import tensorflow as tf
-
-        keras = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
+        library = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
         try:
             with tf.device(place):
-                copy = keras.models.clone_model(model)
+                copy = library.models.clone_model(model)
                 copy.set_weights(model.get_weights())
         except (ValueError, NotImplementedError, TypeError):
             return None  # a subclass without a config cannot be cloned: one device it is
@@ -92,16 +91,14 @@ def is_live_keras_model(model: Any) -> bool:
     return is_model or any(kind.__module__ == _TRAINER for kind in type(model).__mro__)
 
 
-def _is_model_of(keras: Any, model: Any) -> bool:
-    kind = getattr(keras, "Model", None)
+def _is_model_of(library: Any, model: Any) -> bool:
+    kind = getattr(library, "Model", None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
 def _backend_of(model: Any) -> str:
     if _is_model_of(sys.modules.get(_LEGACY), model):
         return _LEGACY
-    import keras
-
     return str(keras.backend.backend())
 
 
@@ -160,8 +157,6 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
     Raises:
         ModelError: The model does not take such a row.
     """
-    import keras
-
     if getattr(model, "inputs", None) or all(layer.built for layer in model._flatten_layers()):
         return
     row = first_row()
@@ -182,19 +177,13 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
 def _places(backend: str) -> list[tuple[Device, Any]]:
     """Every device that the framework has, as we name it and as it does."""
     if backend in ("tensorflow", _LEGACY):
-        import tensorflow as tf
-
         gpus = tf.config.list_logical_devices("GPU")
         found = gpus or tf.config.list_logical_devices("CPU")
         kind = "gpu" if gpus else "cpu"
         return [(Device(kind, i), f"/{kind.upper()}:{i}") for i in range(len(found))]
     if backend == "jax":
-        import jax
-
         local = jax.local_devices()
         kind = "cpu" if local[0].platform == "cpu" else "gpu"
         return [(Device(kind, i), device) for i, device in enumerate(local)]
-    import torch
-
     has_gpu = torch.cuda.is_available()
     return [(Device("gpu" if has_gpu else "cpu", 0), "cuda" if has_gpu else "cpu")]

@@ -15,6 +15,7 @@ import cloudpickle
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_line
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
 from penstock.runtimes.keras.keras1.model import backend_of_h5, config_of_h5, load_keras1, version_of_h5
@@ -58,8 +59,6 @@ def load_keras_model(file: ModelFile) -> Any:
         ModelError: It does not load; the framework's reason is given in one line.
         RefusedByRuntime: Keras 3 does not load it, but tf_keras may.
     """
-    import keras
-
     objects = import_custom_objects(file.custom_objects)
     try:
         model = _load(file, objects)
@@ -85,8 +84,6 @@ def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
 
 
 def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import keras
-
     version = writer_version(file)
     if version.startswith("1"):
         return load_keras1(file.location, objects)
@@ -127,8 +124,6 @@ def described(file: ModelFile) -> str:
 
 def _refuse_what_changed(file: ModelFile, version: str) -> None:
     """Keras 3 loads such a model without a word, and then gives other answers than Keras 2 did."""
-    import keras
-
     if version.startswith("2") and '"hard_sigmoid"' in described(file):
         raise RefusedByRuntime(
             "Keras 3 would give other answers",
@@ -150,8 +145,6 @@ def path_with_suffix(path: str, suffix: str) -> Iterator[str]:
 
 
 def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
-    import keras
-
     text = str(error)
     reason = one_line(error).partition(" Full object config: ")[0]
     if "safe_mode" in text or "unsafe" in text.lower():
@@ -174,8 +167,6 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
 
 
 def _not_a_model(file: ModelFile, made: Any) -> ModelError:
-    import keras
-
     kind = f"{type(made).__module__}.{type(made).__qualname__}"
     allowed = f"keras.Model of Keras {keras.__version__}"
     if any(base.__module__.startswith("tf_keras.") for base in type(made).__mro__):

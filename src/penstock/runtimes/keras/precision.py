@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
 
 STRICT_FLOAT32 = {
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
@@ -59,8 +60,6 @@ def lower(model: Any, precision: str) -> str:
 
 def as_float32(tensor: Any) -> Any:
     """An output of a model whose layers compute in 16 bits. Called while the step is traced."""
-    import keras
-
     is_short = keras.backend.standardize_dtype(tensor.dtype) in _SIXTEEN_BITS
     return keras.ops.cast(tensor, "float32") if is_short else tensor
 

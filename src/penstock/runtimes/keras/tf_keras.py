@@ -12,6 +12,7 @@ from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports
+from penstock.runtimes.frameworks import tf, tf_keras
 from penstock.runtimes.keras.call import KerasCall, digest_of_weights
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
@@ -35,7 +36,7 @@ class TfKerasRuntime:
         if importlib.util.find_spec("tf_keras") is None:
             raise DeviceError("tf_keras is not installed", received=model.location, hint="pip install tf_keras")
         with lean_imports(model, "tensorflow"):
-            import tensorflow as tf
+            import tensorflow  # noqa: F401
             import tf_keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
         tf.get_logger().setLevel("ERROR")
@@ -58,20 +59,14 @@ class TfKerasCall(KerasCall):
 
     @property
     def version(self) -> str:
-        import tf_keras
-
         return f"tf_keras {tf_keras.__version__}"
 
     @property
     def has_own_step(self) -> bool:
-        import tf_keras
-
         return type(self.model).predict_step is not tf_keras.Model.predict_step
 
     @property
     def _tree(self) -> Any:
-        import tensorflow as tf
-
         return SimpleNamespace(
             flatten=tf.nest.flatten, pack_sequence_as=tf.nest.pack_sequence_as, flatten_with_path=_with_paths
         )
@@ -88,8 +83,6 @@ class TfKerasCall(KerasCall):
         return True
 
     def _kind_of(self, tensor: Any) -> str:
-        import tensorflow as tf
-
         kinds = {tf.RaggedTensorSpec: "ragged", tf.SparseTensorSpec: "sparse"}
         return kinds.get(type(tensor.type_spec), "dense")
 
@@ -115,8 +108,6 @@ def load_tf_keras_model(file: ModelFile) -> Any:
         ModelError: It does not load; the framework's reason is given in one line.
         RefusedByRuntime: It is of Keras 1 or 3.
     """
-    import tf_keras
-
     version = writer_version(file) if file.kind in ("h5", "keras") else ""
     if version.startswith(("1", "3")):
         raise RefusedByRuntime(
@@ -154,8 +145,6 @@ def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
 
 
 def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import tf_keras
-
     if file.kind == "h5":
         with path_with_suffix(file.location, ".h5") as path:
             model = tf_keras.models.model_from_config(_as_it_was_meant(config_of_h5(file.location)), objects)
@@ -185,8 +174,6 @@ def _as_it_was_meant(config: Any) -> Any:
 
 
 def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
-    import tf_keras
-
     missing = missing_object(error)
     if missing is not None:
         return not_found(file.location, missing, file.custom_objects)

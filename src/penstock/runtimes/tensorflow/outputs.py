@@ -11,14 +11,13 @@ from penstock.core.columns import to_arrow
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Column
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import tf
 
 
 class TensorFlowRanking:
     """The best of the last axis, as TensorFlow finds them."""
 
     def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import tensorflow as tf
-
         values, places = tf.math.top_k(tensor, k)
         return values, tf.cast(places, tf.int32)
 
@@ -47,8 +46,6 @@ def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_sparse(tensor: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(tensor, tf.SparseTensor)
 
 
@@ -57,8 +54,6 @@ def _without_gaps(sparse: Any) -> Any:
 
     The width is then that of the batch, and would depend on the rows that share it.
     """
-    import tensorflow as tf
-
     dense = tf.sparse.to_dense(sparse)
     if sparse.shape.rank != 2 or sparse.shape[1] is not None:
         return dense
@@ -68,8 +63,6 @@ def _without_gaps(sparse: Any) -> Any:
 
 
 def _is_rankable(tensor: Any) -> bool:
-    import tensorflow as tf
-
     return not isinstance(tensor, tf.RaggedTensor) and tensor.shape.rank is not None
 
 

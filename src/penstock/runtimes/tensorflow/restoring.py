@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.errors import ModelError, one_line
+from penstock.runtimes.frameworks import tf
 
 _OF_SAVED_MODELS = "saved_model_initializers"
 """What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
@@ -102,8 +103,6 @@ def _step_in_name(prefix: str) -> int:
 
 
 def _newest_remote(place: str) -> str | None:
-    import tensorflow as tf
-
     if tf.io.gfile.exists(place + ".index"):
         return place
     noted = tf.train.latest_checkpoint(place)
@@ -134,8 +133,6 @@ class Restoring:
         Raises:
             ModelError: The checkpoint cannot be read, or does not fit after all.
         """
-        import tensorflow as tf
-
         for step in self.first:
             session.run(step, self.fed)
         if self.checkpoint is not None:
@@ -165,8 +162,6 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
     Raises:
         ModelError: The checkpoint lacks variables, or has them in other shapes.
     """
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     local = _local_operations() if scaffold.local_init_op is None else [scaffold.local_init_op]
     fed_to_local = scaffold.local_init_feed_dict
@@ -192,7 +187,6 @@ def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
 
     TensorFlow's own would restore a value of another shape in silence, and refuse a checkpoint without a global step.
     """
-    import tensorflow as tf
 
     class Restores(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
         _restoring: Restoring | None = None
@@ -225,8 +219,6 @@ def initial_values(scaffold: Any) -> InitialValues:
 
     Those that the scaffold initialises itself, or that take their values out of another checkpoint, do not count.
     """
-    import tensorflow as tf
-
     if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
         return InitialValues([], [])
     step = tf.compat.v1.train.get_global_step()
@@ -253,16 +245,12 @@ def _operations_behind(operation: Any) -> set[str]:
 
 def _own_saver(scaffold: Any) -> Any:
     """The saver that the user made, or training; None where there is none."""
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     return as_saver(scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None))
 
 
 def as_saver(saver: Any) -> Any:
     """What a scaffold names as its saver, as one for graphs: a scaffold may name a `tf.train.Checkpoint`, or None."""
-    import tensorflow as tf
-
     if not isinstance(saver, tf.train.Checkpoint):
         return saver
     from tensorflow.python.checkpoint.graph_view import ObjectGraphView
@@ -279,8 +267,6 @@ def _saved_by(saver: Any) -> Any:
 
 
 def _saveable() -> list[Any]:
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     return [*v1.global_variables(), *v1.get_collection(v1.GraphKeys.SAVEABLE_OBJECTS)]
 
@@ -299,23 +285,17 @@ def check_restorable(checkpoint: str, scaffold: Any) -> None:
 
 def _local_operations() -> list[Any]:
     """What initialises local variables, tables and resources: nothing where there are none, to save a step."""
-    import tensorflow as tf
-
     keys = tf.compat.v1.GraphKeys
     variables = [variable.initializer for variable in tf.compat.v1.local_variables()]
     return [*variables, *tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS), *_created(keys.LOCAL_RESOURCES)]
 
 
 def _created(key: str) -> list[Any]:
-    import tensorflow as tf
-
     return [resource.create for resource in tf.compat.v1.get_collection(key)]
 
 
 def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], list[Any]]:
     """Every Estimator's graph has a global step, but a checkpoint that was written without one has not."""
-    import tensorflow as tf
-
     step = tf.compat.v1.train.get_global_step()
     if step is None or reader.has_tensor(step.op.name):
         return saved, []
@@ -323,8 +303,6 @@ def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], lis
 
 
 def _reader(checkpoint: str) -> Any:
-    import tensorflow as tf
-
     try:
         return tf.train.load_checkpoint(checkpoint)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
@@ -353,8 +331,6 @@ def _also(kind: Any) -> type[DoesNotFit]:
 
 def no_such_variable(checkpoint: str, name: str) -> DoesNotFit:
     """The error for the name of a variable that a checkpoint does not have."""
-    import tensorflow as tf
-
     held = sorted(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map())
     return _also(tf.errors.NotFoundError)(
         "the checkpoint has no such variable", received=f"{checkpoint}: {name}", allowed=some_of(held)
@@ -367,8 +343,6 @@ def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
     Raises:
         DoesNotFit: Some are missing in it, or have other shapes there.
     """
-    import tensorflow as tf
-
     held = reader.get_variable_to_shape_map()
     if _OBJECTS in held:
         return

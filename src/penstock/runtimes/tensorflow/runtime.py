@@ -15,6 +15,7 @@ from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, S
 from penstock.core.state import State
 from penstock.errors import DeviceError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
@@ -85,8 +86,6 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
     Raises:
         DeviceError: It does not see the GPU.
     """
-    import tensorflow as tf
-
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     if device.kind != "gpu":
@@ -133,15 +132,11 @@ def replica_at(
 
 
 def _to_float32(tensor: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(tensor, tf.float32)
 
 
 def _cast(tensors: dict[str, Any], signature: Signature) -> dict[str, Any]:
     """Every tensor in the dtype that the model takes: this is where a uint8 pixel becomes a float."""
-    import tensorflow as tf
-
     wanted = {spec.name: spec.dtype for spec in signature.inputs if spec.dtype != STRING}
     return {
         name: tf.cast(tensor, wanted[name]) if name in wanted and tensor.dtype.name != wanted[name] else tensor
@@ -171,14 +166,11 @@ class TensorFlowReplica:
         *,
         needs_xla: bool = False,
     ) -> None:
-        import tensorflow as tf
-
         def answering(tensors: dict[str, Any]) -> dict[str, Any]:
             return kept(answers, step(tensors))
 
         self.signature = signature
         self.call = call
-        self._tf = tf
         self._place = place
         self._plain = tf.function(answering, autograph=False)
         self._for_any_rows: dict[tuple[Any, ...], Any] = {}
@@ -195,7 +187,7 @@ class TensorFlowReplica:
         try:
             return self._predict(batch)
         except Exception as error:
-            if not isinstance(error, self._tf.errors.ResourceExhaustedError) and not ran_out(error):
+            if not isinstance(error, tf.errors.ResourceExhaustedError) and not ran_out(error):
                 raise
             reason = what_was_short(error)
         # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
@@ -206,7 +198,7 @@ class TensorFlowReplica:
         """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
         key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
         if key not in self._looked_at:
-            with self._tf.device(self._place):
+            with tf.device(self._place):
                 tensors = {name: self._to_device(array) for name, array in batch.items()}
                 found = self._changes(tensors)
             is_drawing_only = found.drawing and not found.variables and not found.lost
@@ -237,7 +229,7 @@ class TensorFlowReplica:
         self._step = None
 
     def _predict(self, batch: Columns) -> Columns:
-        with self._tf.device(self._place):
+        with tf.device(self._place):
             # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
             # its tensor is dropped, while the kernels that read it may still be queued.
             tensors = {name: self._to_device(array) for name, array in batch.items()}
@@ -255,7 +247,7 @@ class TensorFlowReplica:
         if step is not None:
             try:
                 return dict(step(tensors))
-            except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
                 outputs = self._run_plain(tensors)
                 if self._needs_xla:
@@ -297,8 +289,8 @@ class TensorFlowReplica:
         """The step for any number of rows of these lengths; None where the model takes no such batches."""
         if self.signature.fixed_batch is not None:
             return None
-        specs = {name: self._tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
-        traced = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
+        specs = {name: tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
+        traced = tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
         try:
             traced.get_concrete_function()
         except Exception:  # told by the run itself, if it is not the open lengths
@@ -335,7 +327,7 @@ class TensorFlowOnGpu(TensorFlowReplica):
         return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
     def peak_bytes(self) -> int:
-        peak = int(self._tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
+        peak = int(tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
         return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -352,8 +344,6 @@ def _compiled_for_gpu(step: Step) -> Any:
     Waiting for the GPU in `tensor.numpy()` holds the GIL, and with it every other lane; waiting inside a function call
     does not.
     """
-    import tensorflow as tf
-
     compiled = tf.function(step, jit_compile=True, autograph=False)
 
     def to_host(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -365,8 +355,6 @@ def _compiled_for_gpu(step: Step) -> Any:
 
 
 def _feeder(place: str) -> Callable[[Any], Any]:
-    import tensorflow as tf
-
     if place == "/GPU:0":
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory
 from penstock.runtimes.tensorflow.outputs import kept, to_host
 from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restoring
@@ -34,8 +35,6 @@ def load(model: ModelFile, device: Device, threads: int) -> Replica:
     Raises:
         ModelError: There is no such function or checkpoint.
     """
-    import tensorflow as tf
-
     assert model.payload is not None
     if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
         raise DeviceError(
@@ -102,8 +101,6 @@ def open_graph(
     Raises:
         ModelError: The checkpoint does not fit.
     """
-    import tensorflow as tf
-
     restoring = plan_restoring(scaffold, checkpoint)
     graph.finalize()
     session = tf.compat.v1.Session(graph=graph, config=options)
@@ -124,8 +121,6 @@ class GraphReplica:
     def __init__(
         self, function: Any, checkpoint: str | None, options: Any, file: ModelFile, weights: str | None
     ) -> None:
-        import tensorflow as tf
-
         self.signature = Signature(
             (), (), structure="dict", weights=weights, writer=f"a model_fn on TensorFlow {tf.__version__}"
         )
@@ -140,8 +135,6 @@ class GraphReplica:
         """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
 
     def predict(self, batch: Columns) -> Columns:
-        import tensorflow as tf
-
         opened = self._fitting(batch)
         try:
             outputs = opened.run([batch[name] for name in sorted(batch)])
@@ -196,8 +189,6 @@ class GraphReplica:
         raise refusal
 
     def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> Opened:
-        import tensorflow as tf
-
         function = self._function
         with tf.Graph().as_default() as graph:
             function.begin()
@@ -212,8 +203,6 @@ class GraphReplica:
             return open_graph(graph, list(feed.values()), fetches, spec.scaffold, self._checkpoint, self._options)
 
     def _scaled(self, batch: Columns, feed: Mapping[str, Any]) -> dict[str, Any]:
-        import tensorflow as tf
-
         scaling = self._file.scaling
         if scaling is None:
             return dict(feed)
@@ -242,16 +231,12 @@ def _common(known: Shape | None, shape: tuple[int, ...]) -> Shape:
 
 
 def _placeholder(name: str, array: Array, shape: Shape) -> Any:
-    import tensorflow as tf
-
     kind = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
     with tf.device("/cpu:0"):
         return tf.compat.v1.placeholder(kind, (None, *shape))
 
 
 def _to_float(tensor: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor
 
 
@@ -265,8 +250,6 @@ class _Fetched:
 
     @property
     def dtype(self) -> Any:
-        import tensorflow as tf
-
         return tf.as_dtype(np.asarray(self._array).dtype)
 
     def numpy(self) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.onnx.graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
 from penstock.runtimes.tensorflow.graph_changes import changes_of
 
@@ -122,8 +123,6 @@ def cannot_write(error: OSError) -> OutputError:
 
 def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
     """The step as ONNX, and the names of its outputs."""
-    import tensorflow as tf
-
     names: list[str] = []
 
     def numbered(*tensors: Any) -> dict[str, Any]:
@@ -187,8 +186,6 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
 
 def _plain(name: str, tensor: Any) -> Any:
     """An output as ONNX has it. The identity makes two of what is given out twice."""
-    import tensorflow as tf
-
     if not tf.is_tensor(tensor) or not isinstance(tensor, tf.Tensor):
         raise _NotConvertible(f"ONNX has no {type(tensor).__name__}, which the output {name} is")
     if tensor.dtype.is_complex or tensor.dtype == tf.string:

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.keras1.layers import translate
 from penstock.runtimes.keras.keras1.translation import Config, Origin, Translation
 
@@ -111,8 +112,6 @@ class _Reading:
         raise ModelError("this kind of model of Keras 1 is not known", received=kind, allowed="Sequential, Model")
 
     def _sequential(self, layers: list[Config], name: str) -> Any:
-        import keras
-
         first, rest = layers[0], layers[1:]
         if first["class_name"] == "Merge":
             inputs, tensor = self._merged_branches(first["config"])
@@ -134,8 +133,6 @@ class _Reading:
         return inputs, merge(tensors)
 
     def _branch(self, layer: Config) -> tuple[list[Any], Any]:
-        import keras
-
         kind, config = layer["class_name"], layer["config"]
         if kind in ("Sequential", "Model"):
             inside = self._layer(layer)
@@ -149,8 +146,6 @@ class _Reading:
         return [tensor], tensor if kind == "InputLayer" else self._layer(layer)(tensor)
 
     def _graph(self, config: Config) -> Any:
-        import keras
-
         tensors: dict[tuple[str, int, int], Any] = {}
         waiting: list[tuple[Config, Any, int, Any]] = []
         for layer in config["layers"]:
@@ -214,8 +209,6 @@ class _Reading:
         return made
 
     def _for_every_step(self, config: Config) -> Translation:
-        import keras
-
         inner = self._layer(config["layer"])
         *before, last = inner.steps
         wrapped = [keras.layers.TimeDistributed(step, name=f"{step.name}_each") for step in before]
