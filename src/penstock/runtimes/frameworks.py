@@ -1,4 +1,4 @@
-"""TensorFlow, Keras, JAX and torch under their usual names, each imported when one of its attributes is first used.
+"""TensorFlow, Keras, JAX, torch and h5py under their usual names, each imported when it is first used.
 
 Importing one takes seconds, and in a replica it must wait until its environment is set. Where the order matters
 (`load` of each runtime, under `lean_imports`), a plain `import` statement decides when.
@@ -23,3 +23,4 @@ keras: Any = LazyModule("keras")
 tf_keras: Any = LazyModule("tf_keras")
 jax: Any = LazyModule("jax")
 torch: Any = LazyModule("torch")
+h5py: Any = LazyModule("h5py")
