@@ -25,6 +25,12 @@ def does_not_start(library: str, model: ModelFile, error: ImportError, hint: str
     return DeviceError(f"{library} is not installed, or does not start", received=received, hint=hint)
 
 
+def without_gpu(library: str, version: str, device: Device, *ways: str) -> DeviceError:
+    """The error for a library that does not see the GPU; `ways` are what may help."""
+    received = f"{device} {device.name}, {library.lower()} {version}"
+    return DeviceError(f"this {library} does not see the GPU", received=received, hint=", or ".join(ways))
+
+
 @contextmanager
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
     """Hide the libraries that are not needed: they seem not to be installed. Afterwards they import as ever.

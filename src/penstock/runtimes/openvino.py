@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, keep, numpy_top_k
 from penstock.core.records import Columns, Device, ModelFile, Shape
 from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import does_not_start, pinned
@@ -270,7 +270,7 @@ class OpenVinoReplica:
             found = _run(self._network, rows | self._constants, batch)
             return {spec.name: found[spec.name] for spec in self.signature.outputs}
 
-        return keep(self._answers, run(feeds) if loop is None else loop.run(run, feeds), NumpyRanking())
+        return keep(self._answers, run(feeds) if loop is None else loop.run(run, feeds), numpy_top_k)
 
     def close(self) -> None:
         self._network = None

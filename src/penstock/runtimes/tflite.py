@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import NumpyRanking, keep
+from penstock.core.output_selection import keep, numpy_top_k
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.environment import lean_imports, pinned
@@ -221,7 +221,7 @@ class TfliteReplica:
     def predict(self, batch: Columns) -> Columns:
         feeds = {name: self._feed(name, array) for name, array in batch.items()}
         outputs = self._one_by_one.run(self._run, feeds) if self._one_by_one is not None else self._run(feeds)
-        return keep(self._answers, outputs, NumpyRanking())
+        return keep(self._answers, outputs, numpy_top_k)
 
     def close(self) -> None:
         self._graphs = threading.local()

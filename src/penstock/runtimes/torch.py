@@ -15,13 +15,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu
 from penstock.runtimes.frameworks import keras, torch
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME, Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import memory_fraction, ran_out, within_memory
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -58,11 +58,7 @@ class TorchRuntime:
         if device.kind != "gpu":
             return TorchReplica(call_keras_model(model), "cpu", model.answers, is_compiled=self.is_compiled)
         if not torch.cuda.is_available():
-            raise DeviceError(
-                "this torch does not see the GPU",
-                received=f"{device} {device.name}, torch {torch.__version__}",
-                hint="install a CUDA build of torch, or --devices cpu",
-            )
+            raise without_gpu("torch", torch.__version__, device, "install a CUDA build of torch", "--devices cpu")
         fraction = memory_fraction(device)
         if fraction is not None:
             torch.cuda.set_per_process_memory_fraction(fraction)
@@ -113,15 +109,7 @@ class TorchReplica:
         self._turns.turn(row)
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not isinstance(error, torch.OutOfMemoryError) and not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        self._let_go()
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict, (torch.OutOfMemoryError,), let_go=self._let_go)
 
     def close(self) -> None:
         self._compiled = {}
@@ -255,20 +243,15 @@ def _make_step(call: KerasCall, answers: Answers | None) -> Any:
             cast = {name: tensor.to(wanted[name]) if name in wanted else tensor for name, tensor in scaled.items()}
             packed = call.pack(cast)
             given = self.model.predict_step((packed,)) if call.has_own_step else self.model(packed, **call.options)
-            return keep(answers, call.name_outputs(given), TorchRanking())
+            return keep(answers, call.name_outputs(given), torch_top_k)
 
     return Step()
 
 
-class TorchRanking:
-    """Ranks on the device. `torch.topk` leaves the order of equal values open, so they are sorted."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
-        return values[..., :k], places[..., :k].to(torch.int32)
-
-    def argmax(self, tensor: Any) -> Any:
-        return self.top_k(tensor, 1)[1][..., 0]
+def torch_top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. `torch.topk` leaves the order of equal values open, so they are sorted."""
+    values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
+    return values[..., :k], places[..., :k].to(torch.int32)
 
 
 def _to_numpy(tensor: Any) -> Any:

@@ -15,13 +15,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import jax
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME
 from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import memory_fraction, within_memory
 
 _WIDE = ("int64", "uint64", "uint32", "float64")
 
@@ -47,11 +47,8 @@ def find_device(device: Device) -> Any:
     try:
         return jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
     except RuntimeError as error:
-        raise DeviceError(
-            "this JAX does not see the GPU",
-            received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
-            hint="pip install 'jax[cuda12]', or --devices cpu",
-        ) from None
+        version = f"{jax.__version__}: {one_line(error)}"
+        raise without_gpu("JAX", version, device, "pip install 'jax[cuda12]'", "--devices cpu") from None
 
 
 def _memory_share(device: Device) -> dict[str, str]:
@@ -156,14 +153,7 @@ class JaxReplica:
         self._row.number = row
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict)
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
@@ -288,20 +278,15 @@ class JaxReplica:
             outputs, after = model.stateless_call(*weights, packed, **self.call.options)
         changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
         self._changed |= changed.keys()
-        kept = keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+        kept = keep(self._answers, self.call.name_outputs(outputs), jax_top_k)
         self._order = tuple(kept)
         return kept, changed
 
 
-class JaxRanking:
-    """Ranks while a step is traced. Of equal values, JAX gives the first one first."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        values, places = jax.lax.top_k(tensor, k)
-        return values, places.astype("int32")
-
-    def argmax(self, tensor: Any) -> Any:
-        return self.top_k(tensor, 1)[1][..., 0]
+def jax_top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. Of equal values, JAX gives the first one first."""
+    values, places = jax.lax.top_k(tensor, k)
+    return values, places.astype("int32")
 
 
 def peak_on(target: Any) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.core.kinds import RuntimeEntry
-from penstock.core.output_selection import NumpyRanking, keep
-from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
+from penstock.core.output_selection import keep, numpy_top_k
+from penstock.core.records import Columns, Device, ModelFile
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.environment import does_not_start
@@ -16,15 +17,15 @@ from penstock.runtimes.frameworks import jax
 from penstock.runtimes.jax.runtime import (
     GPU_PROBE,
     PACKAGE,
-    JaxRanking,
     find_device,
+    jax_top_k,
     peak_on,
     to_numpy,
     xla_environment,
 )
 from penstock.runtimes.keras.precision import check_kind
-from penstock.runtimes.memory_limit import out_of_memory, ran_out
-from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
+from penstock.runtimes.memory_limit import within_memory
+from penstock.runtimes.plain_inputs import BFLOAT16, Declared, OneByOne, describe_file, divide_inputs, rows_at_once
 
 _CALLBACKS = (b"xla_python_cpu_callback", b"xla_python_gpu_callback", b"xla_ffi_python_", b"xla_ffi_partitioned_python")
 
@@ -116,15 +117,17 @@ class StableHloReplica:
         }
         outputs = _declared(self._output_names, exported.out_avals)
         self._one_by_one = OneByOne(outputs) if rows_at_once(inputs.rows) == 1 else None
-        self.signature = self._describe(inputs, outputs)
+        self.signature = replace(
+            describe_file(inputs, outputs, self._one_by_one, _writer(exported)),
+            structure=_structure(exported.out_tree, outputs),
+            name=str(exported.fun_name) if exported.fun_name else None,
+        )
         self._scaled = scaled_inputs(file.scaling, self.signature) if file.scaling is not None else ()
         self._step = jax.jit(self._trace)
 
     def predict(self, batch: Columns) -> Columns:
         try:
-            if self._one_by_one is None:
-                return self._run(batch)
-            return keep(self._answers, self._one_by_one.run(self._run, batch), NumpyRanking())
+            return within_memory(batch, self._predict, reason=one_line)
         except jax.errors.JaxRuntimeError as error:
             if "custom call" in str(error) and "No registered implementation" in str(error):
                 raise ModelError(
@@ -132,9 +135,7 @@ class StableHloReplica:
                     received=one_line(error),
                     hint="export it without custom calls",
                 ) from None
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, one_line(error)) from None
+            raise
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
@@ -144,6 +145,11 @@ class StableHloReplica:
 
     def close(self) -> None:
         self._constants = {}
+
+    def _predict(self, batch: Columns) -> Columns:
+        if self._one_by_one is None:
+            return self._run(batch)
+        return keep(self._answers, self._one_by_one.run(self._run, batch), numpy_top_k)
 
     def _run(self, batch: Columns) -> Columns:
         tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
@@ -155,27 +161,12 @@ class StableHloReplica:
         args, kwargs = jax.tree_util.tree_unflatten(self._exported.in_tree, [given[name] for name in self._input_names])
         outputs = jax.tree_util.tree_leaves(self._exported.call(*args, **kwargs))
         answers = self._answers if self._one_by_one is None else None
-        return keep(answers, dict(zip(self._output_names, outputs, strict=True)), JaxRanking())
+        return keep(answers, dict(zip(self._output_names, outputs, strict=True)), jax_top_k)
 
     def _scale(self, name: str, tensor: Any) -> Any:
         if self._scaling is None or name not in self._scaled:
             return tensor
         return self._scaling.apply(tensor.astype("float32"))
-
-    def _describe(self, inputs: Inputs, outputs: list[Declared]) -> Signature:
-        loop = self._one_by_one
-        fixed = rows_at_once(inputs.rows)
-        name = self._exported.fun_name
-        note = "the function takes one row at a time: batches are fed to it row by row"
-        return Signature(
-            inputs.specs,
-            tuple(_output_spec(each, loop) for each in outputs),
-            structure=_structure(self._exported.out_tree, outputs),
-            fixed_batch=fixed if fixed != 1 else None,
-            name=str(name) if name else None,
-            writer=_writer(self._exported),
-            notes=(note,) if loop is not None else (),
-        )
 
 
 def _names(tree: Any, count: int, what: str) -> list[str]:
@@ -204,10 +195,6 @@ def _declared(names: list[str], avals: Any) -> list[Declared]:
             )
         declared.append(Declared(name, kind.name, shape))
     return declared
-
-
-def _output_spec(declared: Declared, loop: OneByOne | None) -> TensorSpec:
-    return declared.as_rows() if loop is None else loop.spec(declared)
 
 
 def _structure(tree: Any, outputs: list[Declared]) -> str:

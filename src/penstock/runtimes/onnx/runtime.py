@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, keep, numpy_top_k
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
 from penstock.errors import ModelError
 from penstock.runtimes.environment import does_not_start, pinned
-from penstock.runtimes.memory_limit import out_of_memory, ran_out
+from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.onnx.session import open_session, reason
 from penstock.runtimes.plain_inputs import (
     BFLOAT16,
@@ -80,17 +80,15 @@ class OnnxConverted:
         self._step = step
 
     def predict(self, batch: Columns) -> Columns:
-        feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
-        try:
-            found = self._session.run(list(self._step.outputs), feeds)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, reason(error)) from None
-        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
+        return within_memory(batch, self._predict, reason=reason)
 
     def close(self) -> None:
         self._session = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
+        found = self._session.run(list(self._step.outputs), feeds)
+        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
 
 
 class OnnxReplica:
@@ -112,17 +110,15 @@ class OnnxReplica:
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
-        feeds = {name: _as_fed(self._host.prepare(name, array)) for name, array in batch.items()}
-        try:
-            outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, reason(error)) from None
-        return keep(self._answers, outputs, NumpyRanking())
+        return within_memory(batch, self._predict, reason=reason)
 
     def close(self) -> None:
         self._session = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        feeds = {name: _as_fed(self._host.prepare(name, array)) for name, array in batch.items()}
+        outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
+        return keep(self._answers, outputs, numpy_top_k)
 
     def _run(self, feeds: Columns) -> Columns:
         found = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes.environment import without_gpu
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _SOURCE = re.compile(
@@ -109,12 +110,13 @@ def _tensorrt(model: ModelFile) -> dict[str, Any]:
 
 
 def _without_gpu(onnxruntime: Any, device: Device, *, has_tensorrt: bool = False) -> DeviceError:
+    if not has_tensorrt:
+        install = "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        return without_gpu("onnxruntime", onnxruntime.__version__, device, install, "--devices cpu")
     return DeviceError(
-        "this onnxruntime does not find TensorRT" if has_tensorrt else "this onnxruntime does not see the GPU",
+        "this onnxruntime does not find TensorRT",
         received=f"{device} {device.name}, onnxruntime {onnxruntime.__version__}",
-        hint="pip install tensorrt, of the version that this onnxruntime was built for; or --runtime onnx"
-        if has_tensorrt
-        else "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'; or --devices cpu",
+        hint="pip install tensorrt, of the version that this onnxruntime was built for; or --runtime onnx",
     )
 
 

@@ -14,16 +14,10 @@ from penstock.errors import ModelError
 from penstock.runtimes.frameworks import tf
 
 
-class TensorFlowRanking:
-    """The best of the last axis, as TensorFlow finds them."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        values, places = tf.math.top_k(tensor, k)
-        return values, tf.cast(places, tf.int32)
-
-    def argmax(self, tensor: Any) -> Any:
-        # Not `tf.argmax`, which takes another one where a value is NaN.
-        return self.top_k(tensor, 1)[1][..., 0]
+def _top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. (`tf.argmax` is not used: it takes another place where a value is NaN.)"""
+    values, places = tf.math.top_k(tensor, k)
+    return values, tf.cast(places, tf.int32)
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
     if answers is None:
         return dense
     shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
-    chosen = keep(answers, shown, TensorFlowRanking())
+    chosen = keep(answers, shown, _top_k)
     return {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
 
 

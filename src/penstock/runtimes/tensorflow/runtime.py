@@ -13,13 +13,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import Turns
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
 from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.tensorflow.graph_arguments import Step
@@ -93,11 +93,7 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
-        raise DeviceError(
-            "this TensorFlow does not see the GPU",
-            received=f"{device} {device.name}, tensorflow {tf.__version__}",
-            hint=", or ".join(ways),
-        )
+        raise without_gpu("TensorFlow", tf.__version__, device, *ways)
     if device.memory_limit:
         # It grows up to this, as TF_FORCE_GPU_ALLOW_GROWTH says.
         share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))
@@ -184,15 +180,7 @@ class TensorFlowReplica:
         self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not isinstance(error, tf.errors.ResourceExhaustedError) and not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        self._let_go()
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict, (tf.errors.ResourceExhaustedError,), let_go=self._let_go)
 
     def look(self, batch: Columns) -> State:
         """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""

@@ -15,7 +15,7 @@ from penstock.core.columns import describe
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.core.scaling import scaled_inputs
-from penstock.errors import DeviceError, ModelError, one_line
+from penstock.errors import ModelError, one_line
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory
 from penstock.runtimes.tensorflow.outputs import kept, to_host
@@ -36,12 +36,6 @@ def load(model: ModelFile, device: Device, threads: int) -> Replica:
         ModelError: There is no such function or checkpoint.
     """
     assert model.payload is not None
-    if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
-        raise DeviceError(
-            "this TensorFlow does not see the GPU",
-            received=f"{device} {device.name}, tensorflow {tf.__version__}",
-            hint="pip install 'tensorflow[and-cuda]', or --devices cpu",
-        )
     described = cloudpickle.loads(model.payload)
     function = described.resolved()
     if isinstance(function, MakesReplica):
