@@ -167,6 +167,11 @@ def test_processes_that_build_another_model_do_not_take_over(found: dict[str, An
     assert "it predicts other values than this process: scaled" in warning
 
 
+def test_one_replica_that_fails_does_not_keep_the_others_from_taking_over(found: dict[str, Any]) -> None:
+    expected = {"processes": 3, "has_failed": True, "is_right": True, "warnings": []}
+    assert found["one_replica_fails"] == expected
+
+
 def test_the_shell_predicts_with_a_model_fn_on_three_devices(penstock_run: Penstock, tmp_path: Path) -> None:
     expected = np.load(DATA / "digits_expected.npz")
     np.savez(tmp_path / "digits.npz", image=expected["image"])

@@ -245,6 +245,39 @@ def another_model() -> Any:
     return {"ratios": sorted(ratios), "warnings": warnings.told}
 
 
+def one_replica_fails() -> Any:
+    """The first attempt to start three replicas fails in the last one of them, the second does not."""
+    handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
+    own = os.getpid()
+    warnings = Warnings()
+    logging.getLogger("penstock.estimator").addHandler(warnings)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def model_fn(features: Any, mode: str) -> Any:
+            if os.getpid() != own:
+                Path(folder, str(os.getpid())).touch()
+                if len(os.listdir(folder)) == 3:
+                    Path(folder, "failed").touch()
+                    raise ValueError("no such luck")
+            return tf.estimator.EstimatorSpec(mode, predictions={"twice": 2.0 * features})
+
+        predictions: Any = digits(model_fn, "cpu:3").predict(
+            lambda: tf.data.Dataset.range(1, 10**9).map(lambda number: tf.fill([2], tf.cast(number, tf.float32))),
+            yield_single_examples=False,
+        )
+        until, is_right = time.monotonic() + 120, True
+        for count, found in enumerate(predictions, 1):
+            is_right &= bool((found["twice"] == 2 * count).all())
+            if warnings.told or is_handed_over() or time.monotonic() > until:
+                break
+            time.sleep(0.01)  # leaves the cores to the processes that load
+        processes = len(psutil.Process().children())
+        predictions.close()
+        has_failed = os.path.exists(os.path.join(folder, "failed"))
+    logging.getLogger("penstock.estimator").removeHandler(warnings)
+    return {"processes": processes, "has_failed": has_failed, "is_right": is_right, "warnings": warnings.told}
+
+
 def handed_over() -> Any:
     """Features of every kind and size, through this process and then through three others, one of which is killed;
     requests one by one then, and one that the model rejects."""
@@ -317,6 +350,7 @@ SCENARIOS = (
     lazily,
     columns_as_in_the_shell,
     another_model,
+    one_replica_fails,
     handed_over,
 )
 
