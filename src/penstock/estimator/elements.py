@@ -25,7 +25,7 @@ from penstock.errors import ModelError, one_line
 from penstock.estimator.likeness import Reference
 from penstock.estimator.model_function import ModelFunction
 from penstock.runtimes.frameworks import tf
-from penstock.runtimes.tensorflow.session import Opened, open_graph, session_options
+from penstock.runtimes.tensorflow.session import GraphSession, open_graph, session_options
 from penstock.sources.python.streaming import new_file
 
 COLUMN = "elements"
@@ -168,7 +168,7 @@ class ElementReplica:
     reason.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: GraphSession) -> None:
         self.signature = Signature((TensorSpec(COLUMN, STRING, ()),), (), structure="dict")
         self._opened = opened
 
@@ -190,7 +190,7 @@ class ElementReplica:
         self._opened.close()
 
 
-def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> Opened:
+def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> GraphSession:
     checkpoint = function.find_checkpoint()
     with tf.Graph().as_default() as graph:
         function.begin()

@@ -151,7 +151,7 @@ def _check_operations(interpreter: Any, model: ModelFile) -> None:
             ) from None
 
 
-class Graph:
+class TfliteGraph:
     """One interpreter and one of its signatures; or the whole file, where it has none. For one thread.
 
     Recurrent layers keep their state in the interpreter: it is wiped after every run, so that a row is answered
@@ -191,9 +191,9 @@ class Graph:
 
 def _by_name(details: list[dict[str, Any]]) -> dict[str, Any]:
     named: dict[str, Any] = {}
-    for place, detail in enumerate(details):
+    for index, detail in enumerate(details):
         name = str(detail["name"])
-        named[name if name not in named else f"{name}_{place}"] = detail
+        named[name if name not in named else f"{name}_{index}"] = detail
     return named
 
 
@@ -203,10 +203,10 @@ class TfliteReplica:
     def __init__(self, make: Callable[[], Any], file: ModelFile) -> None:
         interpreter = make()
         name, others = _choose_signature(list(interpreter.get_signature_list()), file)
-        self._make_graph: Callable[[], Graph] = lambda: Graph(make(), name)
+        self._make_graph: Callable[[], TfliteGraph] = lambda: TfliteGraph(make(), name)
         self._graphs = threading.local()
         self._answers = file.answers
-        graph = Graph(interpreter, name)
+        graph = TfliteGraph(interpreter, name)
         self._quantised = Quantisation.of_all(graph.inputs)
         self._given = Quantisation.of_all(graph.outputs)
         inputs = divide_inputs(file, _declared(graph.inputs, self._quantised))
@@ -215,7 +215,7 @@ class TfliteReplica:
         must_loop, self._is_used_again = self._try_out(inputs)
         has_open_batch = rows_at_once(inputs.rows) is None
         self._one_by_one = OneByOne(outputs, has_open_batch=has_open_batch) if must_loop else None
-        self.signature = self._describe(inputs, outputs, name, [Graph(make(), other) for other in others], others)
+        self.signature = self._describe(inputs, outputs, name, [TfliteGraph(make(), other) for other in others], others)
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
@@ -229,7 +229,7 @@ class TfliteReplica:
     def _run(self, feeds: Columns) -> Columns:
         if not hasattr(self._graphs, "graph"):
             self._graphs.graph = self._make_graph()
-        graph: Graph = self._graphs.graph
+        graph: TfliteGraph = self._graphs.graph
         try:
             found = graph.run(feeds | self._constants)
         except Exception:
@@ -289,7 +289,7 @@ class TfliteReplica:
         )
 
     def _describe(
-        self, inputs: Inputs, outputs: list[Declared], name: str | None, graphs: list[Graph], others: list[str]
+        self, inputs: Inputs, outputs: list[Declared], name: str | None, graphs: list[TfliteGraph], others: list[str]
     ) -> Signature:
         described = describe_file(inputs, outputs, self._one_by_one, "TensorFlow Lite")
         fed = [each.name for each in inputs.rows if each.name in self._quantised]
@@ -321,7 +321,7 @@ def _choose_signature(names: list[str], file: ModelFile) -> tuple[str | None, li
     return chosen, [name for name in names if name != chosen]
 
 
-def _other(graph: Graph, name: str) -> Signature:
+def _other(graph: TfliteGraph, name: str) -> Signature:
     sides = (graph.inputs, graph.outputs)
     inputs, outputs = (tuple(each.as_rows() for each in _declared(side, Quantisation.of_all(side))) for side in sides)
     return Signature(inputs, outputs, name=name)

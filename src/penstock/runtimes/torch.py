@@ -19,7 +19,7 @@ from penstock.errors import RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu
 from penstock.runtimes.frameworks import keras, torch
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
-from penstock.runtimes.keras.call_state import SEED_NAME, Turns
+from penstock.runtimes.keras.call_state import SEED_NAME, CallState
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.memory_limit import memory_fraction, ran_out, within_memory
 
@@ -78,7 +78,7 @@ class TorchReplica:
         self._is_compiled = is_compiled
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
-        self._turns = Turns()
+        self._call_state = CallState()
         self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def look(self, batch: Columns) -> State:
@@ -100,13 +100,13 @@ class TorchReplica:
         return found
 
     def hold(self, seed: int | None) -> None:
-        self._turns.hold(seed)
+        self._call_state.hold(seed)
 
     def restore(self) -> None:
-        self._turns.restore()
+        self._call_state.restore()
 
     def turn(self, row: int) -> None:
-        self._turns.turn(row)
+        self._call_state.turn(row)
 
     def predict(self, batch: Columns) -> Columns:
         return within_memory(batch, self._predict, (torch.OutOfMemoryError,), let_go=self._let_go)
@@ -115,7 +115,7 @@ class TorchReplica:
         self._compiled = {}
 
     def _predict(self, batch: Columns) -> Columns:
-        with torch.no_grad(), self._turns.call():
+        with torch.no_grad(), self._call_state.call():
             tensors = {name: self._to_device(array) for name, array in batch.items()}
             outputs = self._run_compiled(tensors) if self._is_compiled else self._step(tensors)
             return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
@@ -137,7 +137,7 @@ class TorchReplica:
             return STATELESS
         is_seed = [str(variable.path).endswith(SEED_NAME) for variable in variables]
         state = State(SEEDS if all(is_seed) else VARIABLES, tuple(variable.path for variable in variables))
-        self._turns.note(variables, is_seed, state)
+        self._call_state.note(variables, is_seed, state)
         return state
 
     def _let_go(self) -> None:

@@ -29,8 +29,8 @@ class Contents:
 def is_hdf5(path: str) -> bool:
     """Whether a file is HDF5: its mark is at the start, or at 512, 1024, 2048 … after a block of the user's own."""
     with open(path, "rb") as file:
-        for place in (0, 512, 1024, 2048, 4096):
-            file.seek(place)
+        for offset in (0, 512, 1024, 2048, 4096):
+            file.seek(offset)
             if file.read(len(MAGIC)) == MAGIC:
                 return True
     return False

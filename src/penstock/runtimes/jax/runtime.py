@@ -142,9 +142,9 @@ class JaxReplica:
     def hold(self, seed: int | None) -> None:
         self._seed = seed
         values = self._weights[1]
-        self._held = {place: values[place] for place in self._changed}
+        self._held = {index: values[index] for index in self._changed}
         if seed is not None and self._state().kind == VARIABLES:
-            self._held |= {place: self._drawn(place, 0) for place in self._changed if self._is_seed(place)}
+            self._held |= {index: self._drawn(index, 0) for index in self._changed if self._is_seed(index)}
 
     def restore(self) -> None:
         self._update(self._held)
@@ -197,28 +197,28 @@ class JaxReplica:
         """Whether a batch draws by a seed of its own, so that it does not matter what ran before it."""
         return self._seed is not None and self._state().kind == SEEDS
 
-    def _drawn(self, place: int, row: int) -> Any:
+    def _drawn(self, index: int, row: int) -> Any:
         assert self._seed is not None
-        value = self._weights[1][place]
-        drawn = derived_seed(self._seed, sorted(self._changed).index(place), row, value.shape, value.dtype)
+        value = self._weights[1][index]
+        drawn = derived_seed(self._seed, sorted(self._changed).index(index), row, value.shape, value.dtype)
         return jax.device_put(drawn, self._target)
 
     def _update(self, values: Mapping[int, Any]) -> None:
         """Change variables as `model.predict` does: in the model, too."""
         variables = self.call.model.non_trainable_variables
-        for place, value in values.items():
-            self._weights[1][place] = value
-            variables[place].assign(value)
+        for index, value in values.items():
+            self._weights[1][index] = value
+            variables[index].assign(value)
 
     def _state(self) -> State:
         if not self._changed:
             return State(NONE)
         kind = SEEDS if all(map(self._is_seed, self._changed)) else VARIABLES
         variables = self.call.model.non_trainable_variables
-        return State(kind, tuple(variables[place].path for place in sorted(self._changed)))
+        return State(kind, tuple(variables[index].path for index in sorted(self._changed)))
 
-    def _is_seed(self, place: int) -> bool:
-        return str(self.call.model.non_trainable_variables[place].path).endswith(SEED_NAME)
+    def _is_seed(self, index: int) -> bool:
+        return str(self.call.model.non_trainable_variables[index].path).endswith(SEED_NAME)
 
     def _compiled(self, batch: Columns) -> Any:
         """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
@@ -259,12 +259,12 @@ class JaxReplica:
             ) from None
 
     def _like(self, array: Array) -> Any:
-        place = jax.sharding.SingleDeviceSharding(self._target)
+        sharding = jax.sharding.SingleDeviceSharding(self._target)
         kind = jax.dtypes.canonicalize_dtype(array.dtype)
-        return jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
+        return jax.ShapeDtypeStruct(array.shape, kind, sharding=sharding)
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
-        """The outputs, and the variables that the call changed, by their places."""
+        """The outputs, and the variables that the call changed, by their indices."""
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
         scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         cast = {
@@ -276,7 +276,7 @@ class JaxReplica:
             outputs, after = model.predict_step(weights, (packed,))
         else:
             outputs, after = model.stateless_call(*weights, packed, **self.call.options)
-        changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
+        changed = {index: value for index, value in enumerate(after) if value is not weights[1][index]}
         self._changed |= changed.keys()
         kept = keep(self._answers, self.call.name_outputs(outputs), jax_top_k)
         self._order = tuple(kept)

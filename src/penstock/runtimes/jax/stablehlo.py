@@ -170,14 +170,14 @@ class StableHloReplica:
 
 
 def _names(tree: Any, count: int, what: str) -> list[str]:
-    """A name for every leaf: the keys and attributes on its way, else its place."""
+    """A name for every leaf: the keys and attributes on its way, else its number."""
     leaves = jax.tree_util.tree_unflatten(tree, list(range(count)))
     names: list[str] = []
-    for place, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
+    for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
         keys = [getattr(key, "key", getattr(key, "name", None)) for key in path]
         spoken = [str(key) for key in keys if isinstance(key, str)]
-        name = "/".join(spoken) or (what if count == 1 else f"{what}_{place}")
-        names.append(name if name not in names else f"{name}_{place}")
+        name = "/".join(spoken) or (what if count == 1 else f"{what}_{index}")
+        names.append(name if name not in names else f"{name}_{index}")
     return names
 
 

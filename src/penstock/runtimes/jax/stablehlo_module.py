@@ -35,8 +35,8 @@ def as_exported(raw: bytes, platform: str) -> Any:
     inputs, outputs, portable = _read(raw)
     scope = export.SymbolicScope()
     args = [
-        jax.ShapeDtypeStruct(export.symbolic_shape(_in_letters(shape, place), scope=scope), dtype)
-        for place, (shape, dtype) in enumerate(inputs)
+        jax.ShapeDtypeStruct(export.symbolic_shape(_in_letters(shape, index), scope=scope), dtype)
+        for index, (shape, dtype) in enumerate(inputs)
     ]
     rows = next((arg.shape[0] for arg, (shape, _) in zip(args, inputs, strict=True) if shape[:1] == (None,)), None)
 
@@ -100,9 +100,9 @@ def _typed(tensor: Any) -> Typed:
     return shape, jax.dtypes.bfloat16 if name == "bf16" else np.dtype(_DTYPES[name])
 
 
-def _in_letters(shape: tuple[int | None, ...], place: int) -> str:
+def _in_letters(shape: tuple[int | None, ...], index: int) -> str:
     """A shape as JAX writes symbolic ones: open first dimensions are the rows of the batch, which all inputs share."""
-    names = ["rows" if axis == 0 else f"open_{place}_{axis}" for axis in range(len(shape))]
+    names = ["rows" if axis == 0 else f"open_{index}_{axis}" for axis in range(len(shape))]
     return ", ".join(names[axis] if length is None else str(length) for axis, length in enumerate(shape))
 
 

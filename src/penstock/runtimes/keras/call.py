@@ -166,8 +166,8 @@ class KerasCall:
             return []
         found = nesting.leaves(self._given)
         return [
-            (nesting.name_of(path) or f"x{place}", leaf.kind if self._has_composites else DENSE)
-            for place, (path, leaf) in enumerate(found)
+            (nesting.name_of(path) or f"x{index}", leaf.kind if self._has_composites else DENSE)
+            for index, (path, leaf) in enumerate(found)
         ]
 
     @property

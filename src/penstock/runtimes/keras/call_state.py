@@ -14,7 +14,7 @@ SEED_NAME = "seed_generator_state"
 """What Keras calls the variable of every generator of random numbers, also in what it exports."""
 
 
-class Turns:
+class CallState:
     """What the variables of one replica are before each of its calls.
 
     Calls of a model without state pass at once. Those of a model that only draws random numbers take turns, each with

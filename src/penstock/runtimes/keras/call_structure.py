@@ -6,20 +6,20 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorLeaf:
     """A tensor, or its spec, and the keys that lead to it."""
 
     path: tuple[Any, ...]
     value: Any
 
 
-def leaves(structure: Any, fallback: str) -> dict[str, Leaf]:
+def leaves(structure: Any, fallback: str) -> dict[str, TensorLeaf]:
     """Everything in a structure that is a tensor or the spec of one, in TensorFlow's order.
 
     Names are the keys of dicts, else what a spec calls itself, else `fallback`, with a number where there are several.
     """
     found = [leaf for leaf in _walk(structure, ()) if _is_tensor(leaf.value)]
-    named: dict[str, Leaf] = {}
+    named: dict[str, TensorLeaf] = {}
     for position, leaf in enumerate(found):
         keys = [key for key in leaf.path if isinstance(key, str)]
         own = getattr(leaf.value, "name", None) if fallback == "input" and not _is_eager(leaf.value) else None
@@ -48,7 +48,7 @@ def pick(functions: Sequence[Any]) -> Any:
     return min(functions, key=preference)
 
 
-def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[Leaf]:
+def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[TensorLeaf]:
     if isinstance(structure, Mapping):
         for key in sorted(structure):
             yield from _walk(structure[key], (*path, key))
@@ -56,7 +56,7 @@ def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[Leaf]:
         for position, each in enumerate(structure):
             yield from _walk(each, (*path, position))
     else:
-        yield Leaf(path, structure)
+        yield TensorLeaf(path, structure)
 
 
 def _replaced(structure: Any, values: Iterator[Any]) -> Any:

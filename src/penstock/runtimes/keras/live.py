@@ -39,19 +39,19 @@ class LiveModel:
         """What a few rows of these shapes take, once that was measured."""
         self.states: dict[tuple[Shape | None, ...], State] = {}
         """What a call with rows of these shapes changes in the model, once that was looked at."""
-        places = _places(self.backend)
-        self.devices = [device for device, _ in places]
+        targets = _targets(self.backend)
+        self.devices = [device for device, _ in targets]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
         call_of = legacy_keras.TfKerasCall if self.backend == _LEGACY else KerasCall
-        self.replicas: list[Any] = [wrap(call_of(model, given=given, scaling=scaling), places[0][1], answers)]
-        for _, place in places[1:]:
-            copy = self._copy(model, place)
+        self.replicas: list[Any] = [wrap(call_of(model, given=given, scaling=scaling), targets[0][1], answers)]
+        for _, target in targets[1:]:
+            copy = self._copy(model, target)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
             call = call_of(copy, given=given, scaling=scaling)
             call.signature = self.replicas[0].signature  # a copy may name its inputs anew
-            self.replicas.append(wrap(call, place, answers))
+            self.replicas.append(wrap(call, target, answers))
 
     def refresh(self) -> None:
         """Bring every copy to the weights that the model has now."""
@@ -62,13 +62,13 @@ class LiveModel:
             if hasattr(replica, "refresh"):
                 replica.refresh()
 
-    def _copy(self, model: Any, place: Any) -> Any:
+    def _copy(self, model: Any, target: Any) -> Any:
         """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
         if self.backend not in ("tensorflow", _LEGACY):
             return model
         library = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
         try:
-            with tf.device(place):
+            with tf.device(target):
                 copy = library.models.clone_model(model)
                 copy.set_weights(model.get_weights())
         except (ValueError, NotImplementedError, TypeError):
@@ -174,7 +174,7 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
         ) from None
 
 
-def _places(backend: str) -> list[tuple[Device, Any]]:
+def _targets(backend: str) -> list[tuple[Device, Any]]:
     """Every device that the framework has, as we name it and as it does."""
     if backend in ("tensorflow", _LEGACY):
         gpus = tf.config.list_logical_devices("GPU")

@@ -45,22 +45,22 @@ def release_constants(graph: Any) -> None:
             if node.op_type == "Loop":
                 renamed |= _release_from_loop(node, body)
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
 
 
 def _release_from_loop(loop: Any, body: Any) -> dict[str, str]:
     """Take the constants out of a loop; returns its outputs that are gone, to what they were equal to."""
     gone: dict[str, str] = {}
-    for place in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
-        inner, outer = body.input[place + 2].name, loop.input[place + 2]
-        if body.output[place + 1].name != inner or _is_used_deeper(body, inner):
+    for index in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
+        inner, outer = body.input[index + 2].name, loop.input[index + 2]
+        if body.output[index + 1].name != inner or _is_used_deeper(body, inner):
             continue
         for node in body.node:
             for position, name in enumerate(node.input):
                 node.input[position] = outer if name == inner else name
-        gone[loop.output[place]] = outer
-        del body.input[place + 2], body.output[place + 1], loop.input[place + 2], loop.output[place]
+        gone[loop.output[index]] = outer
+        del body.input[index + 2], body.output[index + 1], loop.input[index + 2], loop.output[index]
     return gone
 
 

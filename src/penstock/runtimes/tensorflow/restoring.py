@@ -19,18 +19,18 @@ class NoCheckpoint(ModelError, ValueError):
     """There is no trained model where one is needed. The original raised ValueError."""
 
 
-def find_checkpoint(place: str) -> str:
+def find_checkpoint(location: str) -> str:
     """The checkpoint that a path means: one by its prefix, or the newest of a folder. Imports no framework.
 
     Raises:
         NoCheckpoint: There is none; the folder and what is in it are named.
     """
-    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", place)
+    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", location)
     if is_checkpoint(prefix):
         return prefix
-    found = newest_checkpoint(place)
+    found = newest_checkpoint(location)
     if found is None:
-        raise none_there(place)
+        raise none_there(location)
     return found
 
 
@@ -51,19 +51,19 @@ def newest_checkpoint(folder: str) -> str | None:
     return max(found, key=_age, default=None)
 
 
-def none_there(place: str, random: Sequence[str] = ()) -> NoCheckpoint:
-    """The error for a place without a checkpoint; `random` are the variables that would be random numbers."""
+def none_there(location: str, random: Sequence[str] = ()) -> NoCheckpoint:
+    """The error for a location without a checkpoint; `random` are the variables that would be random numbers."""
     remark = f"; these variables would be random numbers: {some_of(random)}" if random else ""
-    if "://" not in place and not os.path.isdir(place):
+    if "://" not in location and not os.path.isdir(location):
         return NoCheckpoint(
             "there is no such checkpoint",
-            received=f"{place}{remark}",
+            received=f"{location}{remark}",
             allowed="the folder of a trained model (its model_dir), or one checkpoint in it: model_dir/model.ckpt-1000",
         )
-    holds = "" if "://" in place else f", which holds {some_of(sorted(os.listdir(place))) or 'nothing'}"
+    holds = "" if "://" in location else f", which holds {some_of(sorted(os.listdir(location))) or 'nothing'}"
     return NoCheckpoint(
         "the folder has no checkpoint",
-        received=f"{place}{holds}{remark}",
+        received=f"{location}{holds}{remark}",
         allowed="a folder in which an Estimator was trained: it holds model.ckpt-…index and model.ckpt-…data-…",
         hint="train first; an export (saved_model.pb) is given as the model itself: penstock predict FOLDER …",
     )
@@ -102,13 +102,13 @@ def _step_in_name(prefix: str) -> int:
     return int(step[1]) if step else -1
 
 
-def _newest_remote(place: str) -> str | None:
-    if tf.io.gfile.exists(place + ".index"):
-        return place
-    noted = tf.train.latest_checkpoint(place)
+def _newest_remote(location: str) -> str | None:
+    if tf.io.gfile.exists(location + ".index"):
+        return location
+    noted = tf.train.latest_checkpoint(location)
     if noted is not None:
         return str(noted)
-    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{place.rstrip('/')}/*.index")]
+    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{location.rstrip('/')}/*.index")]
     return max(found, key=_step_in_name, default=None)
 
 

@@ -17,7 +17,7 @@ from penstock.errors import RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
-from penstock.runtimes.keras.call_state import Turns
+from penstock.runtimes.keras.call_state import CallState
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
@@ -62,16 +62,16 @@ class TensorFlowRuntime:
             import tensorflow  # noqa: F401
 
         prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
-        place = f"/{device.kind.upper()}:0"
+        device_name = f"/{device.kind.upper()}:0"
         if model.kind == "saved_model":
             signature, step = saved_model.load(model)
-            return replica_at(place, signature, step, answers=model.answers, needs_xla=self.is_xla)
+            return replica_on(device_name, signature, step, answers=model.answers, needs_xla=self.is_xla)
         if model.kind == "frozen_graph":
             signature, step = frozen_graph.load(model)
             # The graph was cut at the outputs already, under whatever names they were given.
             answers = replace(model.answers, outputs=()) if model.answers is not None else None
-            return replica_at(place, signature, step, answers=answers, needs_xla=self.is_xla)
-        return wrap(call_keras_model(model), place, model.answers, needs_xla=self.is_xla)
+            return replica_on(device_name, signature, step, answers=answers, needs_xla=self.is_xla)
+        return wrap(call_keras_model(model), device_name, model.answers, needs_xla=self.is_xla)
 
 
 def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
@@ -100,8 +100,10 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
         tf.config.set_logical_device_configuration(gpus[0], [share])
 
 
-def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_xla: bool = False) -> TensorFlowReplica:
-    """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
+def wrap(
+    call: KerasCall, device_name: str, answers: Answers | None = None, *, needs_xla: bool = False
+) -> TensorFlowReplica:
+    """A Keras model on the TensorFlow backend as a replica on a device, such as `/GPU:0`."""
     model = call.model
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +112,11 @@ def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_x
         outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
-    return replica_at(place, call.signature, step, call, answers, needs_xla=needs_xla)
+    return replica_on(device_name, call.signature, step, call, answers, needs_xla=needs_xla)
 
 
-def replica_at(
-    place: str,
+def replica_on(
+    device_name: str,
     signature: Signature,
     step: Step,
     call: KerasCall | None = None,
@@ -122,9 +124,9 @@ def replica_at(
     *,
     needs_xla: bool = False,
 ) -> TensorFlowReplica:
-    """A replica at `place`; on a GPU it is one that knows what it holds there."""
-    kind = TensorFlowOnGpu if place.startswith("/GPU") else TensorFlowReplica
-    return kind(signature, step, place, call, answers, needs_xla=needs_xla)
+    """A replica on a device; on a GPU it knows what it holds there."""
+    kind = TensorFlowOnGpu if device_name.startswith("/GPU") else TensorFlowReplica
+    return kind(signature, step, device_name, call, answers, needs_xla=needs_xla)
 
 
 def _to_float32(tensor: Any) -> Any:
@@ -146,7 +148,7 @@ class TensorFlowReplica:
     Args:
         signature: What it takes and gives.
         step: From tensors by input name to tensors by output name; it is traced and compiled.
-        place: A device such as `/GPU:0`.
+        device_name: A device such as `/GPU:0`.
         call: The Keras model behind it, if there is one.
         answers: What is kept of the outputs.
         needs_xla: Whether it is XLA or nothing, on a CPU too.
@@ -156,7 +158,7 @@ class TensorFlowReplica:
         self,
         signature: Signature,
         step: Step,
-        place: str,
+        device_name: str,
         call: KerasCall | None = None,
         answers: Answers | None = None,
         *,
@@ -167,16 +169,16 @@ class TensorFlowReplica:
 
         self.signature = signature
         self.call = call
-        self._place = place
+        self._device_name = device_name
         self._plain = tf.function(answering, autograph=False)
         self._for_any_rows: dict[tuple[Any, ...], Any] = {}
         self._needs_xla = needs_xla
-        if place.startswith("/GPU"):
+        if device_name.startswith("/GPU"):
             self._step = _compiled_for_gpu(answering)
         else:
             self._step = tf.function(answering, jit_compile=True, autograph=False) if needs_xla else None
-        self._to_device = _feeder(place)
-        self._turns = Turns()
+        self._to_device = _feeder(device_name)
+        self._call_state = CallState()
         self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def predict(self, batch: Columns) -> Columns:
@@ -186,25 +188,25 @@ class TensorFlowReplica:
         """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
         key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
         if key not in self._looked_at:
-            with tf.device(self._place):
+            with tf.device(self._device_name):
                 tensors = {name: self._to_device(array) for name, array in batch.items()}
                 found = self._changes(tensors)
             is_drawing_only = found.drawing and not found.variables and not found.lost
             if is_drawing_only and self._repeats_itself(batch):
                 # They stand in a branch for training that is never taken.
                 found = replace(found, drawing=())
-            found.tell(self._turns)
+            found.tell(self._call_state)
             self._looked_at[key] = found.state
         return self._looked_at[key]
 
     def hold(self, seed: int | None) -> None:
-        self._turns.hold(seed)
+        self._call_state.hold(seed)
 
     def restore(self) -> None:
-        self._turns.restore()
+        self._call_state.restore()
 
     def turn(self, row: int) -> None:
-        self._turns.turn(row)
+        self._call_state.turn(row)
 
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         return export_step(self._plain, self.signature, bindings, folder)
@@ -217,11 +219,11 @@ class TensorFlowReplica:
         self._step = None
 
     def _predict(self, batch: Columns) -> Columns:
-        with tf.device(self._place):
+        with tf.device(self._device_name):
             # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
             # its tensor is dropped, while the kernels that read it may still be queued.
             tensors = {name: self._to_device(array) for name, array in batch.items()}
-            with self._turns.call():
+            with self._call_state.call():
                 outputs = self._run(tensors)
             return {name: to_host(name, tensor) for name, tensor in outputs.items()}
 
@@ -315,7 +317,7 @@ class TensorFlowOnGpu(TensorFlowReplica):
         return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
     def peak_bytes(self) -> int:
-        peak = int(tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
+        peak = int(tf.config.experimental.get_memory_info(self._device_name.removeprefix("/"))["peak"])
         return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -342,8 +344,8 @@ def _compiled_for_gpu(step: Step) -> Any:
     return tf.function(to_host, autograph=False)
 
 
-def _feeder(place: str) -> Callable[[Any], Any]:
-    if place == "/GPU:0":
+def _feeder(device_name: str) -> Callable[[Any], Any]:
+    if device_name == "/GPU:0":
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Signature
 from penstock.errors import ModelError, one_line
 from penstock.runtimes.frameworks import tf
-from penstock.runtimes.keras.call_structure import Leaf, leaves, pick, rebuilt
+from penstock.runtimes.keras.call_structure import TensorLeaf, leaves, pick, rebuilt
 from penstock.runtimes.tensorflow.composite_arguments import composites
 from penstock.runtimes.tensorflow.graph_arguments import Arguments, Given, Step, arguments, output_spec, scaler
 from penstock.runtimes.tensorflow.parsed_features import parsed_features
@@ -186,7 +186,7 @@ def _call_entry(loaded: Any) -> _Entry:
     called = getattr(loaded, CALL)
     function = pick(called.concrete_functions)
     arguments_, keywords = structure = function.structured_input_signature
-    found: dict[str, Leaf] = leaves(structure, "input")
+    found: dict[str, TensorLeaf] = leaves(structure, "input")
     outputs = leaves(function.structured_outputs, "output")
 
     def call(values: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def session_options(function: Any, device: Device, threads: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Opened:
+class GraphSession:
     """A built graph with its session. `feed` are the names of tensors; `run` may be called by several threads."""
 
     session: Any
@@ -89,7 +89,7 @@ class Opened:
 
 def open_graph(
     graph: Any, feed: list[Any], fetches: Any, scaffold: Any, checkpoint: str | None, options: Any
-) -> Opened:
+) -> GraphSession:
     """Restore the variables of the default graph, whose `fetches` are computed from `feed`.
 
     Raises:
@@ -103,7 +103,7 @@ def open_graph(
     except BaseException:
         session.close()
         raise
-    return Opened(session, tuple(tensor.name for tensor in feed), fetches)
+    return GraphSession(session, tuple(tensor.name for tensor in feed), fetches)
 
 
 class GraphReplica:
@@ -124,7 +124,7 @@ class GraphReplica:
         self._file = file
         self._lock = threading.Lock()
         self._shapes: dict[str, Shape] = {}
-        self._opened: Opened | None = None
+        self._opened: GraphSession | None = None
         self._users: Counter[int] = Counter()
         """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
 
@@ -144,14 +144,14 @@ class GraphReplica:
             if opened is not None and not self._users[id(opened)]:
                 opened.close()
 
-    def _leave(self, opened: Opened) -> None:
+    def _leave(self, opened: GraphSession) -> None:
         with self._lock:
             self._users[id(opened)] -= 1
             if opened is not self._opened and not self._users[id(opened)]:
                 del self._users[id(opened)]
                 opened.close()
 
-    def _fitting(self, batch: Columns) -> Opened:
+    def _fitting(self, batch: Columns) -> GraphSession:
         """The graph for arrays like these. Where rows turn out to differ in length, it is built again without that
         length."""
         with self._lock:
@@ -164,7 +164,7 @@ class GraphReplica:
             self._users[id(self._opened)] += 1
             return self._opened
 
-    def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> Opened:
+    def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> GraphSession:
         """Build the graph; where the `model_fn` rejects integers, or a dict of one feature, try what it may mean."""
         attempts = _attempts(batch)
         refusal: ModelError | None = None
@@ -182,7 +182,7 @@ class GraphReplica:
         assert refusal is not None
         raise refusal
 
-    def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> Opened:
+    def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> GraphSession:
         function = self._function
         with tf.Graph().as_default() as graph:
             function.begin()

@@ -100,7 +100,7 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         with _captured_logs() as records:
             proto, names = _convert(step, signature, bindings)
             _check(proto, records)
-        inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
+        inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
     except _NotConvertible as reason:
         return str(reason)
@@ -129,11 +129,11 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
         # Names of inputs and outputs may hold anything; in the file they are numbered.
         outputs = step({binding.input: tensor for binding, tensor in zip(bindings, tensors, strict=True)})
         names[:] = outputs
-        return {f"output_{place}": _plain(name, outputs[name]) for place, name in enumerate(names)}
+        return {f"output_{index}": _plain(name, outputs[name]) for index, name in enumerate(names)}
 
     specs = [
-        tf.TensorSpec((signature.fixed_batch, *binding.shape), tf.as_dtype(binding.dtype), name=f"input_{place}")
-        for place, binding in enumerate(bindings)
+        tf.TensorSpec((signature.fixed_batch, *binding.shape), tf.as_dtype(binding.dtype), name=f"input_{index}")
+        for index, binding in enumerate(bindings)
     ]
     function = tf.function(numbered, autograph=False)
     with tf.device("/CPU:0"):
@@ -174,8 +174,8 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
             holder.attr.pop(mark, None)
     inputs = [tensor.name for tensor in frozen.inputs]
     outputs = [tensor.name for tensor in frozen.outputs]
-    order = sorted(f"output_{place}" for place in range(len(outputs)))  # as the function gives out its dict
-    named = dict(zip(inputs, (f"input_{place}" for place in range(num_inputs)), strict=False))
+    order = sorted(f"output_{index}" for index in range(len(outputs)))  # as the function gives out its dict
+    named = dict(zip(inputs, (f"input_{index}" for index in range(num_inputs)), strict=False))
     return {
         "graph_def": graph,
         "input_names": inputs,
@@ -254,7 +254,7 @@ def _check(proto: Any, records: Iterable[logging.LogRecord]) -> None:
 def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: Sequence[str], folder: str) -> None:
     taken = {node.name for node in proto.graph.input}
     given = {node.name for node in proto.graph.output}
-    outputs = {f"output_{place}": name for place, name in enumerate(names)}
+    outputs = {f"output_{index}": name for index, name in enumerate(names)}
     lost = [name for key, name in outputs.items() if key not in given]
     if lost:
         raise _NotConvertible(f"tf2onnx lost the output {lost[0]}")

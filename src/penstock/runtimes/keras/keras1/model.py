@@ -118,8 +118,8 @@ class _Reading:
             for layer, made, call, node in ready:
                 given = [tensors[tuple(source[:3])] for source in node]
                 answers = made(given if len(given) > 1 else given[0])
-                for place, answer in enumerate(answers if isinstance(answers, (list, tuple)) else [answers]):
-                    tensors[layer["name"], call, place] = answer
+                for index, answer in enumerate(answers if isinstance(answers, (list, tuple)) else [answers]):
+                    tensors[layer["name"], call, index] = answer
             waiting = [each for each in waiting if each not in ready]
         inputs, outputs = (
             [tensors[tuple(source[:3])] for source in config[side]] for side in ("input_layers", "output_layers")
