@@ -9,8 +9,8 @@ from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, one_line
 
 UNNEEDED = ("sklearn", "scipy", "pandas", "IPython", "jax", "torch", "tensorflow")
-"""What TensorFlow and Keras import where it is installed, only to see whether it is there: a third of the processor
-time that starting a replica takes (measured: 5.3 s with them, 3.2 s without)."""
+"""Libraries that TensorFlow and Keras import only to see whether they are installed: a third of the processor time that
+starting a replica takes (measured: 5.3 s with them, 3.2 s without)."""
 
 
 def pinned(device: Device, threads: int) -> dict[str, str]:
@@ -35,8 +35,8 @@ def without_gpu(library: str, version: str, device: Device, *ways: str) -> Devic
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
     """Hide the libraries that are not needed: they seem not to be installed. Afterwards they import as ever.
 
-    A builder is the user's own code, which may want any of them from its framework: nothing is hidden from it, nor from
-    the modules of custom objects.
+    Nothing is hidden from a builder and from the modules of custom objects: they are the user's own code, and may need
+    any of them.
     """
     hidden = [name for name in UNNEEDED if name not in needed and name not in sys.modules]
     if file.kind in ("builder", "estimator") or file.custom_objects:

@@ -21,10 +21,10 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error of no telling class says that there was no memory left.
+    """Whether the text of an error says that memory ran out, where its class does not.
 
-    Not Python's own MemoryError: with the memory of the process at its end, frameworks hang in their own cleaning up,
-    and only another process can go on.
+    Python's own MemoryError does not count: when the process itself is out of memory, frameworks hang in their
+    clean-up, and only another process can go on.
     """
     return not isinstance(error, MemoryError) and speaks_of_memory(str(error))
 

@@ -73,7 +73,7 @@ class Quantisation:
 
 
 _TRIED_LENGTH = 16
-"""What an open dimension is while it is tried whether a model takes several rows."""
+"""Length of open dimensions in the trial whether a model takes several rows."""
 
 
 class TfliteRuntime:

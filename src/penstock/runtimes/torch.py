@@ -156,8 +156,8 @@ class TorchReplica:
     def _compile(self, key: tuple[Any, ...], tensors: dict[str, Any]) -> dict[str, Any]:
         """Compile the step for tensors of these shapes, and run it.
 
-        The step is exported first: what is compiled then are the operations alone. The Python of Keras around them
-        takes the compiler ten times as long, and most of it runs uncompiled in the end.
+        The step is exported first, so that only its operations are compiled. With the Python of Keras around them,
+        compiling takes ten times as long, and most of it runs uncompiled in the end.
         """
         try:
             exported = torch.export.export(self._step, (tensors,), strict=False).module()

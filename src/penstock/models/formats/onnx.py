@@ -46,7 +46,7 @@ def recognise(
 
 
 def facts(file: ModelFile) -> FileFacts:
-    """What the file tells about itself."""
+    """What the file says about itself."""
     seen = _look(file.location)
     paths = [file.location, *(_beside(file.location, name) for name in seen.files)]
     size = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))

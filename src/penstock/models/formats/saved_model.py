@@ -34,7 +34,7 @@ def recognise(
 
 
 def facts(file: ModelFile) -> FileFacts:
-    """What the folder tells about itself."""
+    """What the folder says about itself."""
     versions, needs_trust = _look(file.location)
     size = sum(os.path.getsize(path) for path in digest.files_below(file.location))
     notes = []

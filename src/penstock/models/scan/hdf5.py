@@ -12,7 +12,7 @@ _ATTRIBUTES = ("model_config", "keras_version", "backend", *_LISTED)
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _BOMB_FLOOR = 64 << 20
 _BOMB_FACTOR = 200
-"""Declaring more than this much, and this many times what the file holds, is no model. Keras compresses nothing."""
+"""A file that declares more than this, and this many times what it holds, is refused. Keras compresses nothing."""
 
 
 @dataclass

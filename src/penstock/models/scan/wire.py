@@ -2,7 +2,7 @@
 
 What a parser accepts must be seen here as it sees it: a length may be written with more bytes than it needs, a message
 may come in several pieces that are merged, and of a field that is given twice the last one counts. So every piece of a
-message is handed out, and who asks for a name gets all that were given.
+message is handed out, and a caller that asks for a name gets all that were given.
 """
 
 import mmap

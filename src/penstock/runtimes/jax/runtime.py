@@ -52,9 +52,9 @@ def find_device(device: Device) -> Any:
 
 
 def _memory_share(device: Device) -> dict[str, str]:
-    """The fraction is that of a whole GPU, and a limit also where nothing is allocated beforehand.
+    """The limit is a fraction of the whole GPU, and holds where no memory is allocated beforehand, too.
 
-    jaxlib refuses to start where the older name of the variable is set, too; not all of its allocators have a limit.
+    jaxlib refuses to start if the older name of the variable is set as well; not all of its allocators have a limit.
     """
     fraction = memory_fraction(device)
     if fraction is None:
@@ -85,13 +85,13 @@ class JaxRuntime:
         call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
         is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
         if is_wide:
-            # Without this JAX cuts to 32 bits whatever has 64.
+            # Without this, JAX cuts 64-bit values to 32 bits.
             jax.config.update("jax_enable_x64", True)
         return JaxReplica(call, target, model.answers, may_widen=not is_wide)
 
 
 def _lost_states(model: Any) -> list[str]:
-    """What people should know of layers whose state Keras does not carry from batch to batch on JAX."""
+    """Notes for the user on layers whose state Keras does not carry from batch to batch on JAX."""
     layers = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     remark = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
     return [f"{', '.join(layers)}: {remark}"] if layers else []
@@ -120,7 +120,7 @@ class JaxReplica:
         self._steps: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
         self._changed: set[int] = set()
-        """Which of the variables that are not trained a call changes, as far as steps were traced."""
+        """Indices of the non-trainable variables that a call changes, as far as steps were traced."""
         self._held: dict[int, Any] = {}
         self._seed: int | None = None
         self._row = threading.local()
@@ -159,13 +159,13 @@ class JaxReplica:
         return peak_on(self._target)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
-        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out.
+        """Memory of the weights, the batch, the answers and everything in between, as the compiler laid it out.
 
-        On a CPU it is the least that is taken: what libraries take that multiply matrices, the compiler does not know.
+        On a CPU this is a lower bound: the compiler does not know what libraries for matrix products take.
         """
         try:
             found = self._compiled(batch).memory_analysis()
-        except Exception:  # what does not even compile says why when it is run
+        except Exception:  # a step that does not compile says why when it runs
             return None
         if found is None:
             return None
@@ -180,7 +180,7 @@ class JaxReplica:
         step = self._compiled(batch)
         tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
-        # What is compiled gives its outputs in the order of their names.
+        # Compiled steps return their outputs sorted by name.
         answers = {name: to_numpy(outputs[name]) for name in self._order}
         if updated and not self._is_drawn_by_row():
             self._update(updated)
@@ -194,7 +194,7 @@ class JaxReplica:
         return trained, [self._drawn(i, row) if i in self._changed else value for i, value in enumerate(others)]
 
     def _is_drawn_by_row(self) -> bool:
-        """Whether a batch draws by a seed of its own, so that it does not matter what ran before it."""
+        """Whether each batch draws random numbers by its own seed, so that earlier batches do not matter."""
         return self._seed is not None and self._state().kind == SEEDS
 
     def _drawn(self, index: int, row: int) -> Any:
@@ -221,7 +221,7 @@ class JaxReplica:
         return str(self.call.model.non_trainable_variables[index].path).endswith(SEED_NAME)
 
     def _compiled(self, batch: Columns) -> Any:
-        """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
+        """The step for batches of this shape. It is compiled ahead: only then it reports its memory."""
         key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
         step = self._steps.get(key)
         if step is not None:
@@ -233,7 +233,7 @@ class JaxReplica:
 
     @property
     def _is_eager(self) -> bool:
-        """Whether the model is called as it is: lookups and hashing run outside of JAX."""
+        """Whether the model is called without `jit`: lookups and hashing run outside of JAX."""
         model = self.call.model
         return bool(getattr(model, "run_eagerly", False)) or not getattr(model, "jit_compile", True)
 
@@ -253,7 +253,7 @@ class JaxReplica:
         except (ValueError, NotImplementedError) as error:
             if self.call.precision == AS_MADE:
                 raise
-            # Not every operation is there in every precision: attention in float16 is not, on a CPU.
+            # Not every operation exists in every precision: attention in float16 does not, on a CPU.
             raise RefusedByRuntime(
                 f"JAX does not run this model in {self.call.precision}", received=one_line(error)
             ) from None

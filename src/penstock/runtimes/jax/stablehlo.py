@@ -170,7 +170,7 @@ class StableHloReplica:
 
 
 def _names(tree: Any, count: int, what: str) -> list[str]:
-    """A name for every leaf: the keys and attributes on its way, else its number."""
+    """A name for every leaf: the keys and attributes that lead to it, else its number."""
     leaves = jax.tree_util.tree_unflatten(tree, list(range(count)))
     names: list[str] = []
     for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
@@ -205,7 +205,7 @@ def _structure(tree: Any, outputs: list[Declared]) -> str:
 
 
 def _writer(exported: Any) -> str:
-    """The serialized module begins with what wrote it."""
+    """The producer, which the serialized module names at its start."""
     raw = bytes(exported.mlir_module_serialized[:64])
     producer = raw[5:].partition(b"\0")[0].decode("ascii", "replace")
     return f"{producer.replace('_v', ' ')} for {', '.join(exported.platforms)}"

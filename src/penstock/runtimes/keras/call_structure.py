@@ -35,7 +35,7 @@ def rebuilt(structure: Any, values: Sequence[Any]) -> Any:
 
 
 def pick(functions: Sequence[Any]) -> Any:
-    """The concrete function to serve with: not for training, of any batch size, and of any other size before one."""
+    """The concrete function to serve with: not for training, of any batch size, and with the fewest fixed lengths."""
 
     def preference(function: Any) -> tuple[bool, bool, int]:
         arguments, keywords = function.structured_input_signature

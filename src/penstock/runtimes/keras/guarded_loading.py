@@ -35,7 +35,7 @@ def guarded(library: str, file: ModelFile) -> Iterator[None]:
     """Guard the loading of a file by Keras 3 (`keras`) or by `tf_keras`.
 
     Raises:
-        ModelError: The file asked for something that it may not do. Whatever Keras made of that is not told.
+        ModelError: The file asked for something that it may not do. Keras's own error is not shown.
     """
     guard = _Guard(library, file)
     with ExitStack() as changes:
@@ -68,7 +68,7 @@ class _Guard:
         self._most_numbers = max(_MOST_NUMBERS, _MOST_NUMBERS_PER_BYTE * os.path.getsize(file.location))
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        """What to put into which place of Keras: owner, name, value."""
+        """The replacements inside Keras: owner, name, value."""
         layer = sys.modules[self._library].layers.Layer
         yield layer, "add_weight", self._limited(layer.add_weight)
         if self._file.trust:

@@ -63,7 +63,7 @@ class LiveModel:
                 replica.refresh()
 
     def _copy(self, model: Any, target: Any) -> Any:
-        """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
+        """The model for another device: JAX moves the weights itself, TensorFlow needs variables of its own there."""
         if self.backend not in ("tensorflow", _LEGACY):
             return model
         library = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
@@ -72,7 +72,7 @@ class LiveModel:
                 copy = library.models.clone_model(model)
                 copy.set_weights(model.get_weights())
         except (ValueError, NotImplementedError, TypeError):
-            return None  # a subclass without a config cannot be cloned: one device it is
+            return None  # a subclass without a config cannot be cloned: it runs on one device
         self._copies.append(copy)
         return copy
 
@@ -86,7 +86,7 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
 
 
 def is_live_keras_model(model: Any) -> bool:
-    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict. That one is imported if it is."""
+    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict; its library is loaded then."""
     is_model = any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
     return is_model or any(kind.__module__ == _TRAINER for kind in type(model).__mro__)
 
@@ -117,7 +117,7 @@ def wrap_live(
         given: How the caller gave its inputs, for a model that declares none.
         scaling: What is done to its inputs.
         answers: What is kept of its outputs.
-        first_row: What a model is built with that has no weights yet.
+        first_row: One row, to build a model that has no weights yet.
 
     Raises:
         ModelError: Its backend cannot be used here, or it cannot be built.
@@ -175,7 +175,7 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
 
 
 def _targets(backend: str) -> list[tuple[Device, Any]]:
-    """Every device that the framework has, as we name it and as it does."""
+    """Every device of the framework, as our record and as the framework names it."""
     if backend in ("tensorflow", _LEGACY):
         gpus = tf.config.list_logical_devices("GPU")
         found = gpus or tf.config.list_logical_devices("CPU")

@@ -139,7 +139,7 @@ def described(file: ModelFile) -> str:
 
 
 def _refuse_what_changed(file: ModelFile, version: str) -> None:
-    """Keras 3 loads such a model without a word, and then gives other answers than Keras 2 did."""
+    """Refuse a model that Keras 3 loads without a warning, and then computes differently than Keras 2 did."""
     if version.startswith("2") and '"hard_sigmoid"' in described(file):
         raise RefusedByRuntime(
             "Keras 3 would give other answers",
@@ -171,7 +171,7 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
             return not_found(file.location, missing, file.custom_objects)
         reason = f"it has no {missing} as Keras 2 had it"
     is_damaged = isinstance(error, (OSError, EOFError, zipfile.BadZipFile))
-    # What a function of the user's raises is its own, unless it met a thing that Keras 3 left behind.
+    # An error in a builder is the user's own, unless it is about something that Keras 3 removed.
     is_own = file.kind == "builder" and missing is None and "keras 3" not in text.lower()
     if is_damaged or is_own:
         return ModelError("the model does not load", received=f"{file.location}: {reason}")

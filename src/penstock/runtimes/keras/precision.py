@@ -30,7 +30,7 @@ _FLOATS = ("float64", "float32", *_SIXTEEN_BITS)
 
 
 def check_kind(file: ModelFile, runtime: str) -> None:
-    """Refuse a precision where a model computes in what its graph says.
+    """Refuse another precision for a model whose graph fixes its own.
 
     Raises:
         ModelError: This runtime cannot change it.
@@ -48,7 +48,7 @@ def check_kind(file: ModelFile, runtime: str) -> None:
 
 
 def lower(model: Any, precision: str) -> str:
-    """Let a loaded model of Keras 3 compute in fewer bits. Returns what was done, for people.
+    """Let a loaded model of Keras 3 compute in fewer bits. Returns a note for the user.
 
     Raises:
         ModelError: It has no layer that can.

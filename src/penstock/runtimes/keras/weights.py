@@ -62,7 +62,7 @@ def _load_checkpoint(model: Any, path: str, is_legacy_model: bool) -> None:
 
 
 def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> None:
-    """As Keras loads them, by the order of the layers; by their names where the order does not fit."""
+    """Load weights as Keras does, by the order of the layers; by their names where the order does not fit."""
     try:
         _load_under_a_name(model, path, "model.h5")
     except ValueError as error:
@@ -73,7 +73,7 @@ def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> Non
 
 
 def _load_under_a_name(model: Any, path: str, name: str) -> None:
-    """Keras tells the kinds of files of weights apart by their names; we by what is in them."""
+    """Load a file under this name: Keras tells kinds of weight files apart by name, not by contents."""
     if path.endswith(".keras"):
         model.load_weights(path)
         return
@@ -84,7 +84,7 @@ def _load_under_a_name(model: Any, path: str, name: str) -> None:
 
 
 def _load_groups(model: Any, groups: Groups, version: str, path: str) -> None:
-    """By the order of the layers; where that does not fit, by their names, if each has one in the file."""
+    """Assign weights by the order of the layers; where that does not fit, by their names, if the file has them all."""
     groups = {name: arrays for name, arrays in groups.items() if arrays}
     layers = [layer for layer in model.layers if layer.weights]
     arrays = [_arrays_of_today(layer, group, version) for layer, group in zip(layers, groups.values(), strict=False)]
@@ -194,7 +194,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _refuse_padding(layer: Any, sizes: tuple[int, ...], may_be_odd: bool) -> None:
-    """Only `same` with kernels of odd sizes, moved by one, is the same thing everywhere."""
+    """Refuse `same` padding, except with odd kernels and strides of one: only that is equal everywhere."""
     is_plain = may_be_odd and all(size % 2 for size in sizes) and set(layer.strides) == {1}
     if layer.padding == "same" and not is_plain:
         raise ModelError(

@@ -37,7 +37,7 @@ _DTYPES = {
     "tensor(bool)": "bool",
 } | {f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _MAPS = "seq(map("
-"""How the type of an output begins that is a dict for each row."""
+"""Start of the type of outputs that are one dict for each row."""
 _BFLOAT16_IN_ONNX = 16
 """The number of bfloat16 among ONNX's element types."""
 
@@ -190,7 +190,7 @@ def _declared_output(node: Any) -> Declared:
 
 
 def _wanted(nodes: list[Any], answers: Answers | None) -> list[Any]:
-    """Outputs that are not kept are not copied either, and may be of any type."""
+    """The outputs that are kept. Others are not copied, and may be of any type."""
     names = {node.name for node in nodes}
     if answers is None or not answers.outputs or not names.issuperset(answers.outputs):
         return nodes
@@ -214,7 +214,7 @@ def _dtype(node: Any, what: str) -> str:
 
 
 def _shape(node: Any) -> Shape:
-    """Text in the place of a length names a dimension that varies."""
+    """Text instead of a length names an open dimension."""
     return tuple(length if isinstance(length, int) and length >= 0 else None for length in node.shape)
 
 
@@ -235,7 +235,7 @@ def _as_fed(array: Array) -> Array:
 
 
 def _from_text(array: Array) -> Array:
-    """Text as bytes, as everyone else gives it."""
+    """Text as bytes, as the other runtimes give it."""
     if array.dtype.kind not in "OU":
         return array
     encoded = np.empty(array.size, dtype=object)

@@ -106,7 +106,7 @@ def _is_one_for_all(spec: Any, specs: Mapping[str, Any]) -> bool:
 
 
 def scaler(file: ModelFile, signature: Signature) -> Step:
-    """What scales inputs as they were asked to be, and leaves the others as they are."""
+    """A function that scales the inputs that the user asked to scale, and leaves the others as they are."""
     scaling = file.scaling
     if scaling is None:
         return lambda tensors: tensors

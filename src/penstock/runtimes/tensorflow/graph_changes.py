@@ -125,7 +125,7 @@ def _walk(
 
 
 def _source_of(name: str, nodes: Mapping[str, Any], inputs: Mapping[str, str]) -> str | None:
-    """The input of the outermost graph that a tensor is; None where it is none."""
+    """The input of the outermost graph that a tensor comes from; None where it comes from none."""
     for _ in range(len(nodes) + 1):
         name = name.removeprefix("^").partition(":")[0]
         if name in inputs:

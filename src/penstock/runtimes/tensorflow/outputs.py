@@ -82,7 +82,7 @@ def to_host(name: str, tensor: Any) -> Column:
 
 
 def _plain_dtype(dtype: Any) -> Any:
-    """What holds the values of a dtype that numpy does not have: bfloat16, and floats of 8 bits."""
+    """The numpy dtype that holds the values of one that numpy does not have: bfloat16, and floats of 8 bits."""
     return np.float32 if dtype.is_floating else np.int32
 
 

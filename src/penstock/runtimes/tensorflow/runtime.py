@@ -75,8 +75,7 @@ class TensorFlowRuntime:
 
 
 def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
-    """Set how many threads and how much of the device TensorFlow takes, and look whether it can use it. Before
-    anything runs.
+    """Set TensorFlow's threads and its share of the device, and check that it sees it. Call it before anything runs.
 
     Args:
         device: Where the model will run.
@@ -283,12 +282,12 @@ class TensorFlowReplica:
         traced = tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
         try:
             traced.get_concrete_function()
-        except Exception:  # told by the run itself, if it is not the open lengths
+        except Exception:  # the run raises it again, if open lengths are not the reason
             return None
         return traced
 
     def _changes(self, tensors: dict[str, Any]) -> Changes:
-        """What the step changes, by its graph; nothing is known of one that cannot be traced: running it tells why."""
+        """What the step changes, by its graph; nothing for a step that cannot be traced: its run says why."""
         try:
             step = self._step if self._step is not None else self._plain_for(tensors)
             return changes_of(step.get_concrete_function(tensors))
@@ -299,7 +298,7 @@ class TensorFlowReplica:
         """Whether a batch is answered the same twice, bit for bit."""
         try:
             first, second = self.predict(batch), self.predict(batch)
-        except Exception:  # told by the run itself
+        except Exception:  # the run raises it again
             return True
         return all(_bits(first[name]) == _bits(second[name]) for name in first)
 

@@ -24,7 +24,7 @@ from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restor
 
 @runtime_checkable
 class MakesReplica(Protocol):
-    """A model that is no `model_fn` for columns, and knows itself what its replica does."""
+    """A model that makes its replica itself, and is not a `model_fn` for columns."""
 
     def load(self, device: Device, threads: int) -> Replica: ...
 

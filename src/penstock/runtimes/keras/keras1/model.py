@@ -1,7 +1,7 @@
 """Whole models of Keras 1 (`.h5`, 2015 to 2017), read into Keras 3.
 
-Keras 1 wrote other names, other layouts of weights, and not where it had computed: what TensorFlow computed is told by
-weights that are called `…:0`.
+Keras 1 wrote other names and other layouts of weights, and did not write its backend: on TensorFlow, weights are called
+`…:0`.
 """
 
 from collections.abc import Iterator
