@@ -207,11 +207,7 @@ def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
 
 
 def _read(core: Any, path: str) -> Any:
-    """The network in an ONNX file.
-
-    Raises:
-        RefusedByRuntime: OpenVINO does not read it, or would compute it in fewer bits.
-    """
+    """The network in an ONNX file."""
     try:
         network = core.read_model(path)
     except Exception as error:

@@ -129,11 +129,7 @@ def _find_interpreter(model: ModelFile) -> Any:
 
 
 def _check_operations(interpreter: Any, model: ModelFile) -> None:
-    """Refuse operations that no interpreter here has; anything else shows when rows are fed.
-
-    Raises:
-        ModelError: With their names.
-    """
+    """Refuse operations that no interpreter here has; anything else shows when rows are fed."""
     try:
         interpreter.allocate_tensors()
     except RuntimeError as error:

@@ -23,11 +23,7 @@ def _is_ours(location: str) -> bool:
 
 
 def _look(path: str, own: tuple[str, ...]) -> FileFacts:
-    """What the file says about itself.
-
-    Raises:
-        ModelError: It is damaged, or holds weights without a model.
-    """
+    """What the file says about itself."""
     if not hdf5.is_hdf5(path):
         raise damaged(path, "an HDF5 file", "it does not begin as one")
     contents = _contents(path)

@@ -51,12 +51,7 @@ class StableHloRuntime:
 
 
 def _read(model: ModelFile, platform: str) -> Any:
-    """What is in the file, as `jax.export` knows it.
-
-    Raises:
-        ModelError: It is damaged, needs several devices at once, or calls Python of the process that wrote it.
-        DeviceError: It was compiled for other platforms.
-    """
+    """What is in the file, as `jax.export` knows it."""
     from jax import export
 
     with open(model.location, "rb") as file:

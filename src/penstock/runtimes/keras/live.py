@@ -152,11 +152,7 @@ def _that_matters(model: Any, given: Nesting | None) -> Nesting | None:
 
 
 def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
-    """Make the weights of a model that has none yet, as `model.predict` does with its first batch.
-
-    Raises:
-        ModelError: The model does not take such a row.
-    """
+    """Make the weights of a model that has none yet, as `model.predict` does with its first batch."""
     if getattr(model, "inputs", None) or all(layer.built for layer in model._flatten_layers()):
         return
     row = first_row()
