@@ -22,7 +22,8 @@ def leaves(structure: Any, fallback: str) -> dict[str, TensorLeaf]:
     named: dict[str, TensorLeaf] = {}
     for position, leaf in enumerate(found):
         keys = [key for key in leaf.path if isinstance(key, str)]
-        own = getattr(leaf.value, "name", None) if fallback == "input" and not _is_eager(leaf.value) else None
+        has_own = fallback == "input" and not hasattr(leaf.value, "numpy")  # eager tensors have no names
+        own = getattr(leaf.value, "name", None) if has_own else None
         name = "/".join(map(str, leaf.path[leaf.path.index(keys[0]) :])) if keys else own
         name = name or (fallback if len(found) == 1 else f"{fallback}_{position}")
         named[name if name not in named else f"{name}_{position}"] = leaf
@@ -72,7 +73,3 @@ def _replaced(structure: Any, values: Iterator[Any]) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _is_eager(value: Any) -> bool:
-    return hasattr(value, "numpy")

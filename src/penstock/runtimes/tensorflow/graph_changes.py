@@ -52,7 +52,7 @@ class Changes:
 
     @property
     def state(self) -> State:
-        names = tuple(_name(variable) for variable in self.variables)
+        names = tuple(str(variable.name).partition(":")[0] for variable in self.variables)
         if self.drawing or self.lost:
             return State(VARIABLES, (*names, *self.drawing, *self.lost), is_repeatable=False)
         if not self.variables:
@@ -148,7 +148,3 @@ def _called(node: Any, functions: Mapping[str, Any]) -> Iterator[Any]:
 
 def _is_seed(variable: Any) -> bool:
     return variable.dtype.is_integer and str(variable.name).partition(":")[0].endswith(SEED_NAME)
-
-
-def _name(variable: Any) -> str:
-    return str(variable.name).partition(":")[0]

@@ -31,16 +31,12 @@ class _Unranked:
 
 def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of the outputs; sparse ones become dense, or ragged. Runs while a step is traced."""
-    dense = {name: _without_gaps(each) if _is_sparse(each) else each for name, each in outputs.items()}
+    dense = {name: _without_gaps(each) if isinstance(each, tf.SparseTensor) else each for name, each in outputs.items()}
     if answers is None:
         return dense
     shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
     chosen = keep(answers, shown, _top_k)
     return {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
-
-
-def _is_sparse(tensor: Any) -> bool:
-    return isinstance(tensor, tf.SparseTensor)
 
 
 def _without_gaps(sparse: Any) -> Any:

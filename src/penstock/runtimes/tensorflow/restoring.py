@@ -48,7 +48,7 @@ def newest_checkpoint(folder: str) -> str | None:
     if noted is not None and is_checkpoint(noted):
         return noted
     found = [os.path.join(folder, name[: -len(".index")]) for name in os.listdir(folder) if name.endswith(".index")]
-    return max(found, key=_age, default=None)
+    return max(found, key=lambda prefix: (_step_in_name(prefix), os.path.getmtime(prefix + ".index")), default=None)
 
 
 def none_there(location: str, random: Sequence[str] = ()) -> NoCheckpoint:
@@ -91,10 +91,6 @@ def _noted(folder: str) -> str | None:
         return None
     path = os.path.join(folder, match[1].replace('\\"', '"'))
     return path if is_checkpoint(path) else os.path.join(folder, os.path.basename(path))
-
-
-def _age(prefix: str) -> tuple[int, float]:
-    return _step_in_name(prefix), os.path.getmtime(prefix + ".index")
 
 
 def _step_in_name(prefix: str) -> int:
