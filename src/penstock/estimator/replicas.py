@@ -151,7 +151,7 @@ class Sample(NamedTuple):
         return int(min(max(1, MOST_BYTES // largest), _MOST_IN_BUNDLE, 1 + _BUNDLE_S // max(self.seconds, 1e-6)))
 
 
-class Trial:
+class DeviceTrial:
     """Which devices are tried, and how: all at once, then one by one to find the device that fails and leave it out.
 
     Two devices are the least that is worth it. A replica that fails alone on two devices fails because of the model.
@@ -200,7 +200,7 @@ class Replicas:
         self.is_ready = self.is_closed = False
         self._threads = threads
         self._kind = kind
-        self._trial = Trial(devices)
+        self._trial = DeviceTrial(devices)
         self._source = ElementSource()
         self._sample = self._source.add([sample.element])
         reference = self._source.add(sample.reference)
