@@ -26,12 +26,15 @@ TensorFlow session is up to 1.6e-6 from it on x86_64, and the test below holds t
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every scenario of support/estimator_scenarios.py gave."""
-    path = tmp_path_factory.mktemp("estimator") / "found.json"
+    return run_scenarios(tmp_path_factory.mktemp("estimator") / "found.json")
+
+
+def run_scenarios(path: Path, *kind: str) -> dict[str, Any]:
     script = ROOT / "tests" / "support" / "estimator_scenarios.py"
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "TF_USE_LEGACY_KERAS"}
     search = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
     ran = subprocess.run(
-        [sys.executable, str(script), str(path)],
+        [sys.executable, str(script), str(path), *kind],
         env={**environment, "PYTHONPATH": search, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -165,6 +168,12 @@ def test_processes_that_build_another_model_do_not_take_over(found: dict[str, An
     assert found["another_model"]["ratios"] == [2.0]
     (warning,) = found["another_model"]["warnings"]
     assert "it predicts other values than this process: scaled" in warning
+
+
+@pytest.mark.slow
+def test_one_replica_that_fails_does_not_keep_the_others_from_taking_over(tmp_path: Path) -> None:
+    expected = {"processes": 3, "has_failed": True, "is_right": True, "warnings": []}
+    assert run_scenarios(tmp_path / "found.json", "slow")["one_replica_fails"] == expected
 
 
 def test_the_shell_predicts_with_a_model_fn_on_three_devices(penstock_run: Penstock, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ GRAPHS = """
 import numpy as np, tensorflow as tf
 from penstock.core.records import Signature, TensorSpec
 from penstock.core.state import NONE, SEEDS, VARIABLES
-from penstock.runtimes.tensorflow.runtime import replica_at
+from penstock.runtimes.tensorflow.runtime import replica_on
 
 signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
 generator = tf.random.Generator.from_seed(3)
@@ -104,7 +104,7 @@ cases = {
 }
 rows = {"x": np.arange(12, dtype=np.float32).reshape(4, 3)}
 for what, (step, kind, names) in cases.items():
-    replica = replica_at("/CPU:0", signature, lambda tensors, step=step: {"y": step(tensors["x"])})
+    replica = replica_on("/CPU:0", signature, lambda tensors, step=step: {"y": step(tensors["x"])})
     found = replica.look(rows)
     assert (found.kind, str(found)) == (kind, names), (what, found)
     assert found.is_repeatable == (what not in ("an operation that draws", "a table")), what

@@ -1,7 +1,7 @@
 """What `Estimator.predict` does, in one process that imports TensorFlow once: `python estimator_scenarios.py OUT.json`.
 
-Every scenario gives plain JSON; the tests say what is right. Keras 3 is in use here, as in a script that knows nothing
-of the older one.
+`OUT.json slow` runs the slow ones. Every scenario gives plain JSON; the tests say what is right. Keras 3 is in use,
+as in a script that knows nothing of the older one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def images(size: int = 100) -> Any:
 
 
 def the_three_spellings() -> Any:
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("with_layers", "with_tf_estimator", "with_keras_layers"):
         rows = list(digits(getattr(digits_model_fn, name)).predict(images))
         is_same = [row["classes"] for row in rows] == EXPECTED["classes"].tolist()
@@ -245,6 +245,39 @@ def another_model() -> Any:
     return {"ratios": sorted(ratios), "warnings": warnings.told}
 
 
+def one_replica_fails() -> Any:
+    """The first attempt to start three replicas fails in the last one of them, the second does not."""
+    handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
+    own = os.getpid()
+    warnings = Warnings()
+    logging.getLogger("penstock.estimator").addHandler(warnings)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def model_fn(features: Any, mode: str) -> Any:
+            if os.getpid() != own:
+                Path(folder, str(os.getpid())).touch()
+                if len(os.listdir(folder)) == 3:
+                    Path(folder, "failed").touch()
+                    raise ValueError("no such luck")
+            return tf.estimator.EstimatorSpec(mode, predictions={"twice": 2.0 * features})
+
+        predictions: Any = digits(model_fn, "cpu:3").predict(
+            lambda: tf.data.Dataset.range(1, 10**9).map(lambda number: tf.fill([2], tf.cast(number, tf.float32))),
+            yield_single_examples=False,
+        )
+        until, is_right = time.monotonic() + 120, True
+        for count, found in enumerate(predictions, 1):
+            is_right &= bool((found["twice"] == 2 * count).all())
+            if warnings.told or is_handed_over() or time.monotonic() > until:
+                break
+            time.sleep(0.01)  # leaves the cores to the processes that load
+        processes = len(psutil.Process().children())
+        predictions.close()
+        has_failed = os.path.exists(os.path.join(folder, "failed"))
+    logging.getLogger("penstock.estimator").removeHandler(warnings)
+    return {"processes": processes, "has_failed": has_failed, "is_right": is_right, "warnings": warnings.told}
+
+
 def handed_over() -> Any:
     """Features of every kind and size, through this process and then through three others, one of which is killed;
     requests one by one then, and one that the model rejects."""
@@ -319,15 +352,16 @@ SCENARIOS = (
     another_model,
     handed_over,
 )
+SLOW_SCENARIOS = (one_replica_fails,)
 
 
-def main(path: str) -> None:
+def main(path: str, kind: str = "") -> None:
     os.environ["DIGITS_MODEL_DIR"] = CHECKPOINT
     assert tf.keras.__version__.startswith("3.")
-    found = {scenario.__name__: scenario() for scenario in SCENARIOS}
+    found = {scenario.__name__: scenario() for scenario in (SLOW_SCENARIOS if kind == "slow" else SCENARIOS)}
     found["keras"] = tf.keras.__version__
     Path(path).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import leaves, to_arrow
-from penstock.core.output_selection import CLASSES, SCORES, NumpyRanking, shown
+from penstock.core.output_selection import CLASSES, SCORES, numpy_top_k, shown
 from penstock.core.records import Array, Column
 
 CHECKED_ROWS = 64
@@ -248,7 +248,7 @@ def _differ_in_rank(key: str, mine: Array, whole: Column, tolerance: float) -> D
     """The classes that we kept must score as high, in their framework's answer, as the best ones there."""
     scores = np.asarray(whole).astype(np.float64)
     kept = mine if mine.ndim == 2 else mine[:, None]
-    best, _ = NumpyRanking().top_k(scores, kept.shape[1])
+    best, _ = numpy_top_k(scores, kept.shape[1])
     reached = kept.astype(np.float64) if key.startswith(SCORES) else np.take_along_axis(scores, kept, axis=1)
     far = _apart(reached, best)
     if not far.size or far.max() <= tolerance * _spread(scores):

@@ -3,9 +3,9 @@
 It is computed where the model runs, so that a thousand logits need not travel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,31 +53,21 @@ class Answers:
         return self.argmax or self.top_k is not None
 
 
-class Ranking(Protocol):
-    """How a framework ranks the last axis of a tensor."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        """The k largest values in falling order, and their places as int32. Of equal ones the first comes first."""
-        ...
-
-    def argmax(self, tensor: Any) -> Any:
-        """The place of the largest value as int32."""
-        ...
+TopK = Callable[[Any, int], tuple[Any, Any]]
+"""How a framework ranks the last axis of a tensor: from a tensor and k to the k largest values in falling order, and
+their places as int32. Of equal values the first one comes first."""
 
 
-class NumpyRanking:
+def numpy_top_k(tensor: Array, k: int) -> tuple[Array, Array]:
     """The ranking of runtimes whose outputs are on the host."""
-
-    def top_k(self, tensor: Array, k: int) -> tuple[Array, Array]:
-        candidates = _at_least_as_large_as_the_kth(tensor, k)
-        values = np.take_along_axis(tensor, candidates, axis=-1)
-        order = _falling(values)[..., :k]
-        places = np.take_along_axis(candidates, order, axis=-1)
-        return np.take_along_axis(tensor, places, axis=-1), places.astype(np.int32)
-
-    def argmax(self, tensor: Array) -> Array:
-        places: Array = np.argmax(tensor, axis=-1).astype(np.int32)
-        return places
+    if k == 1:
+        best: Array = np.argmax(tensor, axis=-1, keepdims=True)
+        return np.take_along_axis(tensor, best, axis=-1), best.astype(np.int32)
+    candidates = _at_least_as_large_as_the_kth(tensor, k)
+    values = np.take_along_axis(tensor, candidates, axis=-1)
+    order = _falling(values)[..., :k]
+    places = np.take_along_axis(candidates, order, axis=-1)
+    return np.take_along_axis(tensor, places, axis=-1), places.astype(np.int32)
 
 
 def _falling(values: Array) -> Array:
@@ -103,7 +93,7 @@ def _at_least_as_large_as_the_kth(tensor: Array, k: int) -> Array:
     return np.nonzero(is_chosen)[-1].reshape(*tensor.shape[:-1], k)
 
 
-def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) -> dict[str, Any]:
+def keep(answers: Answers | None, outputs: Mapping[str, Any], top_k: TopK) -> dict[str, Any]:
     """What is kept of `outputs`, tensors of any framework with rows first. Runs while a step is traced.
 
     Raises:
@@ -128,7 +118,7 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], ranking: Ranking) 
         )
     kept: dict[str, Any] = {}
     for name, tensor in chosen.items():
-        kept |= _ranked(answers, name, tensor, ranking) if _is_ranked(tensor, is_alone) else {name: tensor}
+        kept |= _ranked(answers, name, tensor, top_k) if _is_ranked(tensor, is_alone) else {name: tensor}
     _refuse_two_of_one_name(kept, chosen, answers)
     return kept
 
@@ -153,7 +143,7 @@ def _is_ranked(tensor: Any, is_alone: bool) -> bool:
     return len(shape) == 2 and shape[-1] != 1 and ("float" in kind or (is_alone and "int" in kind))
 
 
-def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[str, Any]:
+def _ranked(answers: Answers, name: str, tensor: Any, top_k: TopK) -> dict[str, Any]:
     classes = tensor.shape[-1]
     if answers.labels and classes is not None and len(answers.labels) != classes:
         raise UsageError(
@@ -163,14 +153,14 @@ def _ranked(answers: Answers, name: str, tensor: Any, ranking: Ranking) -> dict[
             hint="--outputs says which outputs are meant",
         )
     if answers.top_k is None:
-        return {CLASSES + name: ranking.argmax(tensor)}
+        return {CLASSES + name: top_k(tensor, 1)[1][..., 0]}
     if classes is not None and answers.top_k > classes:
         raise UsageError(
             "there are fewer classes",
             received=f"--top-k {answers.top_k}",
             allowed=f"at most {classes}, as {name!r} has",
         )
-    values, places = ranking.top_k(tensor, answers.top_k)
+    values, places = top_k(tensor, answers.top_k)
     return {CLASSES + name: places, SCORES + name: values}
 
 

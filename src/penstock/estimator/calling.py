@@ -15,6 +15,7 @@ from penstock.estimator.legacy_keras import SWITCH, SharedChange, keras_of_its_t
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec
+from penstock.runtimes.frameworks import tf
 
 LOG = logging.getLogger("penstock.estimator")
 
@@ -84,8 +85,6 @@ def call_model_fn(called: Called, features: Any, labels: Any, mode: str) -> Esti
 
 def call_input_fn(called: Called, input_fn: Callable[..., Any], mode: str, input_context: Any = None) -> Any:
     """What the user's function returns: a dataset, or tensors. It is placed on the CPU."""
-    import tensorflow as tf
-
     names = argument_names(input_fn)
     offered = {"mode": mode, "params": called.params, "config": called.config}
     given = {name: value for name, value in offered.items() if name in names}
@@ -97,8 +96,6 @@ def call_input_fn(called: Called, input_fn: Callable[..., Any], mode: str, input
 
 def take_input(called: Called, input_fn: Callable[..., Any], mode: str) -> Input:
     """The tensors of one batch: the next element of a dataset, or the tensors that the function returned."""
-    import tensorflow as tf
-
     result = call_input_fn(called, input_fn, mode)
     hooks: tuple[Any, ...] = ()
     if isinstance(result, tf.data.Dataset):
@@ -121,7 +118,6 @@ def split_element(element: Any) -> tuple[Any, Any]:
 
 def starts_iterator(initializer: Callable[[], Any]) -> Any:
     """A session hook that initialises an iterator whenever a session is made."""
-    import tensorflow as tf
 
     class StartsIterator(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         def begin(self) -> None:
@@ -135,8 +131,6 @@ def starts_iterator(initializer: Callable[[], Any]) -> Any:
 
 def begin_graph(config: RunConfig) -> Any:
     """Seed the graph that is the default now and give it a global step; returns the step."""
-    import tensorflow as tf
-
     tf.compat.v1.set_random_seed(config.tf_random_seed)
     return tf.compat.v1.train.create_global_step()
 

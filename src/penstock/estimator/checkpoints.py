@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from penstock.estimator.calling import LOG
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import (
     find_checkpoint,
     initial_values,
@@ -18,8 +19,6 @@ from penstock.runtimes.tensorflow.restoring import (
 
 def global_step_of(model_dir: str) -> int:
     """The step that the newest checkpoint was saved at; 0 where there is none."""
-    import tensorflow as tf
-
     path = newest_checkpoint(model_dir)
     if path is None:
         return 0
@@ -61,8 +60,6 @@ def repair_note(model_dir: str) -> None:
 
     TensorFlow trains on from the one that the note names, and a folder that was moved names files that are not there.
     """
-    import tensorflow as tf
-
     newest = newest_checkpoint(model_dir)
     if newest is None:
         return
@@ -77,8 +74,6 @@ def repair_note(model_dir: str) -> None:
 
 
 def _is_there(prefix: str) -> bool:
-    import tensorflow as tf
-
     return bool(tf.io.gfile.exists(prefix + ".index") or tf.io.gfile.exists(prefix))
 
 

@@ -24,7 +24,8 @@ from penstock.core.records import STRING, Block, Columns, Device, Fragment, Resu
 from penstock.errors import ModelError, one_line
 from penstock.estimator.likeness import Reference
 from penstock.estimator.model_function import ModelFunction
-from penstock.runtimes.tensorflow.session import Opened, open_graph, session_options
+from penstock.runtimes.frameworks import tf
+from penstock.runtimes.tensorflow.session import GraphSession, open_graph, session_options
 from penstock.sources.python.streaming import new_file
 
 COLUMN = "elements"
@@ -167,7 +168,7 @@ class ElementReplica:
     reason.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: GraphSession) -> None:
         self.signature = Signature((TensorSpec(COLUMN, STRING, ()),), (), structure="dict")
         self._opened = opened
 
@@ -177,8 +178,6 @@ class ElementReplica:
 
     def predict_bundle(self, place: bytes) -> tuple[list[Any], str]:
         """The predictions of the elements, and why there are none for the others; empty where there are all."""
-        import tensorflow as tf
-
         answers: list[Any] = []
         try:
             for element in open_bundle(place):
@@ -191,9 +190,7 @@ class ElementReplica:
         self._opened.close()
 
 
-def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> Opened:
-    import tensorflow as tf
-
+def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> GraphSession:
     checkpoint = function.find_checkpoint()
     with tf.Graph().as_default() as graph:
         function.begin()
@@ -209,8 +206,6 @@ def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> 
 
 def _placeholder_for(leaf: Any, feed: list[Any]) -> Any:
     """A tensor of the kind that a spec names, made of placeholders that join `feed`; what is no spec stays as it is."""
-    import tensorflow as tf
-
     if not isinstance(leaf, tf.TypeSpec):
         return leaf
     specs = tf.nest.flatten(leaf, expand_composites=True)

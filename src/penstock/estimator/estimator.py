@@ -19,6 +19,7 @@ from penstock.estimator.run_config import RunConfig, path_to_str
 from penstock.estimator.saved_models import Export, export
 from penstock.estimator.spec import EstimatorSpec, ModeKeys, check_hooks, check_listeners
 from penstock.estimator.training import Training, train
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import find_checkpoint, newest_checkpoint, no_such_variable
 
 InputFn = Callable[..., Any]
@@ -84,14 +85,10 @@ class Estimator:
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint."""
-        import tensorflow as tf
-
         return [name for name, _ in tf.train.list_variables(find_checkpoint(self.model_dir))]
 
     def get_variable_value(self, name: str) -> Any:
         """The value of one variable in the newest checkpoint."""
-        import tensorflow as tf
-
         checkpoint = find_checkpoint(self.model_dir)
         reader = tf.train.load_checkpoint(checkpoint)
         if not reader.has_tensor(name):
@@ -341,8 +338,6 @@ def _check_steps(name: str, steps: int | None) -> None:
 
 
 def _stop_hooks(steps: int | None, max_steps: int | None) -> list[Any]:
-    import tensorflow as tf
-
     if steps is None and max_steps is None:
         return []
     return [tf.compat.v1.train.StopAtStepHook(steps, max_steps)]

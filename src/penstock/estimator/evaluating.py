@@ -12,6 +12,7 @@ from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.placing import place
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import LOSS, EstimatorSpec, ModeKeys
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import session_creator
 
 GLOBAL_STEP = "global_step"
@@ -32,8 +33,6 @@ class Evaluation(NamedTuple):
 
 def evaluate(evaluation: Evaluation) -> dict[str, Any]:
     """The metrics of a checkpoint, with `loss` and `global_step`."""
-    import tensorflow as tf
-
     called = evaluation.called
     options = called.config.session_options()
     placing = place(called.config)
@@ -55,8 +54,6 @@ def evaluate(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _begin_without_checkpoint(evaluation: Evaluation, scaffold: Any) -> None:
-    import tensorflow as tf
-
     if evaluation.warm_start is not None:
         tf.compat.v1.train.warm_start(*evaluation.warm_start)
     else:
@@ -65,8 +62,6 @@ def _begin_without_checkpoint(evaluation: Evaluation, scaffold: Any) -> None:
 
 def _metrics(spec: EstimatorSpec) -> tuple[Any, dict[str, Any]]:
     """The operation that updates every metric, and the values by name."""
-    import tensorflow as tf
-
     for name in (LOSS, GLOBAL_STEP):
         if name in spec.eval_metric_ops:
             raise WrongValue("this metric is always there", received=f"eval_metric_ops[{name}]", hint="rename yours")
@@ -79,8 +74,6 @@ def _metrics(spec: EstimatorSpec) -> tuple[Any, dict[str, Any]]:
 def _run(
     evaluation: Evaluation, spec: EstimatorSpec, input_hooks: Any, update: Any, values: dict[str, Any], options: Any
 ) -> dict[str, Any]:
-    import tensorflow as tf
-
     train = tf.compat.v1.train
     final = train.FinalOpsHook(values)
     hooks = [*input_hooks, *evaluation.hooks, *_stopping(evaluation.steps), *spec.evaluation_hooks, final]
@@ -93,8 +86,6 @@ def _run(
 
 def _with_local_variables(scaffold: Any) -> Any:
     """A scaffold of the user whose own local initialisation also sets the metrics to zero."""
-    import tensorflow as tf
-
     kind = tf.compat.v1.train.Scaffold
     if scaffold.local_init_op is None:
         return scaffold
@@ -103,8 +94,6 @@ def _with_local_variables(scaffold: Any) -> Any:
 
 
 def _stopping(steps: int | None) -> list[Any]:
-    import tensorflow as tf
-
     if steps is None:
         return []
     most = steps
@@ -123,8 +112,6 @@ def _stopping(steps: int | None) -> list[Any]:
 
 def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
     """The metrics as events: what BestExporter, early stopping and TensorBoard read."""
-    import tensorflow as tf
-
     step = int(results[GLOBAL_STEP])
     summary = tf.compat.v1.Summary()
     for name, value in results.items():
@@ -153,8 +140,6 @@ def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
 
 def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
     """A metric may be a summary itself: an image, a histogram."""
-    import tensorflow as tf
-
     try:
         parsed = tf.compat.v1.Summary.FromString(serialized)
     except Exception:  # whichever implementation of protobuf is installed has an error of its own
@@ -167,8 +152,6 @@ def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
 
 def metrics_of_events(path: str) -> list[tuple[int, dict[str, float]]]:
     """(step, metrics) of every evaluation in a file of events, as far as it can be read."""
-    import tensorflow as tf
-
     by_step = []
     try:
         for event in tf.compat.v1.train.summary_iterator(path):

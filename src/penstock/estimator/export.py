@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.runtimes.frameworks import tf
 
 FEATURE, LABEL, RECEIVER = "feature", "label", "input"
 """The names of a tensor that came without one."""
@@ -114,8 +115,6 @@ def build_parsing_serving_input_receiver_fn(
     """A function for `export_saved_model`: serialized `tf.train.Example` records come in and are parsed."""
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
-        import tensorflow as tf
-
         examples = tf.compat.v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
         return ServingInputReceiver(tf.compat.v1.io.parse_example(examples, feature_spec), {"examples": examples})
 
@@ -171,8 +170,6 @@ def serving_outputs(exports: dict[str, Any] | None, predictions: Any) -> dict[st
 
 
 def _default_name() -> str:
-    import tensorflow as tf
-
     return str(tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY)
 
 
@@ -185,8 +182,6 @@ def _placeholders(tensors: Any, name: str, batch_size: int | None) -> tuple[Any,
 
 
 def _placeholder_like(tensor: Any, batch_size: int | None) -> Any:
-    import tensorflow as tf
-
     shape = tf.TensorShape([batch_size]).concatenate(tensor.shape[1:])
     try:
         name = tensor.op.name
@@ -204,8 +199,6 @@ def _alternatives(alternatives: Any) -> dict[str, Any] | None:
 
 
 def _named(tensors: Any, what: str, default_name: str, *, allow_numbers: bool = False) -> dict[str, Any]:
-    import tensorflow as tf
-
     if tensors is None:
         raise WrongValue(f"{what} must be given", received="None")
     named = tensors if isinstance(tensors, dict) else {default_name: tensors}

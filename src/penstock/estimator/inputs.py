@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.records import Array
 from penstock.errors import DeviceError
 from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.runtimes.frameworks import tf
 
 __all__ = ["numpy_input_fn", "pandas_input_fn"]
 
@@ -28,8 +29,6 @@ class MemoryInput:
 
     def as_dataset(self) -> Any:
         """Batches of (features, labels), or of features. Batches cross epochs, and only the last one may be short."""
-        import tensorflow as tf
-
         made = self._make_rows()
         arrays = [_as_array(column) for column in tf.nest.flatten(made)]
         # The graph holds the numbers of the rows only. The rows themselves would be in every file that holds the graph.
@@ -40,8 +39,6 @@ class MemoryInput:
         return batches.map(lambda numbers: tf.nest.pack_sequence_as(made, _taken(arrays, numbers))).prefetch(1)
 
     def __call__(self) -> Any:
-        import tensorflow as tf
-
         # It starts by itself when the first batch is asked for: old code runs the tensors in a plain session.
         return tf.compat.v1.data.make_one_shot_iterator(self.as_dataset()).get_next()
 
@@ -129,8 +126,6 @@ def pandas_input_fn(
 
 def _as_array(column: Any) -> Array:
     """A column as an array; what is none is what TensorFlow takes it for."""
-    import tensorflow as tf
-
     if isinstance(column, np.ndarray):
         return column
     made: Array = tf.make_ndarray(tf.make_tensor_proto(column))
@@ -139,8 +134,6 @@ def _as_array(column: Any) -> Array:
 
 def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
     """The rows of these numbers, as tensors that know their shapes."""
-    import tensorflow as tf
-
     kinds = [tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype) for array in arrays]
     taken = tf.numpy_function(lambda these: [array[these] for array in arrays], [numbers], kinds)
     for tensor, array in zip(taken, arrays, strict=True):

@@ -21,6 +21,7 @@ from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue, also_model_error
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import NoCheckpoint, find_checkpoint, initial_values, newest_checkpoint
 
 OUTPUT = "output"
@@ -100,8 +101,6 @@ class ModelFunction:
 
     def start_warm(self) -> None:
         """Let the variables of the default graph begin with the values of another model."""
-        import tensorflow as tf
-
         if self.warm_start is not None:
             with quiet():
                 tf.compat.v1.train.warm_start(*self.warm_start)

@@ -13,6 +13,7 @@ from penstock.estimator.calling import LOG, take_input, user_code
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.spec import ModeKeys
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import plan_restoring, session_creator
 
 
@@ -36,8 +37,6 @@ class OwnGraph:
         *,
         is_alone: bool = True,
     ) -> None:
-        import tensorflow as tf
-
         self.checkpoint = function.find_checkpoint()
         config = function.called.config
         self._options = config.session_options()
@@ -84,8 +83,6 @@ class OwnGraph:
 
     def start(self) -> Callable[[], Any]:
         """Open the session; returns a function that predicts the next element, and gives None when there is none."""
-        import tensorflow as tf
-
         v1 = tf.compat.v1
         assert self._restoring is not None
         with self._graph.as_default(), quiet():
@@ -138,8 +135,6 @@ class OwnGraph:
         return step
 
     def _until_the_end(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        import tensorflow as tf
-
         def step() -> Any:
             try:
                 return run()
@@ -150,8 +145,6 @@ class OwnGraph:
 
     def _predict_with_hooks(self) -> Iterator[Any]:
         """Hooks need the session of TensorFlow 1 that calls them."""
-        import tensorflow as tf
-
         with self._graph.as_default(), quiet():
             creator = session_creator(self._scaffold, self.checkpoint, self._options)
             session = tf.compat.v1.train.MonitoredSession(creator, [*self._input_hooks, *self.hooks])
@@ -185,8 +178,6 @@ def _never_ends(graph: Any) -> bool:
 
 def _specs(features: Any) -> Any:
     """The structure of the features, with specs in place of tensors. None where another process cannot have them."""
-    import tensorflow as tf
-
     leaves = tf.nest.flatten(features)
     if not leaves:
         raise ModelError("input_fn gives no features", received=repr(features)[:200])

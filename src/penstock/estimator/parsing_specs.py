@@ -4,6 +4,7 @@ from typing import Any
 
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
+from penstock.runtimes.frameworks import tf
 
 
 def classifier_parse_example_spec(
@@ -18,8 +19,6 @@ def classifier_parse_example_spec(
         label_default: The label of an example that has none; None requires one.
         weight_column: The name of a feature that weighs examples, or a numeric column.
     """
-    import tensorflow as tf
-
     kind = tf.int64 if label_dtype is None else label_dtype
     return _with_label(feature_columns, label_key, tf.io.FixedLenFeature((1,), kind, label_default), weight_column)
 
@@ -42,23 +41,17 @@ def regressor_parse_example_spec(
         label_dimension: How many values a label has.
         weight_column: The name of a feature that weighs examples, or a numeric column.
     """
-    import tensorflow as tf
-
     kind = tf.float32 if label_dtype is None else label_dtype
     label = tf.io.FixedLenFeature((label_dimension,), kind, label_default)
     return _with_label(feature_columns, label_key, label, weight_column)
 
 
 def _with_label(columns: Any, label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
-    import tensorflow as tf
-
     with quiet():
         return _joined(dict(tf.feature_column.make_parse_example_spec(columns)), label_key, label, weight_column)
 
 
 def _joined(spec: dict[str, Any], label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
-    import tensorflow as tf
-
     if label_key in spec:
         raise WrongValue("the label is a feature, too", received=f"label_key={label_key!r}")
     spec[label_key] = label

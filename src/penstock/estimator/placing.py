@@ -7,6 +7,7 @@ from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig
 from penstock.estimator.tf_config import TaskType
 from penstock.pool.devices.inventory import choose
+from penstock.runtimes.frameworks import tf
 
 
 class Placing(NamedTuple):
@@ -36,8 +37,6 @@ class Placing(NamedTuple):
 
 def place(config: RunConfig) -> Placing:
     """The devices of training: those that were asked for, else every GPU, else the CPU."""
-    import tensorflow as tf
-
     is_asked_for = config.devices is not None or config.num_gpus is not None
     seen = len(tf.config.list_physical_devices("GPU"))
     chosen = choose(config.device_request)
@@ -60,8 +59,6 @@ def strategy_over(placing: Placing, options: Any) -> Any:
 
     Further CPUs exist in the session only: the user's eager code sees the one that it had.
     """
-    import tensorflow as tf
-
     if placing.cpus > 1:
         options.device_count["CPU"] = placing.cpus
         across = tf.distribute.ReductionToOneDevice()
@@ -74,8 +71,6 @@ def strategy_over(placing: Placing, options: Any) -> Any:
 
 def _is_divided(gpu: Any) -> bool:
     """Whether the user made several devices of one GPU. Listing those would make TensorFlow take all GPUs' memory."""
-    import tensorflow as tf
-
     return len(tf.config.get_logical_device_configuration(gpu) or ()) > 1
 
 

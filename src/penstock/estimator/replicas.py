@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -151,6 +151,36 @@ class Sample(NamedTuple):
         return int(min(max(1, MOST_BYTES // largest), _MOST_IN_BUNDLE, 1 + _BUNDLE_S // max(self.seconds, 1e-6)))
 
 
+class DeviceTrial:
+    """Which devices are tried, and how: all at once, then one by one to find the device that fails and leave it out.
+
+    Two devices are the least that is worth it. A replica that fails alone on two devices fails because of the model.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = list(devices)
+        self._is_one_by_one = False
+        self._running = 1
+        self._failed_alone = 0
+
+    def steps(self) -> Iterator[int]:
+        """How many replicas are to run, step by step, after the first one is ready."""
+        for count in range(2, len(self.devices) + 1) if self._is_one_by_one else [len(self.devices)]:
+            self._running = count
+            yield count
+
+    def next_after_failure(self) -> tuple[bool, Device | None]:
+        """Whether another attempt is worth it, and the device that it leaves out, where one is known to fail."""
+        running, self._running = self._running, 1
+        self._failed_alone += running == 1
+        if len(self.devices) <= 2 or self._failed_alone > 1:
+            return False, None
+        if running > 1 and not self._is_one_by_one:
+            self._is_one_by_one = True
+            return True, None
+        return True, self.devices.pop(running - 1)
+
+
 class Replicas:
     """One replica for each device, which load in the background. Where they cannot predict, this process goes on alone.
 
@@ -167,10 +197,10 @@ class Replicas:
     ) -> None:
         kind = devices[0].kind
         self.most_elements = sample.elements_in_bundle()
-        self.most_ahead = _AHEAD[kind] * len(devices)
         self.is_ready = self.is_closed = False
         self._threads = threads
-        self._placement = Placement(tuple(devices), _LOADERS[kind], _LANES[kind])
+        self._kind = kind
+        self._trial = DeviceTrial(devices)
         self._source = ElementSource()
         self._sample = self._source.add([sample.element])
         reference = self._source.add(sample.reference)
@@ -181,6 +211,11 @@ class Replicas:
         self._held = ExitStack()
         self._thread = threading.Thread(target=self._bring_up, name="estimator-replicas", daemon=True)
         self._thread.start()
+
+    @property
+    def most_ahead(self) -> int:
+        """How many bundles may be read ahead."""
+        return _AHEAD[self._kind] * len(self._trial.devices)
 
     def predict(self, reader: ElementReader, predict_here: Callable[[list[Any]], Any]) -> Iterator[Any]:
         """The predictions of what is read, in order, until nothing more is there: an input may wait for what it gets.
@@ -221,7 +256,7 @@ class Replicas:
         self._source.close()
 
     def _spans(self, reader: ElementReader) -> Iterator[Span]:
-        while bundle := reader.take(self._placement.replicas):
+        while bundle := reader.take(len(self._trial.devices)):
             span = self._source.add(bundle.elements)
             self._under_way.append((span, bundle.weight))
             yield span
@@ -238,23 +273,36 @@ class Replicas:
             return None
 
     def _bring_up(self) -> None:
-        try:
-            log = self._held.enter_context(log_without_folder(is_verbose=False))
-            payload = pack(self._model, self._model.function.checkpoint)
-            file = ModelFile("estimator", self._model.function.name, "", RUNTIMES, payload=payload)
-            setting = Setting(RUNTIMES[0], file, self._threads, self._placement)
-            self._engine, _ = open_engine(setting, RunContext(log, self._stop))
-            self._held.callback(self._engine.close)
-            self._engine.load()
-            job = Job(self._source, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
-            self._engine.prepare(job, self._placement, self._sample)
-            # The others are started and are ready when it returns; how fast they are does not matter.
-            self._engine.measure(Measure(1, 0.0, 1), self._placement.replicas, self._stop)
-            self.is_ready = not self.is_closed
-        except Exception as error:
-            if not self.is_closed:
-                LOG.warning("only this process predicts: %s", _in_words(error))
+        while not self.is_ready and not self.is_closed:
+            try:
+                self._attempt()
+                self.is_ready = not self.is_closed
+            except Exception as error:
+                if self.is_closed:
+                    return
                 self._held.close()
+                is_worth_it, left_out = self._trial.next_after_failure()
+                if left_out is not None:
+                    LOG.warning("%s takes no part: %s", left_out, _in_words(error))
+                if not is_worth_it:
+                    LOG.warning("only this process predicts: %s", _in_words(error))
+                    return
+
+    def _attempt(self) -> None:
+        """Bring up a replica on each device of the trial."""
+        placement = Placement(tuple(self._trial.devices), _LOADERS[self._kind], _LANES[self._kind])
+        log = self._held.enter_context(log_without_folder(is_verbose=False))
+        payload = pack(self._model, self._model.function.checkpoint)
+        file = ModelFile("estimator", self._model.function.name, "", RUNTIMES, payload=payload)
+        setting = Setting(RUNTIMES[0], file, self._threads, placement)
+        self._engine, _ = open_engine(setting, RunContext(log, self._stop))
+        self._held.callback(self._engine.close)
+        self._engine.load()
+        job = Job(self._source, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
+        self._engine.prepare(job, placement, self._sample)
+        for replicas in self._trial.steps():
+            # Those replicas are started and ready when it returns; how fast they are does not matter.
+            self._engine.measure(Measure(1, 0.0, 1), replicas, self._stop)
 
 
 def _died(problem: str, received: str | None) -> WorkersDied:

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.estimator.refusals import WrongType, WrongValue
 from penstock.estimator.tf_config import Task, read_task
 from penstock.options.records import DeviceRequest
+from penstock.runtimes.frameworks import tf
 
 USE_DEFAULT: Any = object()
 """Told apart from None, which means: never."""
@@ -161,8 +162,6 @@ class RunConfig:
 
     def session_options(self) -> Any:
         """The `ConfigProto` of a session. A GPU's memory is taken as needed by default."""
-        import tensorflow as tf
-
         given = vars(self)["_session_config"]  # what TF_CONFIG says is about other machines
         if given is not None:
             options = copy.deepcopy(given)
@@ -192,8 +191,6 @@ class RunConfig:
     @property
     def cluster_spec(self) -> Any:
         """The machines that TF_CONFIG names: a `tf.train.ClusterSpec`."""
-        import tensorflow as tf
-
         return tf.train.ClusterSpec(self._task.cluster)
 
     is_in_cluster = property(attrgetter("_task.in_cluster"))
@@ -237,8 +234,6 @@ def _saved_twice(steps: Any, seconds: Any) -> WrongValue:
 def _session_config_of(task: Task) -> Any:
     if task.device_filters is None:
         return None
-    import tensorflow as tf
-
     options = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=task.device_filters)
     options.graph_options.rewrite_options.meta_optimizer_iterations = 1
     return options

@@ -12,6 +12,7 @@ from penstock.estimator.evaluating import metrics_of_events
 from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import LOSS, ModeKeys
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import as_saver, plan_restoring
 
 Metrics = Mapping[str, Any]
@@ -33,8 +34,6 @@ class Export(NamedTuple):
 
 def export(job: Export, base: str) -> str:
     """Write `base/TIMESTAMP/` and return its path. It appears whole or not at all."""
-    import tensorflow as tf
-
     modes = [mode for mode in MODES if job.receivers.get(mode)]
     if not modes:
         raise WrongValue(
@@ -62,8 +61,6 @@ def export(job: Export, base: str) -> str:
 
 def _timestamped(base: str) -> str:
     """A folder of `base` that does not exist, named after the second: exporters and servers take the largest."""
-    import tensorflow as tf
-
     for _ in range(_ATTEMPTS):
         folder = os.path.join(base, str(int(time.time())))
         if not tf.io.gfile.exists(folder):
@@ -73,7 +70,6 @@ def _timestamped(base: str) -> str:
 
 
 def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> None:
-    import tensorflow as tf
     from tensorflow.python.saved_model.model_utils import export_utils
 
     options = job.called.config.session_options()
@@ -170,8 +166,6 @@ class _SavedModelExporter(Exporter):
 
 
 def _remove_older(folder: str, keep: int) -> None:
-    import tensorflow as tf
-
     names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))
     for name in sorted((name for name in names if re.fullmatch(r"[0-9]{10}", name)), key=int)[:-keep]:
         try:
@@ -273,8 +267,6 @@ class BestExporter(_SavedModelExporter):
         return is_best
 
     def _best_of_events(self, pattern: str) -> Metrics | None:
-        import tensorflow as tf
-
         best: Metrics | None = None
         for path in sorted(tf.io.gfile.glob(pattern)):
             for _, metrics in metrics_of_events(path):

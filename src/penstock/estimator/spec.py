@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.estimator.export import serving_outputs
 from penstock.estimator.refusals import WrongType, WrongValue
+from penstock.runtimes.frameworks import tf
 
 LOSS = "loss"
 
@@ -103,8 +104,6 @@ def check_listeners(listeners: Any) -> tuple[Any, ...]:
 def _check_kind(values: Any, name: str, kind: str) -> tuple[Any, ...]:
     checked = tuple(values or ())
     if checked:
-        import tensorflow as tf
-
         for value in checked:
             if not isinstance(value, getattr(tf.compat.v1.train, kind)):
                 raise WrongType(f"{name} must be {kind} instances", received=repr(value))
@@ -112,8 +111,6 @@ def _check_kind(values: Any, name: str, kind: str) -> tuple[Any, ...]:
 
 
 def _check_train_op(train_op: Any, mode: str) -> Any:
-    import tensorflow as tf
-
     if train_op is None:
         if mode == ModeKeys.TRAIN:
             raise WrongValue("train_op is missing", hint="EstimatorSpec(mode, loss=…, train_op=…) to train")
@@ -126,8 +123,6 @@ def _check_train_op(train_op: Any, mode: str) -> Any:
 
 
 def _check_loss(loss: Any, mode: str) -> Any:
-    import tensorflow as tf
-
     if loss is None:
         if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
             raise WrongValue("loss is missing", hint="EstimatorSpec(mode, loss=…) to train and to evaluate")
@@ -152,8 +147,6 @@ def _check_predictions(predictions: Any, mode: str) -> Any:
 
 
 def _check_prediction(prediction: Any, name: str) -> Any:
-    import tensorflow as tf
-
     if isinstance(prediction, tf.SparseTensor):
         raise WrongType(f"{name} must be dense", received=str(prediction), hint="tf.sparse.to_dense(…)")
     return _in_this_graph(_check_tensor(prediction, name), name)
@@ -173,8 +166,6 @@ def _check_metrics(metrics: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _metric_pair(name: str, metric: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     if is_keras_metric(metric):
         updates = getattr(metric, "updates", None)
         if updates is None:
@@ -217,8 +208,6 @@ def is_keras_metric(value: Any) -> bool:
 
 
 def _check_scaffold(scaffold: Any) -> Any:
-    import tensorflow as tf
-
     if scaffold is None:
         return tf.compat.v1.train.Scaffold()
     if not isinstance(scaffold, tf.compat.v1.train.Scaffold):
@@ -227,8 +216,6 @@ def _check_scaffold(scaffold: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    import tensorflow as tf
-
     of_keras = tf.compat.v2.__internal__.types.Tensor
     return isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor, tf.Variable, of_keras))
 
@@ -240,8 +227,6 @@ def _check_tensor(value: Any, name: str) -> Any:
 
 
 def _in_this_graph(value: Any, name: str) -> Any:
-    import tensorflow as tf
-
     graph = getattr(value, "graph", None)
     if not tf.executing_eagerly() and graph is not None and graph is not tf.compat.v1.get_default_graph():
         raise WrongValue(

@@ -14,6 +14,7 @@ from penstock.estimator.run_config import RunConfig
 from penstock.estimator.saved_models import Exporter
 from penstock.estimator.spec import check_hooks, check_listeners
 from penstock.estimator.tf_config import TaskType
+from penstock.runtimes.frameworks import tf
 
 
 class _TrainFields(NamedTuple):
@@ -169,8 +170,6 @@ class _Turns:
 
 
 def _listener(turns: _Turns) -> Any:
-    import tensorflow as tf
-
     class EvaluatesCheckpoints(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
         def after_save(self, session: Any, global_step_value: int) -> None:
             turns.saved(int(global_step_value))

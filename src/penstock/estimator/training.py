@@ -25,6 +25,7 @@ from penstock.estimator.legacy_keras import quiet
 from penstock.estimator.placing import Placing, place, strategy_over
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import check_restorable, newest_checkpoint
 
 
@@ -68,8 +69,6 @@ def train(training: Training) -> Any:
 
 
 def _train_on_one(training: Training, placing: Placing, options: Any) -> Any:
-    import tensorflow as tf
-
     config = training.called.config
     placing.limit(options)
     with tf.Graph().as_default() as graph, graph.device(config.device_fn or placing.scope):
@@ -87,8 +86,6 @@ class _NoDataset(Exception):
 
 def _train_on_several(training: Training, placing: Placing, options: Any) -> Any:
     """Build the graph under the strategy of `config`, or one over `placing`, and run the loop of training over it."""
-    import tensorflow as tf
-
     called = training.called
     graph = tf.Graph()
     with graph.as_default(), quiet():
@@ -111,8 +108,6 @@ def _train_on_several(training: Training, placing: Placing, options: Any) -> Any
 
 
 def _deal_out(training: Training, strategy: Any) -> Any:
-    import tensorflow as tf
-
     def dataset(context: Any) -> Any:
         as_dataset = getattr(training.input_fn, "as_dataset", None)
         if as_dataset is not None:
@@ -127,7 +122,6 @@ def _deal_out(training: Training, strategy: Any) -> Any:
 
 def _read_step_once(strategy: Any, global_step: Any) -> None:
     """The hooks look for the operation that reads the step; a mirrored one must be read by the strategy."""
-    import tensorflow as tf
     from tensorflow.python.training import training_util
 
     tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, strategy.extended.read_var(global_step))
@@ -151,16 +145,12 @@ def _ungroup(grouped: Any, strategy: Any) -> EstimatorSpec:
 
 def _loss_reduction() -> Any:
     """Where an optimizer scaled the loss of each copy, they add up as it says; else they are summed."""
-    import tensorflow as tf
-
     if getattr(tf.compat.v1.get_default_graph(), "_is_loss_scaled_by_optimizer", False):
         return tf.compat.v1.distribute.get_loss_reduction()
     return tf.distribute.ReduceOp.SUM
 
 
 def _one_scaffold(scaffolds: Any, strategy: Any) -> Any:
-    import tensorflow as tf
-
     def together(name: str) -> Any:
         operations = [getattr(s, name) for s in scaffolds if getattr(s, name) is not None]
         return strategy.group(operations) if operations else None
@@ -182,8 +172,6 @@ def _one_scaffold(scaffolds: Any, strategy: Any) -> Any:
 
 def _run_loop(training: Training, built: _Built, options: Any) -> Any:
     """The loop over a graph that is built, in a session that restores, saves, summarises and recovers."""
-    import tensorflow as tf
-
     config, spec = training.called.config, built.spec
     _warm_start(training)
     _summarise_loss(spec.loss)
@@ -226,16 +214,12 @@ def _check_newest(model_dir: str, scaffold: Any) -> None:
 
 
 def _warm_start(training: Training) -> None:
-    import tensorflow as tf
-
     if training.warm_start is not None and newest_checkpoint(training.called.config.model_dir) is None:
         with quiet():
             tf.compat.v1.train.warm_start(*training.warm_start)
 
 
 def _summarise_loss(loss: Any) -> None:
-    import tensorflow as tf
-
     graph_keys = tf.compat.v1.GraphKeys
     if not any(summary.op.name == "loss" for summary in tf.compat.v1.get_collection(graph_keys.SUMMARIES)):
         tf.compat.v1.summary.scalar("loss", loss)
@@ -244,8 +228,6 @@ def _summarise_loss(loss: Any) -> None:
 
 def _add_saver(training: Training, spec: EstimatorSpec) -> None:
     """The saver that writes what the original wrote: `model.ckpt-N`, relative paths in the state file."""
-    import tensorflow as tf
-
     savers = tf.compat.v1.GraphKeys.SAVERS
     if spec.scaffold.saver or tf.compat.v1.get_collection(savers):
         return
@@ -262,8 +244,6 @@ def _add_saver(training: Training, spec: EstimatorSpec) -> None:
 
 def _watching(training: Training, built: _Built) -> list[Any]:
     """Stop at a loss that is no number, and log the loss."""
-    import tensorflow as tf
-
     hooks = [tf.compat.v1.train.NanTensorHook(built.spec.loss)]
     every = training.called.config.log_step_count_steps
     if every is not None:
@@ -274,8 +254,6 @@ def _watching(training: Training, built: _Built) -> list[Any]:
 
 def _saving(training: Training, spec: EstimatorSpec, hooks: list[Any]) -> list[Any]:
     """The hook that saves checkpoints, unless the user brought one; the listeners join whichever there is."""
-    import tensorflow as tf
-
     config, saver_hook = training.called.config, tf.compat.v1.train.CheckpointSaverHook
     savers = [hook for hook in (*hooks, *spec.training_chief_hooks) if isinstance(hook, saver_hook)]
     added = []

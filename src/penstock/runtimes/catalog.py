@@ -47,7 +47,7 @@ def choose_runtime(model: ModelFile, wanted: str | None) -> str:
 
 
 def _preferred(model: ModelFile) -> tuple[str, ...]:
-    """The runtimes of a model, best first. The code of a builder means by `tf.keras` what it means in this process."""
+    """The runtimes of a model, best first. In the code of a builder, `tf.keras` means what it means in this process."""
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     if model.kind == "builder" and is_legacy and "tf_keras" in model.runtimes:
         return ("tf_keras", *(name for name in model.runtimes if name != "tf_keras"))
@@ -58,10 +58,10 @@ def _preferred(model: ModelFile) -> tuple[str, ...]:
 def on_the_first_that_loads(
     model: ModelFile, wanted: str | None, load: Callable[[str], Loaded]
 ) -> tuple[Loaded, str | None]:
-    """What `load` makes of a runtime: the one that was asked for, or the first that does not refuse the model.
+    """The result of `load` for the runtime that was asked for, or for the first that does not refuse the model.
 
-    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells. The second value says, for people,
-    why it is not the first choice.
+    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells. The second value tells the user why
+    it is not the first choice.
     """
     first = choose_runtime(model, wanted)
     try:

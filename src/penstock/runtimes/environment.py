@@ -9,8 +9,8 @@ from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, one_line
 
 UNNEEDED = ("sklearn", "scipy", "pandas", "IPython", "jax", "torch", "tensorflow")
-"""What TensorFlow and Keras import where it is installed, only to see whether it is there: a third of the processor
-time that starting a replica takes (measured: 5.3 s with them, 3.2 s without)."""
+"""Libraries that TensorFlow and Keras import only to see whether they are installed: a third of the processor time that
+starting a replica takes (measured: 5.3 s with them, 3.2 s without)."""
 
 
 def pinned(device: Device, threads: int) -> dict[str, str]:
@@ -25,12 +25,18 @@ def does_not_start(library: str, model: ModelFile, error: ImportError, hint: str
     return DeviceError(f"{library} is not installed, or does not start", received=received, hint=hint)
 
 
+def without_gpu(library: str, version: str, device: Device, *ways: str) -> DeviceError:
+    """The error for a library that does not see the GPU; `ways` are what may help."""
+    received = f"{device} {device.name}, {library.lower()} {version}"
+    return DeviceError(f"this {library} does not see the GPU", received=received, hint=", or ".join(ways))
+
+
 @contextmanager
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
     """Hide the libraries that are not needed: they seem not to be installed. Afterwards they import as ever.
 
-    A builder is the user's own code, which may want any of them from its framework: nothing is hidden from it, nor from
-    the modules of custom objects.
+    Nothing is hidden from a builder and from the modules of custom objects: they are the user's own code, and may need
+    any of them.
     """
     hidden = [name for name in UNNEEDED if name not in needed and name not in sys.modules]
     if file.kind in ("builder", "estimator") or file.custom_objects:

@@ -1,6 +1,7 @@
 """A device's memory: the share of it that a replica may take, and running out of it, whichever framework ran out."""
 
 import re
+from collections.abc import Callable
 
 from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Columns, Device
@@ -20,10 +21,10 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error of no telling class says that there was no memory left.
+    """Whether the text of an error says that memory ran out, where its class does not.
 
-    Not Python's own MemoryError: with the memory of the process at its end, frameworks hang in their own cleaning up,
-    and only another process can go on.
+    Python's own MemoryError does not count: when the process itself is out of memory, frameworks hang in their
+    clean-up, and only another process can go on.
     """
     return not isinstance(error, MemoryError) and speaks_of_memory(str(error))
 
@@ -32,6 +33,38 @@ def what_was_short(error: BaseException) -> str:
     """The framework's reason in one line: the line that speaks of memory, which need not be the first."""
     lines = [_BOLD.sub("", line).strip() for line in str(error).splitlines() if speaks_of_memory(line)]
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else one_line(error)
+
+
+def within_memory(
+    batch: Columns,
+    predict: Callable[[Columns], Columns],
+    kinds: tuple[type[Exception], ...] = (),
+    *,
+    reason: Callable[[Exception], str] = what_was_short,
+    let_go: Callable[[], None] | None = None,
+) -> Columns:
+    """Run a batch, and turn the framework's error into ours where the device had no memory for it.
+
+    Args:
+        batch: What is fed.
+        predict: What runs it.
+        kinds: The framework's own classes for such errors.
+        reason: The framework's reason in one line.
+        let_go: Gives back what is kept for the next batch.
+
+    Raises:
+        OutOfMemory: The batch did not fit.
+    """
+    try:
+        return predict(batch)
+    except Exception as error:
+        if not isinstance(error, kinds) and not ran_out(error):
+            raise
+        received = reason(error)
+    # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
+    if let_go is not None:
+        let_go()
+    raise out_of_memory(batch, received)
 
 
 def memory_fraction(device: Device) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, keep, numpy_top_k
 from penstock.core.records import Columns, Device, ModelFile, Shape
 from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import does_not_start, pinned
@@ -22,10 +22,10 @@ from penstock.runtimes.plain_inputs import Declared, HostInputs, OneByOne, descr
 from penstock.runtimes.tensorflow.to_onnx import ConvertedStep, read_step
 
 MOST_SHAPES = 8
-"""For how many shapes of batches a network is held compiled at the same time."""
+"""How many compiled shapes of a network are kept at the same time."""
 _INT32 = np.iinfo(np.int32)
 _PLACE = re.compile(r"(?:Exception from|failed at) src/\S+:\d+:?\s*|Check '[^']*'\s*")
-"""Where in its sources OpenVINO met an error, and the condition that did not hold."""
+"""The source location and the failed condition in OpenVINO's errors."""
 _HIDDEN = ("openvino.tools.ovc", "openvino_telemetry")
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ Shapes = tuple[tuple[int, ...], ...]
 def import_openvino() -> Any:
     """OpenVINO without its converters.
 
-    Importing those tells Intel's servers, leaves files in the home folder, and takes half the time.
+    Importing those contacts Intel's servers, leaves files in the home folder, and takes half the time.
     """
     hidden = [name for name in _HIDDEN if name not in sys.modules]
     for name in hidden:
@@ -67,12 +67,12 @@ class _Compiled:
 
 
 class Network:
-    """A network and what it was compiled to.
+    """A network and its compiled forms.
 
-    Batches of one shape are what a job has, apart from buckets and from batches that are taken apart to find a bad
-    row; for a known shape OpenVINO is faster than for an open one. It is compiled when the first batch of a shape
-    comes. The shape that was not used for longest is dropped for a new one; one that comes back after that is not
-    compiled again, but runs with open shapes.
+    Most batches of a job have one shape, except for buckets and for batches that are split to find a bad row. OpenVINO
+    is faster for a known shape than for an open one, so a network is compiled for a shape when its first batch comes.
+    The least recently used shape is dropped for a new one; a dropped shape that comes back is not compiled again, but
+    runs with open shapes.
 
     Args:
         core: OpenVINO's.
@@ -95,7 +95,7 @@ class Network:
 
         Raises:
             ValueError: A shape is not what the network takes; or a whole number has more than 32 bits. OpenVINO would
-                change the network for the one, and cut off the other.
+                reshape the network in the first case, and cut off bits in the second.
         """
         arrays = [np.asarray(feeds[name], order="C") for name in self._names]
         for name, array in zip(self._names, arrays, strict=True):
@@ -145,7 +145,7 @@ def _refuse_long_numbers(name: str, array: Any) -> None:
 
 
 _HINTS = {"model": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
-"""A precision to what OpenVINO calls it, and to the capability that a device must have."""
+"""OpenVINO's name of each precision, and the capability that a device must have."""
 _LOSSY = ("f64",)
 """Element types that OpenVINO computes in fewer bits, whatever it is set to."""
 _UNUSABLE = ("string", "bf16", "dynamic", "u1", "u4", "i4", "nf4")
@@ -184,7 +184,7 @@ class OpenVinoRuntime:
 
 
 def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
-    """What a network is compiled with. Nothing that decides the bits is left to OpenVINO."""
+    """The properties that a network is compiled with. All that decide the bits are set explicitly."""
     has = list(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     known = [name for name, (_, capability) in _HINTS.items() if capability in has or name == "model"]
     if model.precision not in known:
@@ -207,11 +207,7 @@ def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
 
 
 def _read(core: Any, path: str) -> Any:
-    """The network in an ONNX file.
-
-    Raises:
-        RefusedByRuntime: OpenVINO does not read it, or would compute it in fewer bits.
-    """
+    """The network in an ONNX file."""
     try:
         network = core.read_model(path)
     except Exception as error:
@@ -270,14 +266,14 @@ class OpenVinoReplica:
             found = _run(self._network, rows | self._constants, batch)
             return {spec.name: found[spec.name] for spec in self.signature.outputs}
 
-        return keep(self._answers, run(feeds) if loop is None else loop.run(run, feeds), NumpyRanking())
+        return keep(self._answers, run(feeds) if loop is None else loop.run(run, feeds), numpy_top_k)
 
     def close(self) -> None:
         self._network = None
 
 
 def _run(network: Network, feeds: Columns, batch: Columns) -> Columns:
-    """Run a batch. What is compiled for other shapes holds memory, too: before a batch is too large, it is let go."""
+    """Run a batch. If memory runs out, what is compiled for other shapes is dropped, and the batch runs once more."""
     try:
         return network.run(feeds)
     except (MemoryError, RuntimeError) as error:
@@ -299,7 +295,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _declared(port: Any, side: str) -> Declared:
-    """An input or output of a network; what it gives has the name that the file gives it."""
+    """An input or output of a network; outputs have the names that the file gives them."""
     kind = port.get_element_type()
     name = port.get_any_name() if side == "input" else port.get_node().get_friendly_name().partition("/sink_port_")[0]
     if kind.to_string() in _UNUSABLE or kind.to_string() in _LOSSY:

@@ -1,4 +1,4 @@
-"""What a plain model file declares, as rows, and how arrays on the host become what it takes.
+"""The inputs and outputs that a plain model file declares, and how arrays on the host become its inputs.
 
 Which inputs are columns, which are one value for the whole job, and how many rows it takes at once.
 """
@@ -142,7 +142,7 @@ class HostInputs:
         self._dtypes = {spec.name: spec.dtype for spec in signature.inputs}
 
     def scale(self, name: str, array: Array) -> Array:
-        """The input as it was asked to be scaled; others as they are."""
+        """The input, scaled if the user asked for it."""
         if self._scaling is None or name not in self._scaled:
             return array
         return np.asarray(self._scaling.apply(array.astype(np.float32)))

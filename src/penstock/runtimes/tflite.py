@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import NumpyRanking, keep
+from penstock.core.output_selection import keep, numpy_top_k
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.environment import lean_imports, pinned
@@ -73,7 +73,7 @@ class Quantisation:
 
 
 _TRIED_LENGTH = 16
-"""What an open dimension is while it is tried whether a model takes several rows."""
+"""Length of open dimensions in the trial whether a model takes several rows."""
 
 
 class TfliteRuntime:
@@ -129,11 +129,7 @@ def _find_interpreter(model: ModelFile) -> Any:
 
 
 def _check_operations(interpreter: Any, model: ModelFile) -> None:
-    """Refuse operations that no interpreter here has; anything else shows when rows are fed.
-
-    Raises:
-        ModelError: With their names.
-    """
+    """Refuse operations that no interpreter here has; anything else shows when rows are fed."""
     try:
         interpreter.allocate_tensors()
     except RuntimeError as error:
@@ -151,7 +147,7 @@ def _check_operations(interpreter: Any, model: ModelFile) -> None:
             ) from None
 
 
-class Graph:
+class TfliteGraph:
     """One interpreter and one of its signatures; or the whole file, where it has none. For one thread.
 
     Recurrent layers keep their state in the interpreter: it is wiped after every run, so that a row is answered
@@ -191,9 +187,9 @@ class Graph:
 
 def _by_name(details: list[dict[str, Any]]) -> dict[str, Any]:
     named: dict[str, Any] = {}
-    for place, detail in enumerate(details):
+    for index, detail in enumerate(details):
         name = str(detail["name"])
-        named[name if name not in named else f"{name}_{place}"] = detail
+        named[name if name not in named else f"{name}_{index}"] = detail
     return named
 
 
@@ -203,10 +199,10 @@ class TfliteReplica:
     def __init__(self, make: Callable[[], Any], file: ModelFile) -> None:
         interpreter = make()
         name, others = _choose_signature(list(interpreter.get_signature_list()), file)
-        self._make_graph: Callable[[], Graph] = lambda: Graph(make(), name)
+        self._make_graph: Callable[[], TfliteGraph] = lambda: TfliteGraph(make(), name)
         self._graphs = threading.local()
         self._answers = file.answers
-        graph = Graph(interpreter, name)
+        graph = TfliteGraph(interpreter, name)
         self._quantised = Quantisation.of_all(graph.inputs)
         self._given = Quantisation.of_all(graph.outputs)
         inputs = divide_inputs(file, _declared(graph.inputs, self._quantised))
@@ -215,13 +211,13 @@ class TfliteReplica:
         must_loop, self._is_used_again = self._try_out(inputs)
         has_open_batch = rows_at_once(inputs.rows) is None
         self._one_by_one = OneByOne(outputs, has_open_batch=has_open_batch) if must_loop else None
-        self.signature = self._describe(inputs, outputs, name, [Graph(make(), other) for other in others], others)
+        self.signature = self._describe(inputs, outputs, name, [TfliteGraph(make(), other) for other in others], others)
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
         feeds = {name: self._feed(name, array) for name, array in batch.items()}
         outputs = self._one_by_one.run(self._run, feeds) if self._one_by_one is not None else self._run(feeds)
-        return keep(self._answers, outputs, NumpyRanking())
+        return keep(self._answers, outputs, numpy_top_k)
 
     def close(self) -> None:
         self._graphs = threading.local()
@@ -229,7 +225,7 @@ class TfliteReplica:
     def _run(self, feeds: Columns) -> Columns:
         if not hasattr(self._graphs, "graph"):
             self._graphs.graph = self._make_graph()
-        graph: Graph = self._graphs.graph
+        graph: TfliteGraph = self._graphs.graph
         try:
             found = graph.run(feeds | self._constants)
         except Exception:
@@ -289,7 +285,7 @@ class TfliteReplica:
         )
 
     def _describe(
-        self, inputs: Inputs, outputs: list[Declared], name: str | None, graphs: list[Graph], others: list[str]
+        self, inputs: Inputs, outputs: list[Declared], name: str | None, graphs: list[TfliteGraph], others: list[str]
     ) -> Signature:
         described = describe_file(inputs, outputs, self._one_by_one, "TensorFlow Lite")
         fed = [each.name for each in inputs.rows if each.name in self._quantised]
@@ -321,7 +317,7 @@ def _choose_signature(names: list[str], file: ModelFile) -> tuple[str | None, li
     return chosen, [name for name in names if name != chosen]
 
 
-def _other(graph: Graph, name: str) -> Signature:
+def _other(graph: TfliteGraph, name: str) -> Signature:
     sides = (graph.inputs, graph.outputs)
     inputs, outputs = (tuple(each.as_rows() for each in _declared(side, Quantisation.of_all(side))) for side in sides)
     return Signature(inputs, outputs, name=name)

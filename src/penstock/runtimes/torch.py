@@ -15,12 +15,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import STRING, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu
+from penstock.runtimes.frameworks import keras, torch
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
-from penstock.runtimes.keras.call_state import SEED_NAME, Turns
+from penstock.runtimes.keras.call_state import SEED_NAME, CallState
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import memory_fraction, ran_out, within_memory
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -57,11 +58,7 @@ class TorchRuntime:
         if device.kind != "gpu":
             return TorchReplica(call_keras_model(model), "cpu", model.answers, is_compiled=self.is_compiled)
         if not torch.cuda.is_available():
-            raise DeviceError(
-                "this torch does not see the GPU",
-                received=f"{device} {device.name}, torch {torch.__version__}",
-                hint="install a CUDA build of torch, or --devices cpu",
-            )
+            raise without_gpu("torch", torch.__version__, device, "install a CUDA build of torch", "--devices cpu")
         fraction = memory_fraction(device)
         if fraction is not None:
             torch.cuda.set_per_process_memory_fraction(fraction)
@@ -74,17 +71,14 @@ class TorchReplica:
     def __init__(
         self, call: KerasCall, target: str, answers: Answers | None = None, *, is_compiled: bool = False
     ) -> None:
-        import torch
-
         self.signature = call.signature
         self.call = call
-        self._torch = torch
         self._target = target
         self._step = _make_step(call, answers)
         self._is_compiled = is_compiled
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
-        self._turns = Turns()
+        self._call_state = CallState()
         self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def look(self, batch: Columns) -> State:
@@ -106,40 +100,32 @@ class TorchReplica:
         return found
 
     def hold(self, seed: int | None) -> None:
-        self._turns.hold(seed)
+        self._call_state.hold(seed)
 
     def restore(self) -> None:
-        self._turns.restore()
+        self._call_state.restore()
 
     def turn(self, row: int) -> None:
-        self._turns.turn(row)
+        self._call_state.turn(row)
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not isinstance(error, self._torch.OutOfMemoryError) and not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        self._let_go()
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict, (torch.OutOfMemoryError,), let_go=self._let_go)
 
     def close(self) -> None:
         self._compiled = {}
 
     def _predict(self, batch: Columns) -> Columns:
-        with self._torch.no_grad(), self._turns.call():
+        with torch.no_grad(), self._call_state.call():
             tensors = {name: self._to_device(array) for name, array in batch.items()}
             outputs = self._run_compiled(tensors) if self._is_compiled else self._step(tensors)
             return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _changes(self, batch: Columns) -> State:
         """What the model changes in the batch's turn; nothing is known of a batch that it rejects."""
-        generator = _Generator(self._torch, self._target)
+        generator = _Generator(self._target)
         before = generator.numpy()
         try:
-            with self._torch.no_grad(), _noting_scope() as noted:
+            with torch.no_grad(), _noting_scope() as noted:
                 self._step({name: self._to_device(array) for name, array in batch.items()})
         except Exception:
             return STATELESS
@@ -151,7 +137,7 @@ class TorchReplica:
             return STATELESS
         is_seed = [str(variable.path).endswith(SEED_NAME) for variable in variables]
         state = State(SEEDS if all(is_seed) else VARIABLES, tuple(variable.path for variable in variables))
-        self._turns.note(variables, is_seed, state)
+        self._call_state.note(variables, is_seed, state)
         return state
 
     def _let_go(self) -> None:
@@ -170,10 +156,9 @@ class TorchReplica:
     def _compile(self, key: tuple[Any, ...], tensors: dict[str, Any]) -> dict[str, Any]:
         """Compile the step for tensors of these shapes, and run it.
 
-        The step is exported first: what is compiled then are the operations alone. The Python of Keras around them
-        takes the compiler ten times as long, and most of it runs uncompiled in the end.
+        The step is exported first, so that only its operations are compiled. With the Python of Keras around them,
+        compiling takes ten times as long, and most of it runs uncompiled in the end.
         """
-        torch = self._torch
         try:
             exported = torch.export.export(self._step, (tensors,), strict=False).module()
             step = torch.compile(exported, fullgraph=True, dynamic=False)
@@ -193,7 +178,7 @@ class TorchReplica:
             array = array.astype(_WIDER[array.dtype.name])
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
-        return self._torch.from_numpy(array).to(self._target)
+        return torch.from_numpy(array).to(self._target)
 
 
 class _Generator:
@@ -203,8 +188,7 @@ class _Generator:
     shape = (1,)
     dtype = "int64"
 
-    def __init__(self, torch: Any, target: str) -> None:
-        self._torch = torch
+    def __init__(self, target: str) -> None:
         self._of_device = torch if target == "cpu" else torch.cuda
 
     def numpy(self) -> Any:
@@ -213,29 +197,27 @@ class _Generator:
     def assign(self, value: Any) -> None:
         """Set its seed, or all of it, as `numpy` gave it."""
         if value.shape == self.shape:
-            self._torch.manual_seed(int(value[0]))
+            torch.manual_seed(int(value[0]))
         else:
-            self._of_device.set_rng_state(self._torch.from_numpy(value))
+            self._of_device.set_rng_state(torch.from_numpy(value))
 
 
 class TorchOnGpu(TorchReplica):
     """A model on a GPU, where the process's own memory says nothing."""
 
     def peak_bytes(self) -> int:
-        return int(self._torch.cuda.max_memory_allocated())
+        return int(torch.cuda.max_memory_allocated())
 
     def predicted_bytes(self, batch: Columns) -> int | None:
         return None
 
     def _let_go(self) -> None:
-        self._torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
 def _noting_scope() -> Iterator[list[Any]]:
     """A scope in which no variable is changed; gives those that would be."""
-    import keras
-
     noted: list[Any] = []
 
     class Noting(keras.StatelessScope):  # type: ignore[misc]
@@ -249,8 +231,6 @@ def _noting_scope() -> Iterator[list[Any]]:
 
 def _make_step(call: KerasCall, answers: Answers | None) -> Any:
     """From tensors by input name to tensors by output name, as a module: only those can be exported."""
-    import torch
-
     wanted = {spec.name: getattr(torch, spec.dtype) for spec in call.signature.inputs if spec.dtype != STRING}
 
     class Step(torch.nn.Module):  # type: ignore[misc]
@@ -263,22 +243,15 @@ def _make_step(call: KerasCall, answers: Answers | None) -> Any:
             cast = {name: tensor.to(wanted[name]) if name in wanted else tensor for name, tensor in scaled.items()}
             packed = call.pack(cast)
             given = self.model.predict_step((packed,)) if call.has_own_step else self.model(packed, **call.options)
-            return keep(answers, call.name_outputs(given), TorchRanking())
+            return keep(answers, call.name_outputs(given), torch_top_k)
 
     return Step()
 
 
-class TorchRanking:
-    """Ranks on the device. `torch.topk` leaves the order of equal values open, so they are sorted."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import torch
-
-        values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
-        return values[..., :k], places[..., :k].to(torch.int32)
-
-    def argmax(self, tensor: Any) -> Any:
-        return self.top_k(tensor, 1)[1][..., 0]
+def torch_top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. `torch.topk` leaves the order of equal values open, so they are sorted."""
+    values, places = torch.sort(tensor, dim=-1, descending=True, stable=True)
+    return values[..., :k], places[..., :k].to(torch.int32)
 
 
 def _to_numpy(tensor: Any) -> Any:

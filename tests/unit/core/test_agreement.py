@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.agreement import compare
-from penstock.core.output_selection import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, keep, numpy_top_k
 
 RNG = np.random.default_rng(7)
 SCORES = RNG.normal(size=(20, 10)).astype(np.float32)
@@ -57,7 +57,7 @@ def test_another_shape_never_agrees() -> None:
 
 def test_classes_that_were_ranked_agree_with_whole_outputs() -> None:
     answers = Answers(top_k=3)
-    kept = keep(answers, {"y": SCORES}, NumpyRanking())
+    kept = keep(answers, {"y": SCORES}, numpy_top_k)
     assert compare(kept, {"y": SCORES}, 1e-6) is None
 
 
@@ -71,13 +71,13 @@ def test_classes_that_are_nearly_tied_may_change_places_but_worse_ones_may_not()
 
 
 def test_an_output_that_is_called_like_a_score_is_an_output() -> None:
-    kept = keep(Answers(top_k=2), {"risk_score": SCORES}, NumpyRanking())
+    kept = keep(Answers(top_k=2), {"risk_score": SCORES}, numpy_top_k)
     assert compare(kept, {"risk_score": SCORES}, 1e-6) is None
 
 
 def test_values_without_bounds_hide_no_wrong_class() -> None:
     masked = np.array([[1.0, 0.0, -np.inf], [np.nan, np.nan, np.nan]])
-    assert compare(keep(Answers(top_k=2), {"y": masked}, NumpyRanking()), {"y": masked}, 1e-4) is None
+    assert compare(keep(Answers(top_k=2), {"y": masked}, numpy_top_k), {"y": masked}, 1e-4) is None
     found = compare({"classes:y": np.array([1, 0], np.int32)}, {"y": masked}, 1e-4)
     assert found is not None
     assert found.row == 0

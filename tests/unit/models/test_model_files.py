@@ -46,40 +46,40 @@ def saved_folder(tmp_path: Path) -> Path:
 
 class TestKerasFiles:
     def test_keras_file_is_recognised(self, keras_path: Path) -> None:
-        file = keras_file.recognise(str(keras_path), trust=True)
+        file = keras_file.FORMAT.recognise(str(keras_path), trust=True)
         assert file is not None
         assert (file.kind, file.location, file.trust) == ("keras", str(keras_path), True)
         assert file.runtimes == ("tensorflow", "jax", "torch", "tf_keras")
 
     def test_other_paths_are_none_of_its_business(self, tmp_path: Path) -> None:
-        assert keras_file.recognise("model.h5") is None
-        assert keras_file.recognise(str(tmp_path)) is None
+        assert keras_file.FORMAT.recognise("model.h5") is None
+        assert keras_file.FORMAT.recognise(str(tmp_path)) is None
 
     def test_suffix_may_be_in_capitals(self, keras_path: Path) -> None:
         loud = keras_path.rename(keras_path.with_name("MODEL.KERAS"))
-        assert keras_file.recognise(str(loud)) is not None
+        assert keras_file.FORMAT.recognise(str(loud)) is not None
 
     def test_absent_file_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="no such model file"):
-            keras_file.recognise(str(tmp_path / "absent.keras"))
+            keras_file.FORMAT.recognise(str(tmp_path / "absent.keras"))
 
     def test_file_that_is_no_archive_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "bad.keras").write_bytes(b"not a zip")
         with pytest.raises(ModelError, match=r"damaged or not a \.keras file"):
-            keras_file.recognise(str(tmp_path / "bad.keras"))
+            keras_file.FORMAT.recognise(str(tmp_path / "bad.keras"))
 
     def test_archive_without_a_description_is_told(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "bare.keras", "w") as archive:
             archive.writestr("metadata.json", "{}")
         with pytest.raises(ModelError, match=r"no config\.json"):
-            keras_file.recognise(str(tmp_path / "bare.keras"))
+            keras_file.FORMAT.recognise(str(tmp_path / "bare.keras"))
 
     @pytest.mark.parametrize("name", ["../up", "/abs", "assets/../../up", "assets\\..\\up", "~/up"])
     def test_members_stay_in_the_archive(self, keras_path: Path, name: str) -> None:
         with zipfile.ZipFile(keras_path, "a") as archive:
             archive.writestr(name, "x")
         with pytest.raises(ModelError, match="leads out of the archive"):
-            keras_file.recognise(str(keras_path), trust=True)
+            keras_file.FORMAT.recognise(str(keras_path), trust=True)
 
     def test_links_and_members_that_come_twice_are_refused(self, keras_path: Path) -> None:
         original = keras_path.read_bytes()
@@ -88,35 +88,35 @@ class TestKerasFiles:
         with zipfile.ZipFile(keras_path, "a") as archive:
             archive.writestr(link, "/etc/passwd")
         with pytest.raises(ModelError, match="is a link"):
-            keras_file.recognise(str(keras_path))
+            keras_file.FORMAT.recognise(str(keras_path))
         keras_path.write_bytes(original)
         with zipfile.ZipFile(keras_path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("config.json", "{}")
         with pytest.raises(ModelError, match="comes twice"):
-            keras_file.recognise(str(keras_path))
+            keras_file.FORMAT.recognise(str(keras_path))
 
     def test_a_bomb_is_refused(self, keras_path: Path) -> None:
         with zipfile.ZipFile(keras_path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb", "w") as member:
             for _ in range(300):
                 member.write(bytes(1 << 20))
         with pytest.raises(ModelError, match="grows from"):
-            keras_file.recognise(str(keras_path), trust=True)
+            keras_file.FORMAT.recognise(str(keras_path), trust=True)
 
     def test_signature_is_refused(self, keras_path: Path) -> None:
         with pytest.raises(ModelError, match="has no signatures"):
-            keras_file.recognise(str(keras_path), signature="serve")
+            keras_file.FORMAT.recognise(str(keras_path), signature="serve")
 
     def test_digest_follows_the_content_and_not_the_name(self, keras_path: Path, tmp_path: Path) -> None:
-        first = keras_file.recognise(str(keras_path))
+        first = keras_file.FORMAT.recognise(str(keras_path))
         copied = tmp_path / "copy.keras"
         copied.write_bytes(keras_path.read_bytes())
-        second = keras_file.recognise(str(copied))
+        second = keras_file.FORMAT.recognise(str(copied))
         assert first is not None
         assert second is not None
         assert first.digest == second.digest
         with zipfile.ZipFile(keras_path, "a") as archive:
             archive.writestr("more", "x")
-        changed = keras_file.recognise(str(keras_path))
+        changed = keras_file.FORMAT.recognise(str(keras_path))
         assert changed is not None
         assert changed.digest != first.digest
 

@@ -2,45 +2,25 @@
 
 import os
 
-from penstock.core.kinds import FileFacts, ModelFormat
-from penstock.core.records import ModelFile
+from penstock.core.kinds import FileFacts
 from penstock.errors import ModelError
-from penstock.models import digest
-from penstock.models.facts import (
-    Malformed,
-    damaged,
-    refuse_signature,
-    refuse_untrusted,
-    require_file,
-)
+from penstock.models.facts import Malformed, damaged
 from penstock.models.scan import wire
 from penstock.models.scan.graph import Graph
 from penstock.models.scan.op_reachability import Reach
+from penstock.models.single_file import SingleFile
 
 _HINT = "a frozen graph is a serialized GraphDef, as tf.compat.v1.graph_util.convert_variables_to_constants gives it"
 
 
-def recognise(
-    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
-) -> ModelFile | None:
-    """The model behind a path that ends in `.pb`; None for any other path, and for the graph of a SavedModel."""
-    if not location.lower().endswith(".pb") or os.path.isdir(location):
-        return None
-    if os.path.basename(location) == "saved_model.pb" and os.path.isfile(location):
-        return None
-    path = require_file(location)
-    needs_trust = _needs_trust(path)
-    refuse_signature("a frozen graph", signature)
-    refuse_untrusted(location, needs_trust, trust)
-    return ModelFile("frozen_graph", path, digest.of_files([("model", path)]), ("tensorflow",), trust=trust)
+def _is_ours(location: str) -> bool:
+    """Whether a path ends in `.pb`, and is not the graph of a SavedModel."""
+    is_in_folder = os.path.basename(location) == "saved_model.pb" and os.path.isfile(location)
+    return location.lower().endswith(".pb") and not os.path.isdir(location) and not is_in_folder
 
 
-def facts(file: ModelFile) -> FileFacts:
-    """What the graph tells about itself. It does not say which TensorFlow wrote it."""
-    return FileFacts(None, os.path.getsize(file.location), _needs_trust(file.location))
-
-
-def _needs_trust(path: str) -> tuple[str, ...]:
+def _look(path: str, own: tuple[str, ...]) -> FileFacts:
+    """What the graph says about itself. It does not say which TensorFlow wrote it."""
     message = wire.opened(path)
     try:
         _refuse_others(path, message)
@@ -55,7 +35,7 @@ def _needs_trust(path: str) -> tuple[str, ...]:
         reach.enter_all()
     except Malformed as error:
         raise damaged(path, "a frozen graph", error, _HINT) from None
-    return reach.sentences()
+    return FileFacts(None, os.path.getsize(path), reach.sentences())
 
 
 def _refuse_others(path: str, message: memoryview) -> None:
@@ -76,4 +56,4 @@ def _refuse_others(path: str, message: memoryview) -> None:
         )
 
 
-FORMAT = ModelFormat("frozen_graph", ".pb", recognise, facts, has_steps=True)
+FORMAT = SingleFile("frozen_graph", "a frozen graph", ("tensorflow",), _is_ours, _look).format(".pb", has_steps=True)

@@ -4,52 +4,36 @@ import os
 import zipfile
 from typing import Any
 
-from penstock.core.kinds import FileFacts, ModelFormat
-from penstock.core.records import ModelFile
+from penstock.core.kinds import FileFacts
 from penstock.errors import ModelError
 from penstock.models import digest
-from penstock.models.facts import Malformed, damaged, refuse_signature, refuse_untrusted, require_file
+from penstock.models.facts import Malformed, damaged, refuse_untrusted, require_file
 from penstock.models.formats.keras import RUNTIMES, parsed, refuse_giant, weights_need_trust
 from penstock.models.scan import hdf5, keras_config
+from penstock.models.single_file import SingleFile
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf")
 _WEIGHTS_GROUPS = frozenset({"layers", "vars", "_layer_checkpoint_dependencies", "model_weights"})
 
 
-def recognise(
-    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
-) -> ModelFile | None:
-    """The model in an HDF5 file; None for other paths.
+def _is_ours(location: str) -> bool:
+    if location.lower().endswith(_SUFFIXES):
+        return True
+    return location.lower().endswith(".keras") and os.path.isfile(location) and hdf5.is_hdf5(require_file(location))
 
-    Raises:
-        ModelError: It is damaged, holds weights without a model, or needs trust.
-    """
-    is_named = location.lower().endswith(_SUFFIXES)
-    if not is_named and not (location.lower().endswith(".keras") and os.path.isfile(location)):
-        return None
-    path = require_file(location)
+
+def _look(path: str, own: tuple[str, ...]) -> FileFacts:
+    """What the file says about itself."""
     if not hdf5.is_hdf5(path):
-        if is_named:
-            raise damaged(location, "an HDF5 file", "it does not begin as one")
-        return None
+        raise damaged(path, "an HDF5 file", "it does not begin as one")
     contents = _contents(path)
     if "model_config" not in contents.attributes:
-        raise _no_model(location, contents)
-    needs_trust = _needs_trust(path, contents, own)
-    refuse_signature("an .h5 file", signature)
-    refuse_untrusted(location, needs_trust, trust)
-    return ModelFile("h5", path, digest.of_files([("model", path)]), RUNTIMES, trust=trust)
-
-
-def facts(file: ModelFile) -> FileFacts:
-    """What the file tells about itself."""
-    contents = _contents(file.location)
+        raise _no_model(path, contents)
     version = _text(contents.attributes.get("keras_version"))
     backend = _text(contents.attributes.get("backend"))
     # Keras 1 wrote its version from 1.0.8 on or so; before that, nothing.
     writer = f"Keras {version or '1'}" + (f" on {backend}" if backend else "")
-    needs_trust = _needs_trust(file.location, contents, file.custom_objects)
-    return FileFacts(writer, os.path.getsize(file.location), tuple(needs_trust))
+    return FileFacts(writer, os.path.getsize(path), tuple(_needs_trust(path, contents, own)))
 
 
 def check_weights(location: str, *, trust: bool = False) -> str:
@@ -101,4 +85,4 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) if value is not None else ""
 
 
-FORMAT = ModelFormat("h5", ".h5", recognise, facts, has_steps=True)
+FORMAT = SingleFile("h5", "an .h5 file", RUNTIMES, _is_ours, _look).format(".h5", has_steps=True)

@@ -4,22 +4,13 @@ import io
 import json
 import os
 import zipfile
-from dataclasses import dataclass, field
 from typing import IO, Any
 
-from penstock.core.kinds import FileFacts, ModelFormat
-from penstock.core.records import ModelFile
-from penstock.models import digest
-from penstock.models.facts import (
-    Malformed,
-    damaged,
-    refuse_signature,
-    refuse_untrusted,
-    require_file,
-    shown_bytes,
-)
+from penstock.core.kinds import FileFacts
+from penstock.models.facts import Malformed, damaged, require_file, shown_bytes
 from penstock.models.scan import hdf5, keras_config, keras_size
 from penstock.models.scan.paths import check_archive
+from penstock.models.single_file import SingleFile
 
 RUNTIMES = ("tensorflow", "jax", "torch", "tf_keras")
 _HINT = "save it again with model.save('model.keras')"
@@ -31,28 +22,10 @@ _LOCAL_HEADER_BYTES = 30
 _BROKEN = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError)
 
 
-def recognise(
-    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
-) -> ModelFile | None:
-    """The model behind a path that ends in `.keras`; None for any other path, and for HDF5 under that name.
-
-    Classes of the modules `own` need no trust: the user named these modules to run them.
-    """
-    if not location.lower().endswith(".keras") or os.path.isdir(location):
-        return None
-    path = require_file(location)
-    if hdf5.is_hdf5(path):
-        return None  # Keras 2 wrote HDF5 under any name
-    seen = _look(path, own)
-    refuse_signature("a .keras file", signature)
-    refuse_untrusted(location, seen.needs_trust, trust)
-    return ModelFile("keras", path, digest.of_files([("model", path)]), RUNTIMES, trust=trust)
-
-
-def facts(file: ModelFile) -> FileFacts:
-    """What the archive tells about itself."""
-    seen = _look(file.location, file.custom_objects)
-    return FileFacts(writer(file.location), os.path.getsize(file.location), tuple(seen.needs_trust))
+def _is_ours(location: str) -> bool:
+    """Keras 2 wrote HDF5 under any name: such a file is of another format."""
+    is_named = location.lower().endswith(".keras") and not os.path.isdir(location)
+    return is_named and not hdf5.is_hdf5(require_file(location))
 
 
 def writer(path: str) -> str:
@@ -65,12 +38,7 @@ def writer(path: str) -> str:
         return "Keras, version unknown"
 
 
-@dataclass
-class _Seen:
-    needs_trust: list[str] = field(default_factory=list)
-
-
-def _look(path: str, own: tuple[str, ...]) -> _Seen:
+def _look(path: str, own: tuple[str, ...]) -> FileFacts:
     try:
         with zipfile.ZipFile(path) as opened:
             check_archive(opened)
@@ -79,7 +47,8 @@ def _look(path: str, own: tuple[str, ...]) -> _Seen:
         refuse_giant(config, num_bytes)
     except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None
-    return _Seen(keras_config.needs_trust(config, own) + found)
+    needs_trust = (*keras_config.needs_trust(config, own), *found)
+    return FileFacts(writer(path), os.path.getsize(path), needs_trust)
 
 
 def weights_need_trust(path: str) -> list[str]:
@@ -177,4 +146,4 @@ class _Window(io.RawIOBase):
         return len(piece)
 
 
-FORMAT = ModelFormat("keras", ".keras", recognise, facts, has_steps=True)
+FORMAT = SingleFile("keras", "a .keras file", RUNTIMES, _is_ours, _look).format(".keras", has_steps=True)

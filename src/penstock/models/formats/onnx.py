@@ -16,8 +16,8 @@ from penstock.models.facts import (
     refuse_untrusted,
     require_file,
 )
-from penstock.models.scan import paths as places
 from penstock.models.scan import wire
+from penstock.models.scan.paths import climbs, leads_out
 
 _OWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"})
 _EXTERNAL = 1
@@ -46,7 +46,7 @@ def recognise(
 
 
 def facts(file: ModelFile) -> FileFacts:
-    """What the file tells about itself."""
+    """What the file says about itself."""
     seen = _look(file.location)
     paths = [file.location, *(_beside(file.location, name) for name in seen.files)]
     size = sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
@@ -58,7 +58,7 @@ def facts(file: ModelFile) -> FileFacts:
 
 
 @dataclass
-class _Seen:
+class _OnnxFacts:
     ir_version: int = 0
     producer: str = ""
     producer_version: str = ""
@@ -68,7 +68,7 @@ class _Seen:
     needs_trust: list[str] = field(default_factory=list)
 
 
-def _look(path: str) -> _Seen:
+def _look(path: str) -> _OnnxFacts:
     message = wire.opened(path)
     try:
         seen = _read_header(message)
@@ -80,13 +80,13 @@ def _look(path: str) -> _Seen:
         raise damaged(path, "an ONNX model", error) from None
     home = os.path.realpath(os.path.dirname(path))
     for name in seen.files:
-        if places.climbs(name) or places.leads_out(_beside(path, name), home):
+        if climbs(name) or leads_out(_beside(path, name), home):
             seen.needs_trust.append(f"it reads a file outside of its folder: {name}")
     return seen
 
 
-def _read_header(message: memoryview) -> _Seen:
-    seen = _Seen(
+def _read_header(message: memoryview) -> _OnnxFacts:
+    seen = _OnnxFacts(
         producer=wire.text(message, 2),
         producer_version=wire.text(message, 3),
     )

@@ -1,17 +1,16 @@
 """SavedModel folders: a graph, its variables and its signatures. TF-Hub folders and estimator exports are such, too."""
 
 import os
-from dataclasses import dataclass, field
 
 from penstock.core.kinds import FileFacts, ModelFormat
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
 from penstock.models import digest
 from penstock.models.facts import Malformed, damaged, listed, refuse_untrusted
-from penstock.models.scan import paths as places
 from penstock.models.scan import wire
 from penstock.models.scan.graph import Graph
 from penstock.models.scan.op_reachability import ASSET, CHECKPOINT, Label, Reach
+from penstock.models.scan.paths import climbs, links_out
 
 _GRAPH = "saved_model.pb"
 _HUB = "tfhub_module.pb"
@@ -30,13 +29,13 @@ def recognise(
     if folder is None:
         return None
     path = os.path.abspath(folder)
-    refuse_untrusted(location, _look(path).needs_trust, trust)
+    refuse_untrusted(location, _look(path)[1], trust)
     return ModelFile("saved_model", path, digest.of_folder(path), ("tensorflow",), signature, trust)
 
 
 def facts(file: ModelFile) -> FileFacts:
-    """What the folder tells about itself."""
-    seen = _look(file.location)
+    """What the folder says about itself."""
+    versions, needs_trust = _look(file.location)
     size = sum(os.path.getsize(path) for path in digest.files_below(file.location))
     notes = []
     if os.path.isfile(os.path.join(file.location, _HUB)):
@@ -45,8 +44,8 @@ def facts(file: ModelFile) -> FileFacts:
     if len(siblings) > 1 and file.location in siblings:
         which = "the newest" if file.location == siblings[-1] else "not the newest"
         notes.append(f"it is {which} of {len(siblings)} exports in {os.path.dirname(file.location)}")
-    versions = listed(f"TensorFlow {version}" for version in seen.versions if version)
-    return FileFacts(versions or None, size, seen.needs_trust, tuple(notes))
+    writer = listed(f"TensorFlow {version}" for version in versions if version)
+    return FileFacts(writer or None, size, needs_trust, tuple(notes))
 
 
 def _folder_of(location: str) -> str | None:
@@ -69,31 +68,25 @@ def _exports(folder: str) -> list[str]:
     return [path for path in paths if os.path.isfile(os.path.join(path, _GRAPH))]
 
 
-@dataclass
-class _Seen:
-    versions: list[str] = field(default_factory=list)
-    needs_trust: tuple[str, ...] = ()
-
-
-def _look(folder: str) -> _Seen:
+def _look(folder: str) -> tuple[list[str], tuple[str, ...]]:
+    """The versions of TensorFlow that wrote the graphs, and sentences: what in them needs trust."""
     path = os.path.join(folder, _GRAPH)
+    versions: list[str] = []
     found: list[str] = []
-    seen = _Seen()
     try:
         meta_graphs = list(wire.messages(wire.opened(path), 2))
         if not meta_graphs:
             raise Malformed("it holds no graph")
         for message in meta_graphs:
             meta_graph = MetaGraph(message)
-            seen.versions += [wire.text(info, 5) for info in wire.messages(message, 1)]
+            versions += [wire.text(info, 5) for info in wire.messages(message, 1)]
             found += meta_graph.needs_trust()
     except Malformed as error:
         raise damaged(path, "a SavedModel", error) from None
     except OSError as error:
         raise ModelError("the model cannot be read", received=f"{path}: {error.strerror}") from error
-    found += [f"it links to a file outside of its folder: {link}" for link in places.links_out(folder)]
-    seen.needs_trust = tuple(dict.fromkeys(found))
-    return seen
+    found += [f"it links to a file outside of its folder: {link}" for link in links_out(folder)]
+    return versions, tuple(dict.fromkeys(found))
 
 
 class MetaGraph:
@@ -122,7 +115,7 @@ class MetaGraph:
         self._enter_restore(reach)
         if not entries:
             reach.enter_all()
-        climbing = [name for name in self._asset_names if places.climbs(name)]
+        climbing = [name for name in self._asset_names if climbs(name)]
         outside = [f"it names a file outside of its folder as an asset: {listed(climbing)}"] if climbing else []
         return [*reach.sentences(), *outside]
 

@@ -3,42 +3,28 @@
 import os
 import re
 
-from penstock.core.kinds import FileFacts, ModelFormat
-from penstock.core.records import ModelFile
-from penstock.models import digest
-from penstock.models.facts import (
-    damaged,
-    listed,
-    refuse_signature,
-    refuse_untrusted,
-    require_file,
-    too_large,
-)
+from penstock.core.kinds import FileFacts
+from penstock.models.facts import damaged, listed, too_large
 from penstock.models.scan import mlir
+from penstock.models.single_file import SingleFile
 
 _SUFFIXES = (".mlir", ".mlirbc", ".stablehlo")
 _TEXT = re.compile(rb"\bmodule\b|\bfunc\.func\b|\bstablehlo\.|\bvhlo\.")
 
 
-def recognise(
-    location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
-) -> ModelFile | None:
-    """The module behind a path with one of the three suffixes; None for any other path."""
-    if not location.lower().endswith(_SUFFIXES):
-        return None
-    path = require_file(location)
-    module = _read(path)
+def _is_ours(location: str) -> bool:
+    return location.lower().endswith(_SUFFIXES)
+
+
+def _look(path: str, own: tuple[str, ...]) -> FileFacts:
+    try:
+        with open(path, "rb") as file:
+            module = file.read()
+    except (MemoryError, OverflowError) as error:
+        raise too_large(path) from error
     if not module.startswith(mlir.BYTECODE) and not _TEXT.search(module):
-        raise damaged(location, "a StableHLO module", "it is neither MLIR bytecode nor MLIR text")
-    refuse_signature("a StableHLO module", signature)
-    refuse_untrusted(location, needs_trust(module), trust)
-    return ModelFile("stablehlo", path, digest.of_files([("model", path)]), ("stablehlo",), trust=trust)
-
-
-def facts(file: ModelFile) -> FileFacts:
-    """What the module tells about itself."""
-    module = _read(file.location)
-    return FileFacts(writer(module), os.path.getsize(file.location), needs_trust(module))
+        raise damaged(path, "a StableHLO module", "it is neither MLIR bytecode nor MLIR text")
+    return FileFacts(writer(module), os.path.getsize(path), needs_trust(module))
 
 
 def needs_trust(module: bytes) -> tuple[str, ...]:
@@ -54,12 +40,4 @@ def writer(module: bytes) -> str:
     return f"MLIR bytecode, {producer.decode('ascii', 'replace')}"
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (MemoryError, OverflowError) as error:
-        raise too_large(path) from error
-
-
-FORMAT = ModelFormat("stablehlo", ".mlir", recognise, facts)
+FORMAT = SingleFile("stablehlo", "a StableHLO module", ("stablehlo",), _is_ours, _look).format(".mlir")

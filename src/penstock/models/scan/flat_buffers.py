@@ -10,10 +10,10 @@ from penstock.models.facts import Malformed
 
 @dataclass(frozen=True)
 class Table:
-    """A table at a place in a buffer. Fields are named by their number in the schema, from 0."""
+    """A table at a position in a buffer. Fields are named by their number in the schema, from 0."""
 
     buffer: memoryview
-    place: int
+    position: int
 
     def text(self, field: int) -> str:
         """A string; empty where the field is not set."""
@@ -30,7 +30,7 @@ class Table:
     def number(self, field: int, width: int) -> int:
         """An unsigned number of `width` bytes; 0 where the field is not set."""
         offset = self._offset(field)
-        return _unsigned(self.buffer, self.place + offset, width) if offset else 0
+        return _unsigned(self.buffer, self.position + offset, width) if offset else 0
 
     def tables(self, field: int) -> Iterator[Table]:
         """The tables of a vector of tables."""
@@ -38,15 +38,15 @@ class Table:
         if start is None:
             return
         for index in range(_unsigned(self.buffer, start, 4)):
-            place = start + 4 + 4 * index
-            yield Table(self.buffer, place + _unsigned(self.buffer, place, 4))
+            position = start + 4 + 4 * index
+            yield Table(self.buffer, position + _unsigned(self.buffer, position, 4))
 
     def has(self, field: int) -> bool:
         return self._offset(field) != 0
 
     def _offset(self, field: int) -> int:
-        back = int.from_bytes(_slice(self.buffer, self.place, 4), "little", signed=True)
-        vtable = self.place - back
+        back = int.from_bytes(_slice(self.buffer, self.position, 4), "little", signed=True)
+        vtable = self.position - back
         entry = 4 + 2 * field
         return _unsigned(self.buffer, vtable + entry, 2) if entry < _unsigned(self.buffer, vtable, 2) else 0
 
@@ -54,8 +54,8 @@ class Table:
         offset = self._offset(field)
         if not offset:
             return None
-        place = self.place + offset
-        return place + _unsigned(self.buffer, place, 4)
+        position = self.position + offset
+        return position + _unsigned(self.buffer, position, 4)
 
 
 def root(buffer: memoryview) -> Table:
@@ -63,11 +63,11 @@ def root(buffer: memoryview) -> Table:
     return Table(buffer, _unsigned(buffer, 0, 4))
 
 
-def _unsigned(buffer: memoryview, place: int, width: int) -> int:
-    return int.from_bytes(_slice(buffer, place, width), "little")
+def _unsigned(buffer: memoryview, position: int, width: int) -> int:
+    return int.from_bytes(_slice(buffer, position, width), "little")
 
 
-def _slice(buffer: memoryview, place: int, length: int) -> memoryview:
-    if place < 0 or place + length > len(buffer):
+def _slice(buffer: memoryview, position: int, length: int) -> memoryview:
+    if position < 0 or position + length > len(buffer):
         raise Malformed("an offset that leads out of the file")
-    return buffer[place : place + length]
+    return buffer[position : position + length]

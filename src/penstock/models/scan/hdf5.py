@@ -12,7 +12,7 @@ _ATTRIBUTES = ("model_config", "keras_version", "backend", *_LISTED)
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _BOMB_FLOOR = 64 << 20
 _BOMB_FACTOR = 200
-"""Declaring more than this much, and this many times what the file holds, is no model. Keras compresses nothing."""
+"""A file that declares more than this, and this many times what it holds, is refused. Keras compresses nothing."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Contents:
 def is_hdf5(path: str) -> bool:
     """Whether a file is HDF5: its mark is at the start, or at 512, 1024, 2048 … after a block of the user's own."""
     with open(path, "rb") as file:
-        for place in (0, 512, 1024, 2048, 4096):
-            file.seek(place)
+        for offset in (0, 512, 1024, 2048, 4096):
+            file.seek(offset)
             if file.read(len(MAGIC)) == MAGIC:
                 return True
     return False

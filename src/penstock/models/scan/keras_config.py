@@ -6,28 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.core import tensorflow_calls
+from penstock.core.keras_names import COMPANIONS, NOT_MODELLING, RUN_CODE, WITH_FUNCTIONS
 from penstock.models.facts import Malformed
 from penstock.models.scan import operations, wire
 
-_KERAS = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "keras_rs", "tf_keras"})
+_KERAS = COMPANIONS | {"keras", "tf_keras"}
 _PLAIN_TYPES = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
-_NOT_MODELLING = frozenset(
-    {"utils", "saving", "config", "datasets", "callbacks", "export", "visualization", "wrappers"}
-)
-"""Parts of Keras whose functions read, write, download or configure."""
 _MODELLING_UTILITIES = frozenset({"FeatureSpace", "Feature", "Cross"})
-_WITH_FUNCTIONS = frozenset(
-    {"activations", "losses", "metrics", "initializers", "regularizers", "constraints", "ops", "backend", "nn"}
-)
-"""The parts of Keras whose functions a layer may be given: they are called with tensors and shapes."""
-_RUN_CODE = {
-    "Lambda": "is a Lambda",
-    "TFSMLayer": "loads a SavedModel from another place",
-    "TorchModuleWrapper": "unpickles a torch module",
-    "JaxLayer": "calls a Python function",
-    "FlaxLayer": "calls a Python function",
-    "LegacyTFLayer": "calls a Python function",
-}
 _FILES = ("vocabulary", "vocabulary_file", "vocab_file", "idf_weights", "merges", "ckpt_to_load_from")
 _NAMES = ("class_name", "registered_name", "spec_name")
 """Where Keras looks for the name of a class: what does not resolve under one of them is tried under the next."""
@@ -66,8 +51,8 @@ def _reasons(item: dict[str, Any], own: tuple[str, ...]) -> Iterator[str]:
     if "__lambda__" in called or _is_marshalled(settings):
         yield "it contains marshalled Python code"
     for each in called:
-        if each in _RUN_CODE:
-            yield f"{layer} {_RUN_CODE[each]}"
+        if each in RUN_CODE:
+            yield f"{layer} {RUN_CODE[each]}"
         yield from _tensorflow_call(layer, each, settings)
     for key in _FILES:
         if isinstance(settings.get(key), str) and settings[key]:
@@ -117,10 +102,10 @@ def _function(item: dict[str, Any]) -> Iterator[str]:
         if hasattr(builtins, name):
             yield f"it calls the Python function {name}"
     elif package in ("keras", "tf_keras"):
-        if not rest or rest[0] not in _WITH_FUNCTIONS or not _NOT_MODELLING.isdisjoint(rest):
+        if not rest or rest[0] not in WITH_FUNCTIONS or not NOT_MODELLING.isdisjoint(rest):
             yield f"it calls the function {module}.{name}"
     elif package in _KERAS:
-        if not _NOT_MODELLING.isdisjoint(rest):
+        if not NOT_MODELLING.isdisjoint(rest):
             yield f"it calls the function {module}.{name}"
     elif not _is_registered(item, name):
         yield f"it calls the function {module}.{name}"
@@ -132,7 +117,7 @@ def _foreign_class(item: dict[str, Any], name: str, packages: tuple[str, ...]) -
         return  # looked up among Keras' own classes and those that were registered
     package, *rest = str(module).split(".")
     if package in packages:
-        if not _NOT_MODELLING.isdisjoint(rest) and name not in _MODELLING_UTILITIES:
+        if not NOT_MODELLING.isdisjoint(rest) and name not in _MODELLING_UTILITIES:
             yield f"it makes an object of the class {module}.{name}"
     elif not _is_registered(item, name):
         yield f"it makes an object of the class {module}.{name}"

@@ -20,7 +20,7 @@ _LOOKS_AT_VARIABLES = frozenset({"ReadVariableOp", "VarIsInitializedOp"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _NO_FILE = ("local://", "bytes://")
 _MOST_PATTERNS = 64
-"""With so many patterns of labels is a function walked: calls can permute their arguments without end."""
+"""A function is walked with at most this many patterns of labels: calls can permute their arguments without end."""
 
 
 class Reach:

@@ -1,7 +1,7 @@
 """The TensorFlow operations that reach beyond the graph they are in, by what they reach.
 
 Made by going through every operation that TensorFlow 2.21 registers, and those that older versions had. An operation
-that TensorFlow does not know cannot run and is none of our business.
+that TensorFlow does not know cannot run, and is not listed.
 """
 
 PYTHON = "calls Python"

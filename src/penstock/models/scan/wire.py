@@ -2,7 +2,7 @@
 
 What a parser accepts must be seen here as it sees it: a length may be written with more bytes than it needs, a message
 may come in several pieces that are merged, and of a field that is given twice the last one counts. So every piece of a
-message is handed out, and who asks for a name gets all that were given.
+message is handed out, and a caller that asks for a name gets all that were given.
 """
 
 import mmap
@@ -23,49 +23,49 @@ def fields(message: memoryview) -> Iterator[Field]:
     Raises:
         Malformed: It ends inside a field, or has a wire type that no model uses.
     """
-    place, end = 0, len(message)
-    while place < end:
+    position, end = 0, len(message)
+    while position < end:
         # Most tags and lengths take one byte: they are read here, at half the cost of a call.
-        tag = message[place]
-        place += 1
+        tag = message[position]
+        position += 1
         if tag >= 0x80:
-            tag, place = _varint(message, place - 1)
+            tag, position = _varint(message, position - 1)
         number, wire_type = tag >> 3, tag & 7
         if number == 0 or tag >= 1 << 32:
             raise Malformed("a field without a number")
         if wire_type == BYTES:
-            if place >= end:
+            if position >= end:
                 raise Malformed("a number that is cut off")
-            length = message[place]
-            place += 1
+            length = message[position]
+            position += 1
             if length >= 0x80:
-                length, place = _varint(message, place - 1)
-            if length > end - place:
+                length, position = _varint(message, position - 1)
+            if length > end - position:
                 raise Malformed("a field that is longer than its message")
-            yield number, message[place : place + length]
-            place += length
+            yield number, message[position : position + length]
+            position += length
         elif wire_type == VARINT:
-            value, place = _varint(message, place)
+            value, position = _varint(message, position)
             yield number, value
         elif wire_type in (FIXED32, FIXED64):
             width = 4 if wire_type == FIXED32 else 8
-            if width > end - place:
+            if width > end - position:
                 raise Malformed("a number that is cut off")
-            yield number, message[place : place + width]
-            place += width
+            yield number, message[position : position + width]
+            position += width
         else:
             raise Malformed(f"wire type {wire_type}")
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     for count in range(_MOST_VARINT_BYTES):
-        if place + count >= len(message):
+        if position + count >= len(message):
             raise Malformed("a number that is cut off")
-        byte = message[place + count]
+        byte = message[position + count]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place + count + 1
+            return value & 0xFFFFFFFFFFFFFFFF, position + count + 1
         shift += 7
     raise Malformed("a number of more than ten bytes")
 
@@ -97,9 +97,9 @@ def integers(message: memoryview, number: int) -> list[int]:
         if isinstance(value, int):
             found.append(value)
             continue
-        place = 0
-        while place < len(value):
-            item, place = _varint(value, place)
+        position = 0
+        while position < len(value):
+            item, position = _varint(value, position)
             found.append(item)
     return found
 

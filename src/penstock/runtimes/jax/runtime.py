@@ -15,12 +15,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
+from penstock.runtimes.frameworks import jax
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME
 from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import memory_fraction, out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import memory_fraction, within_memory
 
 _WIDE = ("int64", "uint64", "uint32", "float64")
 
@@ -43,22 +44,17 @@ def find_device(device: Device) -> Any:
     Raises:
         DeviceError: This JAX has no such device.
     """
-    import jax
-
     try:
         return jax.devices("cuda" if device.kind == "gpu" else "cpu")[0]
     except RuntimeError as error:
-        raise DeviceError(
-            "this JAX does not see the GPU",
-            received=f"{device} {device.name}, jax {jax.__version__}: {one_line(error)}",
-            hint="pip install 'jax[cuda12]', or --devices cpu",
-        ) from None
+        version = f"{jax.__version__}: {one_line(error)}"
+        raise without_gpu("JAX", version, device, "pip install 'jax[cuda12]'", "--devices cpu") from None
 
 
 def _memory_share(device: Device) -> dict[str, str]:
-    """The fraction is that of a whole GPU, and a limit also where nothing is allocated beforehand.
+    """The limit is a fraction of the whole GPU, and holds where no memory is allocated beforehand, too.
 
-    jaxlib refuses to start where the older name of the variable is set, too; not all of its allocators have a limit.
+    jaxlib refuses to start if the older name of the variable is set as well; not all of its allocators have a limit.
     """
     fraction = memory_fraction(device)
     if fraction is None:
@@ -89,13 +85,13 @@ class JaxRuntime:
         call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
         is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
         if is_wide:
-            # Without this JAX cuts to 32 bits whatever has 64.
+            # Without this, JAX cuts 64-bit values to 32 bits.
             jax.config.update("jax_enable_x64", True)
         return JaxReplica(call, target, model.answers, may_widen=not is_wide)
 
 
 def _lost_states(model: Any) -> list[str]:
-    """What people should know of layers whose state Keras does not carry from batch to batch on JAX."""
+    """Notes for the user on layers whose state Keras does not carry from batch to batch on JAX."""
     layers = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     remark = "on JAX, Keras begins each batch without the state of the last; --runtime tensorflow keeps it"
     return [f"{', '.join(layers)}: {remark}"] if layers else []
@@ -115,19 +111,16 @@ class JaxReplica:
     def __init__(
         self, call: KerasCall, target: Any, answers: Answers | None = None, *, may_widen: bool = False
     ) -> None:
-        import jax
-
         self._may_widen = may_widen
         self._answers = answers
         self.signature = call.signature
         self.call = call
-        self._jax = jax
         self._target = target
         self._weights: Any = None
         self._steps: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
         self._changed: set[int] = set()
-        """Which of the variables that are not trained a call changes, as far as steps were traced."""
+        """Indices of the non-trainable variables that a call changes, as far as steps were traced."""
         self._held: dict[int, Any] = {}
         self._seed: int | None = None
         self._row = threading.local()
@@ -138,7 +131,7 @@ class JaxReplica:
         """Take the model's weights as they are now."""
         model = self.call.model
         weights = ([v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables])
-        self._weights = self._jax.device_put(weights, self._target)
+        self._weights = jax.device_put(weights, self._target)
 
     def look(self, batch: Columns) -> State:
         """See `protocols.Stateful`. A step that does not compile says why when it is run."""
@@ -149,9 +142,9 @@ class JaxReplica:
     def hold(self, seed: int | None) -> None:
         self._seed = seed
         values = self._weights[1]
-        self._held = {place: values[place] for place in self._changed}
+        self._held = {index: values[index] for index in self._changed}
         if seed is not None and self._state().kind == VARIABLES:
-            self._held |= {place: self._drawn(place, 0) for place in self._changed if self._is_seed(place)}
+            self._held |= {index: self._drawn(index, 0) for index in self._changed if self._is_seed(index)}
 
     def restore(self) -> None:
         self._update(self._held)
@@ -160,26 +153,19 @@ class JaxReplica:
         self._row.number = row
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict)
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
-        """The weights, the batch, the answers and all that lies between them, as the compiler has laid it out.
+        """Memory of the weights, the batch, the answers and everything in between, as the compiler laid it out.
 
-        On a CPU it is the least that is taken: what libraries take that multiply matrices, the compiler does not know.
+        On a CPU this is a lower bound: the compiler does not know what libraries for matrix products take.
         """
         try:
             found = self._compiled(batch).memory_analysis()
-        except Exception:  # what does not even compile says why when it is run
+        except Exception:  # a step that does not compile says why when it runs
             return None
         if found is None:
             return None
@@ -192,9 +178,9 @@ class JaxReplica:
 
     def _predict(self, batch: Columns) -> Columns:
         step = self._compiled(batch)
-        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
-        # What is compiled gives its outputs in the order of their names.
+        # Compiled steps return their outputs sorted by name.
         answers = {name: to_numpy(outputs[name]) for name in self._order}
         if updated and not self._is_drawn_by_row():
             self._update(updated)
@@ -208,34 +194,34 @@ class JaxReplica:
         return trained, [self._drawn(i, row) if i in self._changed else value for i, value in enumerate(others)]
 
     def _is_drawn_by_row(self) -> bool:
-        """Whether a batch draws by a seed of its own, so that it does not matter what ran before it."""
+        """Whether each batch draws random numbers by its own seed, so that earlier batches do not matter."""
         return self._seed is not None and self._state().kind == SEEDS
 
-    def _drawn(self, place: int, row: int) -> Any:
+    def _drawn(self, index: int, row: int) -> Any:
         assert self._seed is not None
-        value = self._weights[1][place]
-        drawn = derived_seed(self._seed, sorted(self._changed).index(place), row, value.shape, value.dtype)
-        return self._jax.device_put(drawn, self._target)
+        value = self._weights[1][index]
+        drawn = derived_seed(self._seed, sorted(self._changed).index(index), row, value.shape, value.dtype)
+        return jax.device_put(drawn, self._target)
 
     def _update(self, values: Mapping[int, Any]) -> None:
         """Change variables as `model.predict` does: in the model, too."""
         variables = self.call.model.non_trainable_variables
-        for place, value in values.items():
-            self._weights[1][place] = value
-            variables[place].assign(value)
+        for index, value in values.items():
+            self._weights[1][index] = value
+            variables[index].assign(value)
 
     def _state(self) -> State:
         if not self._changed:
             return State(NONE)
         kind = SEEDS if all(map(self._is_seed, self._changed)) else VARIABLES
         variables = self.call.model.non_trainable_variables
-        return State(kind, tuple(variables[place].path for place in sorted(self._changed)))
+        return State(kind, tuple(variables[index].path for index in sorted(self._changed)))
 
-    def _is_seed(self, place: int) -> bool:
-        return str(self.call.model.non_trainable_variables[place].path).endswith(SEED_NAME)
+    def _is_seed(self, index: int) -> bool:
+        return str(self.call.model.non_trainable_variables[index].path).endswith(SEED_NAME)
 
     def _compiled(self, batch: Columns) -> Any:
-        """The step for batches of this shape. Compiled ahead of running, because only then it tells what it takes."""
+        """The step for batches of this shape. It is compiled ahead: only then it reports its memory."""
         key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
         step = self._steps.get(key)
         if step is not None:
@@ -247,7 +233,7 @@ class JaxReplica:
 
     @property
     def _is_eager(self) -> bool:
-        """Whether the model is called as it is: lookups and hashing run outside of JAX."""
+        """Whether the model is called without `jit`: lookups and hashing run outside of JAX."""
         model = self.call.model
         return bool(getattr(model, "run_eagerly", False)) or not getattr(model, "jit_compile", True)
 
@@ -257,28 +243,28 @@ class JaxReplica:
             with warnings.catch_warnings():
                 if self._may_widen:
                     warnings.filterwarnings("error", message="Explicitly requested dtype")
-                return self._jax.jit(self._trace).lower(self._weights, like)
+                return jax.jit(self._trace).lower(self._weights, like)
         except UserWarning:
             if not self._may_widen:
                 raise
             self._may_widen = False
-            self._jax.config.update("jax_enable_x64", True)
+            jax.config.update("jax_enable_x64", True)
             return self._lowered(batch)
         except (ValueError, NotImplementedError) as error:
             if self.call.precision == AS_MADE:
                 raise
-            # Not every operation is there in every precision: attention in float16 is not, on a CPU.
+            # Not every operation exists in every precision: attention in float16 does not, on a CPU.
             raise RefusedByRuntime(
                 f"JAX does not run this model in {self.call.precision}", received=one_line(error)
             ) from None
 
     def _like(self, array: Array) -> Any:
-        place = self._jax.sharding.SingleDeviceSharding(self._target)
-        kind = self._jax.dtypes.canonicalize_dtype(array.dtype)
-        return self._jax.ShapeDtypeStruct(array.shape, kind, sharding=place)
+        sharding = jax.sharding.SingleDeviceSharding(self._target)
+        kind = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.ShapeDtypeStruct(array.shape, kind, sharding=sharding)
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
-        """The outputs, and the variables that the call changed, by their places."""
+        """The outputs, and the variables that the call changed, by their indices."""
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
         scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         cast = {
@@ -290,24 +276,17 @@ class JaxReplica:
             outputs, after = model.predict_step(weights, (packed,))
         else:
             outputs, after = model.stateless_call(*weights, packed, **self.call.options)
-        changed = {place: value for place, value in enumerate(after) if value is not weights[1][place]}
+        changed = {index: value for index, value in enumerate(after) if value is not weights[1][index]}
         self._changed |= changed.keys()
-        kept = keep(self._answers, self.call.name_outputs(outputs), JaxRanking())
+        kept = keep(self._answers, self.call.name_outputs(outputs), jax_top_k)
         self._order = tuple(kept)
         return kept, changed
 
 
-class JaxRanking:
-    """Ranks while a step is traced. Of equal values, JAX gives the first one first."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import jax
-
-        values, places = jax.lax.top_k(tensor, k)
-        return values, places.astype("int32")
-
-    def argmax(self, tensor: Any) -> Any:
-        return self.top_k(tensor, 1)[1][..., 0]
+def jax_top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. Of equal values, JAX gives the first one first."""
+    values, places = jax.lax.top_k(tensor, k)
+    return values, places.astype("int32")
 
 
 def peak_on(target: Any) -> int | None:

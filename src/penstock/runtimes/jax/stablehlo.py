@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.core.kinds import RuntimeEntry
-from penstock.core.output_selection import NumpyRanking, keep
-from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
+from penstock.core.output_selection import keep, numpy_top_k
+from penstock.core.records import Columns, Device, ModelFile
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import DeviceError, ModelError, one_line
 from penstock.runtimes.environment import does_not_start
+from penstock.runtimes.frameworks import jax
 from penstock.runtimes.jax.runtime import (
     GPU_PROBE,
     PACKAGE,
-    JaxRanking,
     find_device,
+    jax_top_k,
     peak_on,
     to_numpy,
     xla_environment,
 )
 from penstock.runtimes.keras.precision import check_kind
-from penstock.runtimes.memory_limit import out_of_memory, ran_out
-from penstock.runtimes.plain_inputs import BFLOAT16, Declared, Inputs, OneByOne, divide_inputs, rows_at_once
+from penstock.runtimes.memory_limit import within_memory
+from penstock.runtimes.plain_inputs import BFLOAT16, Declared, OneByOne, describe_file, divide_inputs, rows_at_once
 
 _CALLBACKS = (b"xla_python_cpu_callback", b"xla_python_gpu_callback", b"xla_ffi_python_", b"xla_ffi_partitioned_python")
 
@@ -49,12 +51,7 @@ class StableHloRuntime:
 
 
 def _read(model: ModelFile, platform: str) -> Any:
-    """What is in the file, as `jax.export` knows it.
-
-    Raises:
-        ModelError: It is damaged, needs several devices at once, or calls Python of the process that wrote it.
-        DeviceError: It was compiled for other platforms.
-    """
+    """What is in the file, as `jax.export` knows it."""
     from jax import export
 
     with open(model.location, "rb") as file:
@@ -103,9 +100,6 @@ class StableHloReplica:
     """An exported function on one JAX device of this process."""
 
     def __init__(self, exported: Any, file: ModelFile, target: Any) -> None:
-        import jax
-
-        self._jax = jax
         self._target = target
         self._exported: Any = exported
         self._answers, self._scaling = file.answers, file.scaling
@@ -118,25 +112,25 @@ class StableHloReplica:
         }
         outputs = _declared(self._output_names, exported.out_avals)
         self._one_by_one = OneByOne(outputs) if rows_at_once(inputs.rows) == 1 else None
-        self.signature = self._describe(inputs, outputs)
+        self.signature = replace(
+            describe_file(inputs, outputs, self._one_by_one, _writer(exported)),
+            structure=_structure(exported.out_tree, outputs),
+            name=str(exported.fun_name) if exported.fun_name else None,
+        )
         self._scaled = scaled_inputs(file.scaling, self.signature) if file.scaling is not None else ()
         self._step = jax.jit(self._trace)
 
     def predict(self, batch: Columns) -> Columns:
         try:
-            if self._one_by_one is None:
-                return self._run(batch)
-            return keep(self._answers, self._one_by_one.run(self._run, batch), NumpyRanking())
-        except self._jax.errors.JaxRuntimeError as error:
+            return within_memory(batch, self._predict, reason=one_line)
+        except jax.errors.JaxRuntimeError as error:
             if "custom call" in str(error) and "No registered implementation" in str(error):
                 raise ModelError(
                     "the module calls a function that this JAX does not have",
                     received=one_line(error),
                     hint="export it without custom calls",
                 ) from None
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, one_line(error)) from None
+            raise
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
@@ -147,52 +141,38 @@ class StableHloReplica:
     def close(self) -> None:
         self._constants = {}
 
+    def _predict(self, batch: Columns) -> Columns:
+        if self._one_by_one is None:
+            return self._run(batch)
+        return keep(self._answers, self._one_by_one.run(self._run, batch), numpy_top_k)
+
     def _run(self, batch: Columns) -> Columns:
-        tensors = {name: self._jax.device_put(array, self._target) for name, array in batch.items()}
+        tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
         return {name: to_numpy(array) for name, array in self._step(tensors, self._constants).items()}
 
     def _trace(self, tensors: dict[str, Any], constants: dict[str, Any]) -> dict[str, Any]:
         cast = {name: self._scale(name, tensor).astype(self._dtypes[name]) for name, tensor in tensors.items()}
         given = cast | constants
-        args, kwargs = self._jax.tree_util.tree_unflatten(
-            self._exported.in_tree, [given[name] for name in self._input_names]
-        )
-        outputs = self._jax.tree_util.tree_leaves(self._exported.call(*args, **kwargs))
+        args, kwargs = jax.tree_util.tree_unflatten(self._exported.in_tree, [given[name] for name in self._input_names])
+        outputs = jax.tree_util.tree_leaves(self._exported.call(*args, **kwargs))
         answers = self._answers if self._one_by_one is None else None
-        return keep(answers, dict(zip(self._output_names, outputs, strict=True)), JaxRanking())
+        return keep(answers, dict(zip(self._output_names, outputs, strict=True)), jax_top_k)
 
     def _scale(self, name: str, tensor: Any) -> Any:
         if self._scaling is None or name not in self._scaled:
             return tensor
         return self._scaling.apply(tensor.astype("float32"))
 
-    def _describe(self, inputs: Inputs, outputs: list[Declared]) -> Signature:
-        loop = self._one_by_one
-        fixed = rows_at_once(inputs.rows)
-        name = self._exported.fun_name
-        note = "the function takes one row at a time: batches are fed to it row by row"
-        return Signature(
-            inputs.specs,
-            tuple(_output_spec(each, loop) for each in outputs),
-            structure=_structure(self._exported.out_tree, outputs),
-            fixed_batch=fixed if fixed != 1 else None,
-            name=str(name) if name else None,
-            writer=_writer(self._exported),
-            notes=(note,) if loop is not None else (),
-        )
-
 
 def _names(tree: Any, count: int, what: str) -> list[str]:
-    """A name for every leaf: the keys and attributes on its way, else its place."""
-    import jax
-
+    """A name for every leaf: the keys and attributes that lead to it, else its number."""
     leaves = jax.tree_util.tree_unflatten(tree, list(range(count)))
     names: list[str] = []
-    for place, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
+    for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(leaves)[0]):
         keys = [getattr(key, "key", getattr(key, "name", None)) for key in path]
         spoken = [str(key) for key in keys if isinstance(key, str)]
-        name = "/".join(spoken) or (what if count == 1 else f"{what}_{place}")
-        names.append(name if name not in names else f"{name}_{place}")
+        name = "/".join(spoken) or (what if count == 1 else f"{what}_{index}")
+        names.append(name if name not in names else f"{name}_{index}")
     return names
 
 
@@ -212,13 +192,7 @@ def _declared(names: list[str], avals: Any) -> list[Declared]:
     return declared
 
 
-def _output_spec(declared: Declared, loop: OneByOne | None) -> TensorSpec:
-    return declared.as_rows() if loop is None else loop.spec(declared)
-
-
 def _structure(tree: Any, outputs: list[Declared]) -> str:
-    import jax
-
     answer = jax.tree_util.tree_unflatten(tree, list(range(len(outputs))))
     if isinstance(answer, dict):
         return "dict"
@@ -226,7 +200,7 @@ def _structure(tree: Any, outputs: list[Declared]) -> str:
 
 
 def _writer(exported: Any) -> str:
-    """The serialized module begins with what wrote it."""
+    """The producer, which the serialized module names at its start."""
     raw = bytes(exported.mlir_module_serialized[:64])
     producer = raw[5:].partition(b"\0")[0].decode("ascii", "replace")
     return f"{producer.replace('_v', ' ')} for {', '.join(exported.platforms)}"

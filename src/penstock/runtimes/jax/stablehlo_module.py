@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import jax
 
 _BYTECODE = b"ML\xefR"
 _PORTABLE = b"StableHLO_v"
@@ -28,15 +29,14 @@ def as_exported(raw: bytes, platform: str) -> Any:
     Raises:
         ModelError: It has no public function `main` that takes and gives tensors.
     """
-    import jax
     import jax.numpy as jnp
     from jax import export
 
     inputs, outputs, portable = _read(raw)
     scope = export.SymbolicScope()
     args = [
-        jax.ShapeDtypeStruct(export.symbolic_shape(_in_letters(shape, place), scope=scope), dtype)
-        for place, (shape, dtype) in enumerate(inputs)
+        jax.ShapeDtypeStruct(export.symbolic_shape(_in_letters(shape, index), scope=scope), dtype)
+        for index, (shape, dtype) in enumerate(inputs)
     ]
     rows = next((arg.shape[0] for arg, (shape, _) in zip(args, inputs, strict=True) if shape[:1] == (None,)), None)
 
@@ -58,7 +58,6 @@ Typed = tuple[tuple[int | None, ...], Any]
 
 def _read(raw: bytes) -> tuple[list[Typed], list[Typed], bytes]:
     """What `main` takes and gives, and the module in the form that `jax.export` keeps."""
-    import jax
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
 
@@ -85,7 +84,6 @@ def _types_of_main(module: Any) -> tuple[list[Typed], list[Typed]]:
 
 
 def _typed(tensor: Any) -> Typed:
-    import jax
     from jax.extend.mlir import ir
 
     try:
@@ -102,9 +100,9 @@ def _typed(tensor: Any) -> Typed:
     return shape, jax.dtypes.bfloat16 if name == "bf16" else np.dtype(_DTYPES[name])
 
 
-def _in_letters(shape: tuple[int | None, ...], place: int) -> str:
+def _in_letters(shape: tuple[int | None, ...], index: int) -> str:
     """A shape as JAX writes symbolic ones: open first dimensions are the rows of the batch, which all inputs share."""
-    names = ["rows" if axis == 0 else f"open_{place}_{axis}" for axis in range(len(shape))]
+    names = ["rows" if axis == 0 else f"open_{index}_{axis}" for axis in range(len(shape))]
     return ", ".join(names[axis] if length is None else str(length) for axis, length in enumerate(shape))
 
 

@@ -14,13 +14,14 @@ from penstock.core import nesting
 from penstock.core.nesting import DENSE, RAGGED, SPARSE, Nesting
 from penstock.core.records import ModelFile, Scaling, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
+from penstock.runtimes.frameworks import keras, tf
 from penstock.runtimes.keras import precision
 from penstock.runtimes.keras.loading import load_keras_model, writer_version
 
 __all__ = ["KerasCall", "call_keras_model", "digest_of_weights", "load_keras_model"]
 
 MASK = "_mask"
-"""Behind the name of a ragged input: which of its values, padded to one length, are real."""
+"""Suffix for the mask of a ragged input: which of its values, padded to one length, are real."""
 
 
 def call_keras_model(file: ModelFile) -> KerasCall:
@@ -53,8 +54,8 @@ class KerasCall:
     """How a Keras model takes its inputs and names its outputs.
 
     A model without declared inputs (a subclass) takes its arrays in the structure in which the caller gave them; where
-    nothing is known of that, one column as it is, and several as a dict. A ragged input is fed padded, with a mask
-    beside it; so is one that the caller gave ragged, where the framework has such tensors.
+    that is unknown, one column as it is, and several as a dict. A ragged input is fed padded, with a mask beside it; so
+    is one that the caller gave ragged, where the framework has such tensors.
     """
 
     def __init__(self, model: Any, *, given: Nesting | None = None, scaling: Scaling | None = None) -> None:
@@ -75,12 +76,10 @@ class KerasCall:
     @property
     def has_own_step(self) -> bool:
         """Whether the model says itself what `predict` does with a batch."""
-        import keras
-
         return type(self.model).predict_step is not keras.Model.predict_step
 
     def scale(self, name: str, tensor: Any, to_float32: Callable[[Any], Any]) -> Any:
-        """An input as it was asked to be scaled. Called while the step is traced; the model's dtype comes after it."""
+        """An input, scaled if the user asked for it. Called while the step is traced; the cast comes after it."""
         if self._scaling is None or name not in scaled_inputs(self._scaling, self.signature):
             return tensor
         return self._scaling.apply(to_float32(tensor))
@@ -122,21 +121,15 @@ class KerasCall:
 
     @property
     def _tree(self) -> Any:
-        """What takes structures apart, in an order of its own, and puts them together again."""
-        import keras
-
+        """The framework's functions that flatten structures, each in its own order, and rebuild them."""
         return keras.tree
 
     @property
     def _written_by(self) -> str:
-        import keras
-
         return f"Keras {keras.__version__} on {keras.backend.backend()}"
 
     def _structure(self, side: str) -> Any:
         """The model's declared inputs or outputs in their structure; None where it has none."""
-        import keras
-
         flat = getattr(self.model, side + "s", None)
         if not flat:
             return None
@@ -145,7 +138,7 @@ class KerasCall:
         structure = getattr(self.model, f"_{side}s_struct", None)
         if structure is None:
             structure = list(flat)
-        # Keras itself takes and gives the only one of a list as it is.
+        # Keras itself unwraps a list of one.
         return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
 
     @property
@@ -155,7 +148,7 @@ class KerasCall:
         return tuple(spec for spec in self.signature.inputs if spec.name not in masks)
 
     def _kinds_of_inputs(self) -> list[str]:
-        """What each declared input is fed as. A ragged tensor that the caller gave stays one."""
+        """The kind of tensor that each declared input is fed as. A ragged tensor that the caller gave stays one."""
         named = self._named("input")
         kinds = [self._kind_of(tensor) for _, tensor in named]
         if self._given is None or not self._has_composites:
@@ -168,20 +161,18 @@ class KerasCall:
         return [RAGGED if want == RAGGED else kind for want, kind in zip(wanted, kinds, strict=True)]
 
     def _given_leaves(self) -> list[tuple[str, str]]:
-        """The columns of a structure that the caller gave, and as what each is fed."""
+        """The columns of the structure that the caller gave, each with the kind of tensor that it is fed as."""
         if self._given is None:
             return []
         found = nesting.leaves(self._given)
         return [
-            (nesting.name_of(path) or f"x{place}", leaf.kind if self._has_composites else DENSE)
-            for place, (path, leaf) in enumerate(found)
+            (nesting.name_of(path) or f"x{index}", leaf.kind if self._has_composites else DENSE)
+            for index, (path, leaf) in enumerate(found)
         ]
 
     @property
     def _has_composites(self) -> bool:
         """Whether the framework has ragged and sparse tensors."""
-        import keras
-
         return bool(keras.backend.backend() == "tensorflow")
 
     def _kind_of(self, tensor: Any) -> str:
@@ -193,8 +184,6 @@ class KerasCall:
         return SPARSE if getattr(tensor, "sparse", False) else DENSE
 
     def _dtype(self, tensor: Any) -> str:
-        import keras
-
         return str(keras.backend.standardize_dtype(tensor.dtype))
 
     def _describe(self) -> Signature:
@@ -264,8 +253,6 @@ def _composite(kind: str, tensor: Any, mask: Any) -> Any:
     """A tensor of the kind that the model takes, from a dense one."""
     if kind == DENSE:
         return tensor
-    import tensorflow as tf
-
     if kind == SPARSE:
         return tf.sparse.from_dense(tensor)
     return tf.RaggedTensor.from_tensor(tensor, lengths=tf.reduce_sum(tf.cast(mask, tf.int64), axis=1))

@@ -11,14 +11,15 @@ from penstock.core.records import Array
 from penstock.core.state import NONE, SEEDS, STATELESS, VARIABLES, State, derived_seed
 
 SEED_NAME = "seed_generator_state"
-"""What Keras calls the variable of every generator of random numbers, also in what it exports."""
+"""Keras's name for the variable of every random number generator, also in exported models."""
 
 
-class Turns:
-    """What the variables of one replica are before each of its calls.
+class CallState:
+    """The variables that the calls of one replica change.
 
-    Calls of a model without state pass at once. Those of a model that only draws random numbers take turns, each with
-    the seeds of its own batch. All others are expected one after the other already, and find what the last one left.
+    Calls of a model without state run at the same time. Calls of a model that only draws random numbers run one by one,
+    each with the seeds of its own batch. All other calls must come one after the other: each finds what the last one
+    left.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Turns:
         self._row = threading.local()
 
     def note(self, variables: Sequence[Any], is_seed: Sequence[bool], state: State) -> None:
-        """What one traced step changes. Another one, for rows of another shape, may change more."""
+        """Add what one traced step changes. Another step, for rows of another shape, may change more."""
         known = {id(each) for each in self._variables}
         for variable, is_a_seed in zip(variables, is_seed, strict=True):
             if id(variable) not in known:

@@ -6,23 +6,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorLeaf:
     """A tensor, or its spec, and the keys that lead to it."""
 
     path: tuple[Any, ...]
     value: Any
 
 
-def leaves(structure: Any, fallback: str) -> dict[str, Leaf]:
+def leaves(structure: Any, fallback: str) -> dict[str, TensorLeaf]:
     """Everything in a structure that is a tensor or the spec of one, in TensorFlow's order.
 
     Names are the keys of dicts, else what a spec calls itself, else `fallback`, with a number where there are several.
     """
     found = [leaf for leaf in _walk(structure, ()) if _is_tensor(leaf.value)]
-    named: dict[str, Leaf] = {}
+    named: dict[str, TensorLeaf] = {}
     for position, leaf in enumerate(found):
         keys = [key for key in leaf.path if isinstance(key, str)]
-        own = getattr(leaf.value, "name", None) if fallback == "input" and not _is_eager(leaf.value) else None
+        has_own = fallback == "input" and not hasattr(leaf.value, "numpy")  # eager tensors have no names
+        own = getattr(leaf.value, "name", None) if has_own else None
         name = "/".join(map(str, leaf.path[leaf.path.index(keys[0]) :])) if keys else own
         name = name or (fallback if len(found) == 1 else f"{fallback}_{position}")
         named[name if name not in named else f"{name}_{position}"] = leaf
@@ -35,7 +36,7 @@ def rebuilt(structure: Any, values: Sequence[Any]) -> Any:
 
 
 def pick(functions: Sequence[Any]) -> Any:
-    """The concrete function to serve with: not for training, of any batch size, and of any other size before one."""
+    """The concrete function to serve with: not for training, of any batch size, and with the fewest fixed lengths."""
 
     def preference(function: Any) -> tuple[bool, bool, int]:
         arguments, keywords = function.structured_input_signature
@@ -48,7 +49,7 @@ def pick(functions: Sequence[Any]) -> Any:
     return min(functions, key=preference)
 
 
-def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[Leaf]:
+def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[TensorLeaf]:
     if isinstance(structure, Mapping):
         for key in sorted(structure):
             yield from _walk(structure[key], (*path, key))
@@ -56,7 +57,7 @@ def _walk(structure: Any, path: tuple[Any, ...]) -> Iterator[Leaf]:
         for position, each in enumerate(structure):
             yield from _walk(each, (*path, position))
     else:
-        yield Leaf(path, structure)
+        yield TensorLeaf(path, structure)
 
 
 def _replaced(structure: Any, values: Iterator[Any]) -> Any:
@@ -72,7 +73,3 @@ def _replaced(structure: Any, values: Iterator[Any]) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _is_eager(value: Any) -> bool:
-    return hasattr(value, "numpy")

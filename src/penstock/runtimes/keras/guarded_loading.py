@@ -16,17 +16,11 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from penstock.core import tensorflow_calls
+from penstock.core.keras_names import COMPANIONS, NOT_MODELLING, RUN_CODE, WITH_FUNCTIONS
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import tf
 
-_COMPANIONS = frozenset({"keras_hub", "keras_cv", "keras_nlp", "keras_rs"})
-_NOT_MODELLING = frozenset(
-    {"utils", "saving", "config", "datasets", "callbacks", "export", "visualization", "wrappers", "legacy_tf_layers"}
-)
-_WITH_FUNCTIONS = frozenset(
-    {"activations", "losses", "metrics", "initializers", "regularizers", "constraints", "ops", "backend", "nn"}
-)
-_RUN_CODE = frozenset({"Lambda", "TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer", "LegacyTFLayer"})
 _MOST_NUMBERS = 256 << 20
 _MOST_NUMBERS_PER_BYTE = 64
 """Zeros compress well: a file may make this many weights from each of its bytes, and `_MOST_NUMBERS` in any case."""
@@ -41,7 +35,7 @@ def guarded(library: str, file: ModelFile) -> Iterator[None]:
     """Guard the loading of a file by Keras 3 (`keras`) or by `tf_keras`.
 
     Raises:
-        ModelError: The file asked for something that it may not do. Whatever Keras made of that is not told.
+        ModelError: The file asked for something that it may not do. Keras's own error is not shown.
     """
     guard = _Guard(library, file)
     with ExitStack() as changes:
@@ -74,7 +68,7 @@ class _Guard:
         self._most_numbers = max(_MOST_NUMBERS, _MOST_NUMBERS_PER_BYTE * os.path.getsize(file.location))
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        """What to put into which place of Keras: owner, name, value."""
+        """The replacements inside Keras: owner, name, value."""
         layer = sys.modules[self._library].layers.Layer
         yield layer, "add_weight", self._limited(layer.add_weight)
         if self._file.trust:
@@ -125,13 +119,13 @@ class _Guard:
         package, *rest = (part for part in home.split(".") if part != "src")
         if package == "tensorflow":
             return _is_type_spec(found)
-        if package != self._library and package not in _COMPANIONS:
+        if package != self._library and package not in COMPANIONS:
             return False
-        if not _NOT_MODELLING.isdisjoint(rest):
+        if not NOT_MODELLING.isdisjoint(rest):
             return False
         if isinstance(found, type):
-            return found.__name__ not in _RUN_CODE
-        return isinstance(found, FunctionType) and bool(rest) and rest[0] in _WITH_FUNCTIONS
+            return found.__name__ not in RUN_CODE
+        return isinstance(found, FunctionType) and bool(rest) and rest[0] in WITH_FUNCTIONS
 
     def _is_own(self, module: str) -> bool:
         return any(module == name or module.startswith(name + ".") for name in self._file.custom_objects)
@@ -139,9 +133,9 @@ class _Guard:
     def _already_imported(self, name: str) -> ModuleType:
         """A module that is there already, of those in which classes may be found; an empty one for any other."""
         package = name.partition(".")[0]
-        if package in _COMPANIONS and _is_beside(package, self._library):
+        if package in COMPANIONS and _is_beside(package, self._library):
             importlib.import_module(package)
-        if package in (self._library, "tensorflow", *_COMPANIONS) or self._is_own(name):
+        if package in (self._library, "tensorflow", *COMPANIONS) or self._is_own(name):
             return sys.modules.get(name) or ModuleType(name)
         return ModuleType(name)
 
@@ -183,8 +177,6 @@ def _lengths(shape: Any) -> list[int]:
 
 
 def _is_type_spec(found: Any) -> bool:
-    import tensorflow as tf
-
     is_of_keras = str(found.__module__).startswith("tensorflow.python.keras")
     return isinstance(found, type) and issubclass(found, tf.TypeSpec) and not is_of_keras
 

@@ -13,6 +13,7 @@ from penstock.core.records import Device, Scaling, Shape
 from penstock.core.state import State
 from penstock.errors import ModelError, one_line
 from penstock.runtimes import torch as torch_runtime
+from penstock.runtimes.frameworks import jax, keras, tf, torch
 from penstock.runtimes.jax import runtime as jax_runtime
 from penstock.runtimes.keras import tf_keras as legacy_keras
 from penstock.runtimes.keras.call import KerasCall
@@ -38,19 +39,19 @@ class LiveModel:
         """What a few rows of these shapes take, once that was measured."""
         self.states: dict[tuple[Shape | None, ...], State] = {}
         """What a call with rows of these shapes changes in the model, once that was looked at."""
-        places = _places(self.backend)
-        self.devices = [device for device, _ in places]
+        targets = _targets(self.backend)
+        self.devices = [device for device, _ in targets]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
         call_of = legacy_keras.TfKerasCall if self.backend == _LEGACY else KerasCall
-        self.replicas: list[Any] = [wrap(call_of(model, given=given, scaling=scaling), places[0][1], answers)]
-        for _, place in places[1:]:
-            copy = self._copy(model, place)
+        self.replicas: list[Any] = [wrap(call_of(model, given=given, scaling=scaling), targets[0][1], answers)]
+        for _, target in targets[1:]:
+            copy = self._copy(model, target)
             if copy is None:
                 self.devices = self.devices[:1]
                 break
             call = call_of(copy, given=given, scaling=scaling)
             call.signature = self.replicas[0].signature  # a copy may name its inputs anew
-            self.replicas.append(wrap(call, place, answers))
+            self.replicas.append(wrap(call, target, answers))
 
     def refresh(self) -> None:
         """Bring every copy to the weights that the model has now."""
@@ -61,19 +62,17 @@ class LiveModel:
             if hasattr(replica, "refresh"):
                 replica.refresh()
 
-    def _copy(self, model: Any, place: Any) -> Any:
-        """What another device runs: JAX moves the weights itself, TensorFlow needs variables of its own there."""
+    def _copy(self, model: Any, target: Any) -> Any:
+        """The model for another device: JAX moves the weights itself, TensorFlow needs variables of its own there."""
         if self.backend not in ("tensorflow", _LEGACY):
             return model
-        import tensorflow as tf
-
-        keras = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
+        library = sys.modules["tf_keras" if self.backend == _LEGACY else "keras"]
         try:
-            with tf.device(place):
-                copy = keras.models.clone_model(model)
+            with tf.device(target):
+                copy = library.models.clone_model(model)
                 copy.set_weights(model.get_weights())
         except (ValueError, NotImplementedError, TypeError):
-            return None  # a subclass without a config cannot be cloned: one device it is
+            return None  # a subclass without a config cannot be cloned: it runs on one device
         self._copies.append(copy)
         return copy
 
@@ -87,21 +86,19 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
 
 
 def is_live_keras_model(model: Any) -> bool:
-    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict. That one is imported if it is."""
+    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict; its library is loaded then."""
     is_model = any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
     return is_model or any(kind.__module__ == _TRAINER for kind in type(model).__mro__)
 
 
-def _is_model_of(keras: Any, model: Any) -> bool:
-    kind = getattr(keras, "Model", None)
+def _is_model_of(library: Any, model: Any) -> bool:
+    kind = getattr(library, "Model", None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
 def _backend_of(model: Any) -> str:
     if _is_model_of(sys.modules.get(_LEGACY), model):
         return _LEGACY
-    import keras
-
     return str(keras.backend.backend())
 
 
@@ -120,7 +117,7 @@ def wrap_live(
         given: How the caller gave its inputs, for a model that declares none.
         scaling: What is done to its inputs.
         answers: What is kept of its outputs.
-        first_row: What a model is built with that has no weights yet.
+        first_row: One row, to build a model that has no weights yet.
 
     Raises:
         ModelError: Its backend cannot be used here, or it cannot be built.
@@ -155,13 +152,7 @@ def _that_matters(model: Any, given: Nesting | None) -> Nesting | None:
 
 
 def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
-    """Make the weights of a model that has none yet, as `model.predict` does with its first batch.
-
-    Raises:
-        ModelError: The model does not take such a row.
-    """
-    import keras
-
+    """Make the weights of a model that has none yet, as `model.predict` does with its first batch."""
     if getattr(model, "inputs", None) or all(layer.built for layer in model._flatten_layers()):
         return
     row = first_row()
@@ -179,22 +170,16 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
         ) from None
 
 
-def _places(backend: str) -> list[tuple[Device, Any]]:
-    """Every device that the framework has, as we name it and as it does."""
+def _targets(backend: str) -> list[tuple[Device, Any]]:
+    """Every device of the framework, as our record and as the framework names it."""
     if backend in ("tensorflow", _LEGACY):
-        import tensorflow as tf
-
         gpus = tf.config.list_logical_devices("GPU")
         found = gpus or tf.config.list_logical_devices("CPU")
         kind = "gpu" if gpus else "cpu"
         return [(Device(kind, i), f"/{kind.upper()}:{i}") for i in range(len(found))]
     if backend == "jax":
-        import jax
-
         local = jax.local_devices()
         kind = "cpu" if local[0].platform == "cpu" else "gpu"
         return [(Device(kind, i), device) for i, device in enumerate(local)]
-    import torch
-
     has_gpu = torch.cuda.is_available()
     return [(Device("gpu" if has_gpu else "cpu", 0), "cuda" if has_gpu else "cpu")]

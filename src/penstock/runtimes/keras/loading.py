@@ -7,7 +7,7 @@ import re
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,11 @@ import cloudpickle
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_line
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
-from penstock.runtimes.keras.keras1.model import backend_of_h5, config_of_h5, load_keras1, version_of_h5
+from penstock.runtimes.keras.h5_files import backend_of_h5, config_of_h5, version_of_h5
+from penstock.runtimes.keras.keras1.model import load_keras1
 from penstock.runtimes.keras.weights import load_weights, turn_kernels
 
 _LEFT_IN_KERAS_2 = frozenset(
@@ -52,41 +54,52 @@ CONTAINS_CODE = "it contains code (a Lambda layer); if you trust where it came f
 
 
 def load_keras_model(file: ModelFile) -> Any:
-    """Load a `.keras` or `.h5` file, or call a builder. The backend was chosen in the environment.
+    """Load a `.keras` or `.h5` file with Keras 3, or call a builder. The backend was chosen in the environment.
 
     Raises:
         ModelError: It does not load; the framework's reason is given in one line.
         RefusedByRuntime: Keras 3 does not load it, but tf_keras may.
     """
-    import keras
+    return load_with("keras", file, _read, _not_loaded, _not_a_model)
 
+
+def load_with(
+    library: str,
+    file: ModelFile,
+    read: Callable[[ModelFile, dict[str, Any]], Any],
+    not_loaded: Callable[[ModelFile, BaseException], ModelError],
+    not_a_model: Callable[[ModelFile, Any], ModelError],
+) -> Any:
+    """Load a model with Keras 3 (`keras`) or with `tf_keras`.
+
+    Args:
+        library: The package.
+        file: What to load.
+        read: Reads a file, guarded, with the custom objects.
+        not_loaded: The error for a file that does not load, or a builder that fails.
+        not_a_model: The error for a builder that returns something else.
+    """
     objects = import_custom_objects(file.custom_objects)
     try:
-        model = _load(file, objects)
+        if file.kind == "builder":
+            model = call_builder(file)
+        else:
+            saving = importlib.import_module(f"{library}.src.saving.serialization_lib")
+            # Neither library hands the safe mode on wherever it reads HDF5: the scope holds there, too.
+            with guarded(library, file), saving.SafeModeScope(not file.trust):
+                model = read(file, objects)
     except PenstockError:
         raise
     except (Exception, SystemExit) as error:
-        raise _not_loaded(file, error) from error
-    if not isinstance(model, keras.Model):
-        raise _not_a_model(file, model)
+        raise not_loaded(file, error) from error
+    if not isinstance(model, importlib.import_module(library).Model):
+        raise not_a_model(file, model)
     if file.weights is not None:
         load_weights(model, file.weights)
     return model
 
 
-def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
-    if file.kind == "builder":
-        return call_builder(file)
-    from keras.src.saving.serialization_lib import SafeModeScope
-
-    # Not every version of Keras 3 hands the mode on where it reads HDF5: the scope holds there, too.
-    with guarded("keras", file), SafeModeScope(not file.trust):
-        return _load_guarded(file, objects)
-
-
-def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import keras
-
+def _read(file: ModelFile, objects: dict[str, Any]) -> Any:
     version = writer_version(file)
     if version.startswith("1"):
         return load_keras1(file.location, objects)
@@ -126,9 +139,7 @@ def described(file: ModelFile) -> str:
 
 
 def _refuse_what_changed(file: ModelFile, version: str) -> None:
-    """Keras 3 loads such a model without a word, and then gives other answers than Keras 2 did."""
-    import keras
-
+    """Refuse a model that Keras 3 loads without a warning, and then computes differently than Keras 2 did."""
     if version.startswith("2") and '"hard_sigmoid"' in described(file):
         raise RefusedByRuntime(
             "Keras 3 would give other answers",
@@ -150,23 +161,17 @@ def path_with_suffix(path: str, suffix: str) -> Iterator[str]:
 
 
 def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
-    import keras
-
     text = str(error)
     reason = one_line(error).partition(" Full object config: ")[0]
     if "safe_mode" in text or "unsafe" in text.lower():
-        return ModelError(
-            "the model does not load",
-            received=f"{file.location}: {reason}",
-            hint=CONTAINS_CODE,
-        )
+        return ModelError("the model does not load", received=f"{file.location}: {reason}", hint=CONTAINS_CODE)
     missing = missing_object(error)
     if missing is not None:
         if missing not in _LEFT_IN_KERAS_2 and not _IS_OF_KERAS_2.search(text):
             return not_found(file.location, missing, file.custom_objects)
         reason = f"it has no {missing} as Keras 2 had it"
     is_damaged = isinstance(error, (OSError, EOFError, zipfile.BadZipFile))
-    # What a function of the user's raises is its own, unless it met a thing that Keras 3 left behind.
+    # An error in a builder is the user's own, unless it is about something that Keras 3 removed.
     is_own = file.kind == "builder" and missing is None and "keras 3" not in text.lower()
     if is_damaged or is_own:
         return ModelError("the model does not load", received=f"{file.location}: {reason}")
@@ -174,8 +179,6 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
 
 
 def _not_a_model(file: ModelFile, made: Any) -> ModelError:
-    import keras
-
     kind = f"{type(made).__module__}.{type(made).__qualname__}"
     allowed = f"keras.Model of Keras {keras.__version__}"
     if any(base.__module__.startswith("tf_keras.") for base in type(made).__mro__):

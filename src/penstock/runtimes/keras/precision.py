@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core.records import ModelFile
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
 
 STRICT_FLOAT32 = {
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
@@ -29,7 +30,7 @@ _FLOATS = ("float64", "float32", *_SIXTEEN_BITS)
 
 
 def check_kind(file: ModelFile, runtime: str) -> None:
-    """Refuse a precision where a model computes in what its graph says.
+    """Refuse another precision for a model whose graph fixes its own.
 
     Raises:
         ModelError: This runtime cannot change it.
@@ -47,7 +48,7 @@ def check_kind(file: ModelFile, runtime: str) -> None:
 
 
 def lower(model: Any, precision: str) -> str:
-    """Let a loaded model of Keras 3 compute in fewer bits. Returns what was done, for people.
+    """Let a loaded model of Keras 3 compute in fewer bits. Returns a note for the user.
 
     Raises:
         ModelError: It has no layer that can.
@@ -59,8 +60,6 @@ def lower(model: Any, precision: str) -> str:
 
 def as_float32(tensor: Any) -> Any:
     """An output of a model whose layers compute in 16 bits. Called while the step is traced."""
-    import keras
-
     is_short = keras.backend.standardize_dtype(tensor.dtype) in _SIXTEEN_BITS
     return keras.ops.cast(tensor, "float32") if is_short else tensor
 

@@ -10,15 +10,15 @@ from typing import Any
 from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.protocols import Replica
 from penstock.core.records import Device, ModelFile
-from penstock.errors import DeviceError, ModelError, PenstockError, RefusedByRuntime, one_line
+from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import lean_imports
+from penstock.runtimes.frameworks import tf, tf_keras
 from penstock.runtimes.keras.call import KerasCall, digest_of_weights
-from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
-from penstock.runtimes.keras.guarded_loading import guarded
-from penstock.runtimes.keras.keras1.model import backend_of_h5, config_of_h5
-from penstock.runtimes.keras.loading import call_builder, path_with_suffix, writer_version
+from penstock.runtimes.keras.custom_objects import missing_object, not_found
+from penstock.runtimes.keras.h5_files import backend_of_h5, config_of_h5
+from penstock.runtimes.keras.loading import CONTAINS_CODE, load_with, path_with_suffix, writer_version
 from penstock.runtimes.keras.precision import check_kind
-from penstock.runtimes.keras.weights import load_weights, turn_kernels
+from penstock.runtimes.keras.weights import turn_kernels
 from penstock.runtimes.tensorflow.runtime import GPU_PROBE, TensorFlowRuntime, prepare_tensorflow, wrap
 
 
@@ -35,7 +35,7 @@ class TfKerasRuntime:
         if importlib.util.find_spec("tf_keras") is None:
             raise DeviceError("tf_keras is not installed", received=model.location, hint="pip install tf_keras")
         with lean_imports(model, "tensorflow"):
-            import tensorflow as tf
+            import tensorflow  # noqa: F401
             import tf_keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
         tf.get_logger().setLevel("ERROR")
@@ -58,20 +58,14 @@ class TfKerasCall(KerasCall):
 
     @property
     def version(self) -> str:
-        import tf_keras
-
         return f"tf_keras {tf_keras.__version__}"
 
     @property
     def has_own_step(self) -> bool:
-        import tf_keras
-
         return type(self.model).predict_step is not tf_keras.Model.predict_step
 
     @property
     def _tree(self) -> Any:
-        import tensorflow as tf
-
         return SimpleNamespace(
             flatten=tf.nest.flatten, pack_sequence_as=tf.nest.pack_sequence_as, flatten_with_path=_with_paths
         )
@@ -88,8 +82,6 @@ class TfKerasCall(KerasCall):
         return True
 
     def _kind_of(self, tensor: Any) -> str:
-        import tensorflow as tf
-
         kinds = {tf.RaggedTensorSpec: "ragged", tf.SparseTensorSpec: "sparse"}
         return kinds.get(type(tensor.type_spec), "dense")
 
@@ -115,8 +107,6 @@ def load_tf_keras_model(file: ModelFile) -> Any:
         ModelError: It does not load; the framework's reason is given in one line.
         RefusedByRuntime: It is of Keras 1 or 3.
     """
-    import tf_keras
-
     version = writer_version(file) if file.kind in ("h5", "keras") else ""
     if version.startswith(("1", "3")):
         raise RefusedByRuntime(
@@ -124,38 +114,10 @@ def load_tf_keras_model(file: ModelFile) -> Any:
             received=f"tf_keras {tf_keras.__version__} reads models of Keras 2, and Keras {version} wrote this one",
             hint="--runtime tensorflow",
         )
-    objects = import_custom_objects(file.custom_objects)
-    try:
-        model = _load(file, objects)
-    except PenstockError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _not_loaded(file, error) from error
-    if not isinstance(model, tf_keras.Model):
-        raise ModelError(
-            "the function did not return a model of tf_keras",
-            received=f"{file.location} returned {type(model).__module__}.{type(model).__qualname__}",
-            allowed=f"tf.keras.Model of tf_keras {tf_keras.__version__}",
-            hint="build it with tf.keras, which is tf_keras on this runtime; or --runtime tensorflow",
-        )
-    if file.weights is not None:
-        load_weights(model, file.weights)
-    return model
+    return load_with("tf_keras", file, _read, _not_loaded, _not_a_model)
 
 
-def _load(file: ModelFile, objects: dict[str, Any]) -> Any:
-    if file.kind == "builder":
-        return call_builder(file)
-    from tf_keras.src.saving.serialization_lib import SafeModeScope
-
-    # `load_model` knows no safe mode for HDF5.
-    with guarded("tf_keras", file), SafeModeScope(not file.trust):
-        return _load_guarded(file, objects)
-
-
-def _load_guarded(file: ModelFile, objects: dict[str, Any]) -> Any:
-    import tf_keras
-
+def _read(file: ModelFile, objects: dict[str, Any]) -> Any:
     if file.kind == "h5":
         with path_with_suffix(file.location, ".h5") as path:
             model = tf_keras.models.model_from_config(_as_it_was_meant(config_of_h5(file.location)), objects)
@@ -185,8 +147,6 @@ def _as_it_was_meant(config: Any) -> Any:
 
 
 def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
-    import tf_keras
-
     missing = missing_object(error)
     if missing is not None:
         return not_found(file.location, missing, file.custom_objects)
@@ -196,9 +156,16 @@ def _not_loaded(file: ModelFile, error: BaseException) -> ModelError:
     return ModelError(
         "the model file is damaged" if is_damaged else "the model does not load",
         received=f"{file.location}: tf_keras {tf_keras.__version__}: {one_line(error)}",
-        hint="it contains code (a Lambda layer); if you trust where it came from: --trust-model"
-        if needs_trust
-        else None,
+        hint=CONTAINS_CODE if needs_trust else None,
+    )
+
+
+def _not_a_model(file: ModelFile, made: Any) -> ModelError:
+    return ModelError(
+        "the function did not return a model of tf_keras",
+        received=f"{file.location} returned {type(made).__module__}.{type(made).__qualname__}",
+        allowed=f"tf.keras.Model of tf_keras {tf_keras.__version__}",
+        hint="build it with tf.keras, which is tf_keras on this runtime; or --runtime tensorflow",
     )
 
 

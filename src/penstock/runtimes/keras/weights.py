@@ -13,10 +13,10 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.errors import ModelError, PenstockError, RefusedByRuntime
+from penstock.runtimes.keras.h5_files import Groups, backend_of_h5, groups_of_h5
 from penstock.runtimes.keras.keras1.layers import joined_gates
 from penstock.runtimes.keras.keras1.spatial import kernel_of_today
 
-Groups = dict[str, list[tuple[str, Array]]]
 _MOST_SHOWN = 4
 
 
@@ -32,7 +32,7 @@ def load_weights(model: Any, path: str) -> None:
         _load_checkpoint(model, path, is_legacy_model)
         return
     try:
-        groups, version, backend = _legacy_groups(path)
+        groups, version = groups_of_h5(path)
         with warnings.catch_warnings(action="ignore"):
             if groups is None:
                 _load_under_a_name(model, path, "model.weights.h5")
@@ -40,7 +40,7 @@ def load_weights(model: Any, path: str) -> None:
                 _load_groups(model, groups, version, path)
             else:
                 _load_of_keras_2(model, groups, version, path)
-                if backend == "theano":
+                if backend_of_h5(path) == "theano":
                     turn_kernels(model)
     except PenstockError:
         raise
@@ -62,7 +62,7 @@ def _load_checkpoint(model: Any, path: str, is_legacy_model: bool) -> None:
 
 
 def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> None:
-    """As Keras loads them, by the order of the layers; by their names where the order does not fit."""
+    """Load weights as Keras does, by the order of the layers; by their names where the order does not fit."""
     try:
         _load_under_a_name(model, path, "model.h5")
     except ValueError as error:
@@ -73,7 +73,7 @@ def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> Non
 
 
 def _load_under_a_name(model: Any, path: str, name: str) -> None:
-    """Keras tells the kinds of files of weights apart by their names; we by what is in them."""
+    """Load a file under this name: Keras tells kinds of weight files apart by name, not by contents."""
     if path.endswith(".keras"):
         model.load_weights(path)
         return
@@ -83,41 +83,9 @@ def _load_under_a_name(model: Any, path: str, name: str) -> None:
         model.load_weights(link)
 
 
-def _legacy_groups(path: str) -> tuple[Groups | None, str, str]:
-    """The arrays of each layer in a file of Keras 1 or 2, its version and its backend; None for a newer file."""
-    import h5py
-
-    if path.endswith(".keras") and not h5py.is_hdf5(path):
-        return None, "", ""
-    with h5py.File(path, "r") as file:
-        group = file["model_weights"] if "layer_names" not in file.attrs and "model_weights" in file else file
-        layers = _attribute(group, "layer_names")
-        if layers is None:
-            return None, "", ""
-        version, backend = (_text(group.attrs.get(*each)) for each in (("keras_version", "1"), ("backend", "")))
-        groups = {
-            layer: [(name, np.asarray(group[layer][name])) for name in _attribute(group[layer], "weight_names") or []]
-            for layer in layers
-        }
-    return {name: arrays for name, arrays in groups.items() if arrays}, version, backend
-
-
-def _attribute(group: Any, name: str) -> list[str] | None:
-    """A list of names, which is cut into numbered pieces where it is long."""
-    if name in group.attrs:
-        return [_text(value) for value in group.attrs[name]]
-    pieces: list[str] = []
-    while f"{name}{len(pieces)}" in group.attrs:
-        pieces.append(f"{name}{len(pieces)}")
-    return [_text(value) for piece in pieces for value in group.attrs[piece]] if pieces else None
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
 def _load_groups(model: Any, groups: Groups, version: str, path: str) -> None:
-    """By the order of the layers; where that does not fit, by their names, if each has one in the file."""
+    """Assign weights by the order of the layers; where that does not fit, by their names, if the file has them all."""
+    groups = {name: arrays for name, arrays in groups.items() if arrays}
     layers = [layer for layer in model.layers if layer.weights]
     arrays = [_arrays_of_today(layer, group, version) for layer, group in zip(layers, groups.values(), strict=False)]
     pairs = list(zip(layers, arrays, strict=False))
@@ -226,7 +194,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _refuse_padding(layer: Any, sizes: tuple[int, ...], may_be_odd: bool) -> None:
-    """Only `same` with kernels of odd sizes, moved by one, is the same thing everywhere."""
+    """Refuse `same` padding, except with odd kernels and strides of one: only that is equal everywhere."""
     is_plain = may_be_odd and all(size % 2 for size in sizes) and set(layer.strides) == {1}
     if layer.padding == "same" and not is_plain:
         raise ModelError(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 _DOMAINS = ("", "ai.onnx.ml")
-"""Where the operations of plain ONNX files come from; everything else needs a library of its own."""
+"""Domains of the operations of plain ONNX files; operations of other domains need a library of their own."""
 
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum", "ReduceSum", "ReduceProd", "MatMul",
@@ -14,7 +14,7 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum",
 
 
 def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
-    """1 - erf(x): what ONNX has of the function in which TensorFlow writes `gelu`."""
+    """Replace erfc, which TensorFlow's `gelu` uses and ONNX does not have, by 1 - erf(x)."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     dtype = tensor_dtype_to_np_dtype(context.get_dtype(node.input[0]))
@@ -25,7 +25,7 @@ def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
 
 
 def embed(graph: Any, values: Mapping[str, Any]) -> None:
-    """Make constants of inputs that have one value: tensors which the step found around it when it was traced."""
+    """Make constants of inputs that have one value: tensors that the step captured when it was traced."""
     from onnx.numpy_helper import from_array
 
     for node in [node for node in graph.input if node.name in values]:
@@ -45,22 +45,22 @@ def release_constants(graph: Any) -> None:
             if node.op_type == "Loop":
                 renamed |= _release_from_loop(node, body)
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
 
 
 def _release_from_loop(loop: Any, body: Any) -> dict[str, str]:
-    """Take the constants out of a loop; returns its outputs that are gone, to what they were equal to."""
+    """Take the constants out of a loop; returns its removed outputs, each with the tensor that it was equal to."""
     gone: dict[str, str] = {}
-    for place in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
-        inner, outer = body.input[place + 2].name, loop.input[place + 2]
-        if body.output[place + 1].name != inner or _is_used_deeper(body, inner):
+    for index in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
+        inner, outer = body.input[index + 2].name, loop.input[index + 2]
+        if body.output[index + 1].name != inner or _is_used_deeper(body, inner):
             continue
         for node in body.node:
             for position, name in enumerate(node.input):
                 node.input[position] = outer if name == inner else name
-        gone[loop.output[place]] = outer
-        del body.input[place + 2], body.output[place + 1], loop.input[place + 2], loop.output[place]
+        gone[loop.output[index]] = outer
+        del body.input[index + 2], body.output[index + 1], loop.input[index + 2], loop.output[index]
     return gone
 
 
@@ -91,7 +91,7 @@ def unknown_operations(graph: Any) -> Iterator[str]:
 def wide_arithmetic(proto: Any) -> str | None:
     """An operation that computes with whole numbers of 64 bits from the rows; None where there is none.
 
-    Shapes are 64 bits wide in every ONNX graph, and are no matter: no batch has 2^31 rows.
+    Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31 rows.
     """
     from onnx import TensorProto, shape_inference
 

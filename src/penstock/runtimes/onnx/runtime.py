@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
-from penstock.core.output_selection import Answers, NumpyRanking, keep
+from penstock.core.output_selection import Answers, keep, numpy_top_k
 from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Shape, Signature, TensorSpec
 from penstock.errors import ModelError
 from penstock.runtimes.environment import does_not_start, pinned
-from penstock.runtimes.memory_limit import out_of_memory, ran_out
+from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.onnx.session import open_session, reason
 from penstock.runtimes.plain_inputs import (
     BFLOAT16,
@@ -37,7 +37,7 @@ _DTYPES = {
     "tensor(bool)": "bool",
 } | {f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _MAPS = "seq(map("
-"""How the type of an output begins that is a dict for each row."""
+"""Start of the type of outputs that are one dict for each row."""
 _BFLOAT16_IN_ONNX = 16
 """The number of bfloat16 among ONNX's element types."""
 
@@ -80,17 +80,15 @@ class OnnxConverted:
         self._step = step
 
     def predict(self, batch: Columns) -> Columns:
-        feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
-        try:
-            found = self._session.run(list(self._step.outputs), feeds)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, reason(error)) from None
-        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
+        return within_memory(batch, self._predict, reason=reason)
 
     def close(self) -> None:
         self._session = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
+        found = self._session.run(list(self._step.outputs), feeds)
+        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
 
 
 class OnnxReplica:
@@ -112,17 +110,15 @@ class OnnxReplica:
         self._host = HostInputs(file, self.signature)
 
     def predict(self, batch: Columns) -> Columns:
-        feeds = {name: _as_fed(self._host.prepare(name, array)) for name, array in batch.items()}
-        try:
-            outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            raise out_of_memory(batch, reason(error)) from None
-        return keep(self._answers, outputs, NumpyRanking())
+        return within_memory(batch, self._predict, reason=reason)
 
     def close(self) -> None:
         self._session = None
+
+    def _predict(self, batch: Columns) -> Columns:
+        feeds = {name: _as_fed(self._host.prepare(name, array)) for name, array in batch.items()}
+        outputs = self._run(feeds) if self._one_by_one is None else self._one_by_one.run(self._run, feeds)
+        return keep(self._answers, outputs, numpy_top_k)
 
     def _run(self, feeds: Columns) -> Columns:
         found = (
@@ -194,7 +190,7 @@ def _declared_output(node: Any) -> Declared:
 
 
 def _wanted(nodes: list[Any], answers: Answers | None) -> list[Any]:
-    """Outputs that are not kept are not copied either, and may be of any type."""
+    """The outputs that are kept. Others are not copied, and may be of any type."""
     names = {node.name for node in nodes}
     if answers is None or not answers.outputs or not names.issuperset(answers.outputs):
         return nodes
@@ -218,7 +214,7 @@ def _dtype(node: Any, what: str) -> str:
 
 
 def _shape(node: Any) -> Shape:
-    """Text in the place of a length names a dimension that varies."""
+    """Text instead of a length names an open dimension."""
     return tuple(length if isinstance(length, int) and length >= 0 else None for length in node.shape)
 
 
@@ -239,7 +235,7 @@ def _as_fed(array: Array) -> Array:
 
 
 def _from_text(array: Array) -> Array:
-    """Text as bytes, as everyone else gives it."""
+    """Text as bytes, as the other runtimes give it."""
     if array.dtype.kind not in "OU":
         return array
     encoded = np.empty(array.size, dtype=object)

@@ -6,14 +6,15 @@ from typing import Any
 
 from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes.environment import without_gpu
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _SOURCE = re.compile(
     r"/\S*onnxruntime/\S+\.(?:cc|h|cpp|hpp):\d+ [^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?(?: const)? ?"
 )
-"""Where in its sources onnxruntime met an error: a path, a line, and the signature of a function."""
+"""The source location in onnxruntime's errors: a path, a line, and the signature of a function."""
 _IN_TENSORRT = {"float16": "trt_fp16_enable", "bfloat16": "trt_bf16_enable"}
-"""A precision to TensorRT's option for it."""
+"""TensorRT's option for each precision."""
 
 
 def open_session(path: str, model: ModelFile, device: Device, threads: int, *, has_tensorrt: bool = False) -> Any:
@@ -81,7 +82,7 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
     cuda: dict[str, Any] = {
         "device_id": 0,
         "arena_extend_strategy": "kSameAsRequested",
-        # Timing the algorithms chooses differently in two processes: other bits from one replica to the next.
+        # Choosing algorithms by timing differs between processes: replicas would give different bits.
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": 1,  # as TensorFlow and JAX multiply float32 on a GPU
     }
@@ -100,7 +101,7 @@ def _tensorrt(model: ModelFile) -> dict[str, Any]:
     if model.precision in _IN_TENSORRT:
         settings[_IN_TENSORRT[model.precision]] = True
     if model.kind == "converted":
-        # TensorRT times its kernels: built anew, another replica would choose others, and give other bits.
+        # TensorRT chooses kernels by timing: an engine built again by another replica would give other bits.
         settings |= {
             "trt_engine_cache_enable": True,
             "trt_engine_cache_path": os.path.join(model.location, f"tensorrt-{model.precision}"),
@@ -109,12 +110,13 @@ def _tensorrt(model: ModelFile) -> dict[str, Any]:
 
 
 def _without_gpu(onnxruntime: Any, device: Device, *, has_tensorrt: bool = False) -> DeviceError:
+    if not has_tensorrt:
+        install = "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        return without_gpu("onnxruntime", onnxruntime.__version__, device, install, "--devices cpu")
     return DeviceError(
-        "this onnxruntime does not find TensorRT" if has_tensorrt else "this onnxruntime does not see the GPU",
+        "this onnxruntime does not find TensorRT",
         received=f"{device} {device.name}, onnxruntime {onnxruntime.__version__}",
-        hint="pip install tensorrt, of the version that this onnxruntime was built for; or --runtime onnx"
-        if has_tensorrt
-        else "pip uninstall onnxruntime, then pip install 'onnxruntime-gpu[cuda,cudnn]'; or --devices cpu",
+        hint="pip install tensorrt, of the version that this onnxruntime was built for; or --runtime onnx",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call_structure import leaves
 from penstock.runtimes.tensorflow.parsed_features import walk
 
@@ -35,8 +36,6 @@ def composites(
 
 
 def _declared(specs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Composite]:
-    import tensorflow as tf
-
     found: dict[str, Composite] = {}
     for name, info in declared.items():
         encoding = info.WhichOneof("encoding")
@@ -53,8 +52,6 @@ def _declared(specs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str
 
 
 def _ragged_spec(values: Any, splits: Any) -> Any:
-    import tensorflow as tf
-
     inner = values.shape.as_list()[1:] if values.shape.rank else []
     return tf.RaggedTensorSpec([None, None, *inner], values.dtype, 1, splits.dtype)
 
@@ -64,8 +61,6 @@ def _by_a_function(specs: Mapping[str, Any], loaded: Any) -> dict[str, Composite
 
     None where there is no such function.
     """
-    import tensorflow as tf
-
     wanted = [(spec.dtype, spec.shape.rank) for spec in specs.values()]
     for structure in _structures(loaded):
         wholes = [leaf.value for leaf in leaves(structure, "input").values()]
@@ -90,8 +85,6 @@ def _structures(loaded: Any) -> Iterator[Any]:
 
 
 def _by_shapes(function: Any, specs: Mapping[str, Any]) -> dict[str, Composite]:
-    import tensorflow as tf
-
     found: dict[str, Composite] = {}
     for name, first in specs.items():
         second, third = (specs.get(f"{name}_{number}") for number in (1, 2))

@@ -13,27 +13,25 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array
+from penstock.runtimes.frameworks import tf
 
 _BY_DLPACK = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 
 
 def feeder_to_tensorflow() -> Callable[[Array], Any]:
     """A function from a numpy array to a tensor on the GPU. Threads may call it at the same time."""
-    import tensorflow as tf
-
     try:
         import cupy
     except ImportError:
         return tf.constant  # type: ignore[no-any-return]
-    return CudaFeed(cupy, tf)
+    return CudaFeed(cupy)
 
 
 class CudaFeed:
     """Copies batches to the GPU. Its memory there is not TensorFlow's: it comes on top of what TensorFlow counts."""
 
-    def __init__(self, cupy: Any, tf: Any) -> None:
+    def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._tf = tf
         self._lanes = threading.local()
 
     def __call__(self, array: Array) -> Any:
@@ -48,10 +46,10 @@ class CudaFeed:
 
     def _copy(self, array: Array) -> Any:
         if array.dtype.name not in _BY_DLPACK or not array.size:
-            return self._tf.constant(array)
+            return tf.constant(array)
         if not hasattr(self._lanes, "upload"):
             self._lanes.upload = _Upload(self._cupy)
-        return self._tf.experimental.dlpack.from_dlpack(self._lanes.upload(array).__dlpack__())
+        return tf.experimental.dlpack.from_dlpack(self._lanes.upload(array).__dlpack__())
 
     def held_bytes(self) -> int:
         """What it has of the GPU's memory, for batches that are there and those to come."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.records import ModelFile, Signature
 from penstock.errors import ModelError, UsageError, one_line
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.graph_arguments import Given, Step, arguments, output_spec, scaler
 from penstock.runtimes.tensorflow.parsed_features import parsed_features
 
@@ -29,8 +30,6 @@ def load(file: ModelFile) -> tuple[Signature, Step]:
         ModelError: The file is damaged, or holds operations that this TensorFlow does not have.
         UsageError: A name is not in the graph.
     """
-    import tensorflow as tf
-
     graph_def = _read(file)
     nodes = {node.name: node for node in graph_def.node}
     whole = _import(file, graph_def)
@@ -84,8 +83,6 @@ def _read(file: ModelFile) -> Any:
 
 
 def _import(file: ModelFile, graph_def: Any) -> Any:
-    import tensorflow as tf
-
     def imported() -> None:
         tf.graph_util.import_graph_def(graph_def, name="")
 

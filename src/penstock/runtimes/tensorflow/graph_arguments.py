@@ -7,6 +7,7 @@ from typing import Any
 from penstock.core.records import STRING, ModelFile, Signature, TensorSpec
 from penstock.core.scaling import scaled_inputs
 from penstock.errors import ModelError, UsageError
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.plain_inputs import Declared, parse_constant
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
@@ -105,9 +106,7 @@ def _is_one_for_all(spec: Any, specs: Mapping[str, Any]) -> bool:
 
 
 def scaler(file: ModelFile, signature: Signature) -> Step:
-    """What scales inputs as they were asked to be, and leaves the others as they are."""
-    import tensorflow as tf
-
+    """A function that scales the inputs that the user asked to scale, and leaves the others as they are."""
     scaling = file.scaling
     if scaling is None:
         return lambda tensors: tensors
@@ -124,8 +123,6 @@ def output_spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _argument(name: str, spec: Any, given: Given, names: set[str]) -> Argument:
-    import tensorflow as tf
-
     if name in given.constants and not isinstance(spec, tf.TensorSpec):
         raise UsageError(
             "only dense tensors can be constants",
@@ -153,14 +150,10 @@ def _kind(dtype: Any) -> str:
 
 def _caster(dtype: Any) -> Callable[[Any], Any]:
     """This is where a uint8 pixel becomes a float."""
-    import tensorflow as tf
-
     return lambda tensor: tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
 def _constant(value: Any, spec: Any, note: str | None = None) -> Argument:
-    import tensorflow as tf
-
     return Argument((), lambda: tf.constant(value, spec.dtype), note=note)
 
 
@@ -193,8 +186,6 @@ def _mask_name(name: str, names: set[str]) -> str:
 def _sparse(name: str, spec: Any, names: set[str]) -> Argument:
     """Of a known width, zeros are what is not there, as everywhere. Of an unknown width, rows are lists of which every
     value is there, also a zero: it may be an id."""
-    import tensorflow as tf
-
     rank = spec.shape.rank
     cast = _caster(spec.dtype)
     lengths = tuple(spec.shape.as_list()[1:]) if rank is not None else (None,)
@@ -219,8 +210,6 @@ def _sparse(name: str, spec: Any, names: set[str]) -> Argument:
 
 
 def _ragged(name: str, spec: Any, names: set[str]) -> Argument:
-    import tensorflow as tf
-
     if spec.ragged_rank != 1:
         raise ModelError(
             "ragged inputs of this depth cannot be made of columns",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.state import NONE, SEEDS, VARIABLES, State
-from penstock.runtimes.keras.call_state import SEED_NAME, Turns
+from penstock.runtimes.keras.call_state import SEED_NAME, CallState
 
 _ASSIGN = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "ResourceStridedSliceAssign")
 """How the names of operations begin that change a variable, their first input."""
@@ -32,7 +32,7 @@ _BEFORE_ARGUMENTS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 
 
 @dataclass
-class _Seen:
+class _Found:
     """`changed` and `stepped`: inputs of the graph whose variables are changed, and by what."""
 
     changed: dict[str, str] = field(default_factory=dict)
@@ -52,21 +52,21 @@ class Changes:
 
     @property
     def state(self) -> State:
-        names = tuple(_name(variable) for variable in self.variables)
+        names = tuple(str(variable.name).partition(":")[0] for variable in self.variables)
         if self.drawing or self.lost:
             return State(VARIABLES, (*names, *self.drawing, *self.lost), is_repeatable=False)
         if not self.variables:
             return State(NONE)
         return State(SEEDS if all(self.is_seed) else VARIABLES, names)
 
-    def tell(self, turns: Turns) -> None:
-        turns.note(self.variables, self.is_seed, self.state)
+    def tell(self, call_state: CallState) -> None:
+        call_state.note(self.variables, self.is_seed, self.state)
 
 
 def changes_of(traced: Any) -> Changes:
     """What a concrete function changes, as its graph says."""
     graph = traced.graph.as_graph_def()
-    seen = _Seen()
+    seen = _Found()
     functions = {function.signature.name: function for function in graph.library.function}
     inputs = {inner.op.name: inner.op.name for _, inner in traced.graph.captures}
     _walk({node.name: node for node in graph.node}, inputs, functions, seen, ())
@@ -93,7 +93,7 @@ def _walk(
     nodes: Mapping[str, Any],
     inputs: Mapping[str, str],
     functions: Mapping[str, Any],
-    seen: _Seen,
+    seen: _Found,
     inside: tuple[str, ...],
 ) -> None:
     """Look at one graph. `inputs`: the names of its resources to what the outermost graph calls them."""
@@ -125,7 +125,7 @@ def _walk(
 
 
 def _source_of(name: str, nodes: Mapping[str, Any], inputs: Mapping[str, str]) -> str | None:
-    """The input of the outermost graph that a tensor is; None where it is none."""
+    """The input of the outermost graph that a tensor comes from; None where it comes from none."""
     for _ in range(len(nodes) + 1):
         name = name.removeprefix("^").partition(":")[0]
         if name in inputs:
@@ -148,7 +148,3 @@ def _called(node: Any, functions: Mapping[str, Any]) -> Iterator[Any]:
 
 def _is_seed(variable: Any) -> bool:
     return variable.dtype.is_integer and str(variable.name).partition(":")[0].endswith(SEED_NAME)
-
-
-def _name(variable: Any) -> str:
-    return str(variable.name).partition(":")[0]

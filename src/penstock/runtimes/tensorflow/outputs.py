@@ -11,20 +11,13 @@ from penstock.core.columns import to_arrow
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Column
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import tf
 
 
-class TensorFlowRanking:
-    """The best of the last axis, as TensorFlow finds them."""
-
-    def top_k(self, tensor: Any, k: int) -> tuple[Any, Any]:
-        import tensorflow as tf
-
-        values, places = tf.math.top_k(tensor, k)
-        return values, tf.cast(places, tf.int32)
-
-    def argmax(self, tensor: Any) -> Any:
-        # Not `tf.argmax`, which takes another one where a value is NaN.
-        return self.top_k(tensor, 1)[1][..., 0]
+def _top_k(tensor: Any, k: int) -> tuple[Any, Any]:
+    """See `output_selection.TopK`. (`tf.argmax` is not used: it takes another place where a value is NaN.)"""
+    values, places = tf.math.top_k(tensor, k)
+    return values, tf.cast(places, tf.int32)
 
 
 @dataclass(frozen=True)
@@ -38,18 +31,12 @@ class _Unranked:
 
 def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of the outputs; sparse ones become dense, or ragged. Runs while a step is traced."""
-    dense = {name: _without_gaps(each) if _is_sparse(each) else each for name, each in outputs.items()}
+    dense = {name: _without_gaps(each) if isinstance(each, tf.SparseTensor) else each for name, each in outputs.items()}
     if answers is None:
         return dense
     shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
-    chosen = keep(answers, shown, TensorFlowRanking())
+    chosen = keep(answers, shown, _top_k)
     return {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
-
-
-def _is_sparse(tensor: Any) -> bool:
-    import tensorflow as tf
-
-    return isinstance(tensor, tf.SparseTensor)
 
 
 def _without_gaps(sparse: Any) -> Any:
@@ -57,8 +44,6 @@ def _without_gaps(sparse: Any) -> Any:
 
     The width is then that of the batch, and would depend on the rows that share it.
     """
-    import tensorflow as tf
-
     dense = tf.sparse.to_dense(sparse)
     if sparse.shape.rank != 2 or sparse.shape[1] is not None:
         return dense
@@ -68,8 +53,6 @@ def _without_gaps(sparse: Any) -> Any:
 
 
 def _is_rankable(tensor: Any) -> bool:
-    import tensorflow as tf
-
     return not isinstance(tensor, tf.RaggedTensor) and tensor.shape.rank is not None
 
 
@@ -95,7 +78,7 @@ def to_host(name: str, tensor: Any) -> Column:
 
 
 def _plain_dtype(dtype: Any) -> Any:
-    """What holds the values of a dtype that numpy does not have: bfloat16, and floats of 8 bits."""
+    """The numpy dtype that holds the values of one that numpy does not have: bfloat16, and floats of 8 bits."""
     return np.float32 if dtype.is_floating else np.int32
 
 

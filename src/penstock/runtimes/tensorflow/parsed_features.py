@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.records import STRING, Feature
+from penstock.runtimes.frameworks import tf
 
 _PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample")
 _CARRIERS = (
@@ -46,8 +47,6 @@ class _Body:
 
     def constant(self, reference: str) -> Any:
         """The array behind a reference; None where it is not a constant."""
-        import tensorflow as tf
-
         node = self.nodes.get(reference.partition(":")[0])
         while node is not None and node.op == "Identity":
             node = self.nodes.get(node.input[0].partition(":")[0])
@@ -159,6 +158,4 @@ def _text(keys: Any) -> list[str]:
 
 
 def _types(node: Any, name: str) -> list[str]:
-    import tensorflow as tf
-
     return [STRING if kind == tf.string else str(kind.name) for kind in map(tf.as_dtype, node.attr[name].list.type)]

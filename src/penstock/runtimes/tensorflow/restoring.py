@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.errors import ModelError, one_line
+from penstock.runtimes.frameworks import tf
 
 _OF_SAVED_MODELS = "saved_model_initializers"
 """What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
@@ -18,18 +19,18 @@ class NoCheckpoint(ModelError, ValueError):
     """There is no trained model where one is needed. The original raised ValueError."""
 
 
-def find_checkpoint(place: str) -> str:
+def find_checkpoint(location: str) -> str:
     """The checkpoint that a path means: one by its prefix, or the newest of a folder. Imports no framework.
 
     Raises:
         NoCheckpoint: There is none; the folder and what is in it are named.
     """
-    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", place)
+    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", location)
     if is_checkpoint(prefix):
         return prefix
-    found = newest_checkpoint(place)
+    found = newest_checkpoint(location)
     if found is None:
-        raise none_there(place)
+        raise none_there(location)
     return found
 
 
@@ -47,22 +48,22 @@ def newest_checkpoint(folder: str) -> str | None:
     if noted is not None and is_checkpoint(noted):
         return noted
     found = [os.path.join(folder, name[: -len(".index")]) for name in os.listdir(folder) if name.endswith(".index")]
-    return max(found, key=_age, default=None)
+    return max(found, key=lambda prefix: (_step_in_name(prefix), os.path.getmtime(prefix + ".index")), default=None)
 
 
-def none_there(place: str, random: Sequence[str] = ()) -> NoCheckpoint:
-    """The error for a place without a checkpoint; `random` are the variables that would be random numbers."""
+def none_there(location: str, random: Sequence[str] = ()) -> NoCheckpoint:
+    """The error for a location without a checkpoint; `random` are the variables that would be random numbers."""
     remark = f"; these variables would be random numbers: {some_of(random)}" if random else ""
-    if "://" not in place and not os.path.isdir(place):
+    if "://" not in location and not os.path.isdir(location):
         return NoCheckpoint(
             "there is no such checkpoint",
-            received=f"{place}{remark}",
+            received=f"{location}{remark}",
             allowed="the folder of a trained model (its model_dir), or one checkpoint in it: model_dir/model.ckpt-1000",
         )
-    holds = "" if "://" in place else f", which holds {some_of(sorted(os.listdir(place))) or 'nothing'}"
+    holds = "" if "://" in location else f", which holds {some_of(sorted(os.listdir(location))) or 'nothing'}"
     return NoCheckpoint(
         "the folder has no checkpoint",
-        received=f"{place}{holds}{remark}",
+        received=f"{location}{holds}{remark}",
         allowed="a folder in which an Estimator was trained: it holds model.ckpt-…index and model.ckpt-…data-…",
         hint="train first; an export (saved_model.pb) is given as the model itself: penstock predict FOLDER …",
     )
@@ -92,24 +93,18 @@ def _noted(folder: str) -> str | None:
     return path if is_checkpoint(path) else os.path.join(folder, os.path.basename(path))
 
 
-def _age(prefix: str) -> tuple[int, float]:
-    return _step_in_name(prefix), os.path.getmtime(prefix + ".index")
-
-
 def _step_in_name(prefix: str) -> int:
     step = re.search(r"-(\d+)$", prefix)
     return int(step[1]) if step else -1
 
 
-def _newest_remote(place: str) -> str | None:
-    import tensorflow as tf
-
-    if tf.io.gfile.exists(place + ".index"):
-        return place
-    noted = tf.train.latest_checkpoint(place)
+def _newest_remote(location: str) -> str | None:
+    if tf.io.gfile.exists(location + ".index"):
+        return location
+    noted = tf.train.latest_checkpoint(location)
     if noted is not None:
         return str(noted)
-    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{place.rstrip('/')}/*.index")]
+    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{location.rstrip('/')}/*.index")]
     return max(found, key=_step_in_name, default=None)
 
 
@@ -134,8 +129,6 @@ class Restoring:
         Raises:
             ModelError: The checkpoint cannot be read, or does not fit after all.
         """
-        import tensorflow as tf
-
         for step in self.first:
             session.run(step, self.fed)
         if self.checkpoint is not None:
@@ -165,8 +158,6 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
     Raises:
         ModelError: The checkpoint lacks variables, or has them in other shapes.
     """
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     local = _local_operations() if scaffold.local_init_op is None else [scaffold.local_init_op]
     fed_to_local = scaffold.local_init_feed_dict
@@ -192,7 +183,6 @@ def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
 
     TensorFlow's own would restore a value of another shape in silence, and refuse a checkpoint without a global step.
     """
-    import tensorflow as tf
 
     class Restores(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
         _restoring: Restoring | None = None
@@ -225,8 +215,6 @@ def initial_values(scaffold: Any) -> InitialValues:
 
     Those that the scaffold initialises itself, or that take their values out of another checkpoint, do not count.
     """
-    import tensorflow as tf
-
     if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
         return InitialValues([], [])
     step = tf.compat.v1.train.get_global_step()
@@ -253,16 +241,12 @@ def _operations_behind(operation: Any) -> set[str]:
 
 def _own_saver(scaffold: Any) -> Any:
     """The saver that the user made, or training; None where there is none."""
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     return as_saver(scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None))
 
 
 def as_saver(saver: Any) -> Any:
     """What a scaffold names as its saver, as one for graphs: a scaffold may name a `tf.train.Checkpoint`, or None."""
-    import tensorflow as tf
-
     if not isinstance(saver, tf.train.Checkpoint):
         return saver
     from tensorflow.python.checkpoint.graph_view import ObjectGraphView
@@ -279,8 +263,6 @@ def _saved_by(saver: Any) -> Any:
 
 
 def _saveable() -> list[Any]:
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     return [*v1.global_variables(), *v1.get_collection(v1.GraphKeys.SAVEABLE_OBJECTS)]
 
@@ -299,23 +281,17 @@ def check_restorable(checkpoint: str, scaffold: Any) -> None:
 
 def _local_operations() -> list[Any]:
     """What initialises local variables, tables and resources: nothing where there are none, to save a step."""
-    import tensorflow as tf
-
     keys = tf.compat.v1.GraphKeys
     variables = [variable.initializer for variable in tf.compat.v1.local_variables()]
     return [*variables, *tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS), *_created(keys.LOCAL_RESOURCES)]
 
 
 def _created(key: str) -> list[Any]:
-    import tensorflow as tf
-
     return [resource.create for resource in tf.compat.v1.get_collection(key)]
 
 
 def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], list[Any]]:
     """Every Estimator's graph has a global step, but a checkpoint that was written without one has not."""
-    import tensorflow as tf
-
     step = tf.compat.v1.train.get_global_step()
     if step is None or reader.has_tensor(step.op.name):
         return saved, []
@@ -323,8 +299,6 @@ def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], lis
 
 
 def _reader(checkpoint: str) -> Any:
-    import tensorflow as tf
-
     try:
         return tf.train.load_checkpoint(checkpoint)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
@@ -353,8 +327,6 @@ def _also(kind: Any) -> type[DoesNotFit]:
 
 def no_such_variable(checkpoint: str, name: str) -> DoesNotFit:
     """The error for the name of a variable that a checkpoint does not have."""
-    import tensorflow as tf
-
     held = sorted(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map())
     return _also(tf.errors.NotFoundError)(
         "the checkpoint has no such variable", received=f"{checkpoint}: {name}", allowed=some_of(held)
@@ -367,8 +339,6 @@ def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
     Raises:
         DoesNotFit: Some are missing in it, or have other shapes there.
     """
-    import tensorflow as tf
-
     held = reader.get_variable_to_shape_map()
     if _OBJECTS in held:
         return

@@ -13,12 +13,13 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
-from penstock.errors import DeviceError, RefusedByRuntime, one_line
-from penstock.runtimes.environment import lean_imports, pinned, xla_flags
+from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
-from penstock.runtimes.keras.call_state import Turns
+from penstock.runtimes.keras.call_state import CallState
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
-from penstock.runtimes.memory_limit import out_of_memory, ran_out, what_was_short
+from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
 from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.tensorflow.graph_arguments import Step
@@ -61,21 +62,20 @@ class TensorFlowRuntime:
             import tensorflow  # noqa: F401
 
         prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
-        place = f"/{device.kind.upper()}:0"
+        device_name = f"/{device.kind.upper()}:0"
         if model.kind == "saved_model":
             signature, step = saved_model.load(model)
-            return replica_at(place, signature, step, answers=model.answers, needs_xla=self.is_xla)
+            return replica_on(device_name, signature, step, answers=model.answers, needs_xla=self.is_xla)
         if model.kind == "frozen_graph":
             signature, step = frozen_graph.load(model)
             # The graph was cut at the outputs already, under whatever names they were given.
             answers = replace(model.answers, outputs=()) if model.answers is not None else None
-            return replica_at(place, signature, step, answers=answers, needs_xla=self.is_xla)
-        return wrap(call_keras_model(model), place, model.answers, needs_xla=self.is_xla)
+            return replica_on(device_name, signature, step, answers=answers, needs_xla=self.is_xla)
+        return wrap(call_keras_model(model), device_name, model.answers, needs_xla=self.is_xla)
 
 
 def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
-    """Set how many threads and how much of the device TensorFlow takes, and look whether it can use it. Before
-    anything runs.
+    """Set TensorFlow's threads and its share of the device, and check that it sees it. Call it before anything runs.
 
     Args:
         device: Where the model will run.
@@ -85,8 +85,6 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
     Raises:
         DeviceError: It does not see the GPU.
     """
-    import tensorflow as tf
-
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     if device.kind != "gpu":
@@ -94,19 +92,17 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
-        raise DeviceError(
-            "this TensorFlow does not see the GPU",
-            received=f"{device} {device.name}, tensorflow {tf.__version__}",
-            hint=", or ".join(ways),
-        )
+        raise without_gpu("TensorFlow", tf.__version__, device, *ways)
     if device.memory_limit:
         # It grows up to this, as TF_FORCE_GPU_ALLOW_GROWTH says.
         share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))
         tf.config.set_logical_device_configuration(gpus[0], [share])
 
 
-def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_xla: bool = False) -> TensorFlowReplica:
-    """A Keras model on the TensorFlow backend as a replica at `place`, a device such as `/GPU:0`."""
+def wrap(
+    call: KerasCall, device_name: str, answers: Answers | None = None, *, needs_xla: bool = False
+) -> TensorFlowReplica:
+    """A Keras model on the TensorFlow backend as a replica on a device, such as `/GPU:0`."""
     model = call.model
 
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -115,11 +111,11 @@ def wrap(call: KerasCall, place: str, answers: Answers | None = None, *, needs_x
         outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
         return call.name_outputs(outputs)
 
-    return replica_at(place, call.signature, step, call, answers, needs_xla=needs_xla)
+    return replica_on(device_name, call.signature, step, call, answers, needs_xla=needs_xla)
 
 
-def replica_at(
-    place: str,
+def replica_on(
+    device_name: str,
     signature: Signature,
     step: Step,
     call: KerasCall | None = None,
@@ -127,21 +123,17 @@ def replica_at(
     *,
     needs_xla: bool = False,
 ) -> TensorFlowReplica:
-    """A replica at `place`; on a GPU it is one that knows what it holds there."""
-    kind = TensorFlowOnGpu if place.startswith("/GPU") else TensorFlowReplica
-    return kind(signature, step, place, call, answers, needs_xla=needs_xla)
+    """A replica on a device; on a GPU it knows what it holds there."""
+    kind = TensorFlowOnGpu if device_name.startswith("/GPU") else TensorFlowReplica
+    return kind(signature, step, device_name, call, answers, needs_xla=needs_xla)
 
 
 def _to_float32(tensor: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(tensor, tf.float32)
 
 
 def _cast(tensors: dict[str, Any], signature: Signature) -> dict[str, Any]:
     """Every tensor in the dtype that the model takes: this is where a uint8 pixel becomes a float."""
-    import tensorflow as tf
-
     wanted = {spec.name: spec.dtype for spec in signature.inputs if spec.dtype != STRING}
     return {
         name: tf.cast(tensor, wanted[name]) if name in wanted and tensor.dtype.name != wanted[name] else tensor
@@ -155,7 +147,7 @@ class TensorFlowReplica:
     Args:
         signature: What it takes and gives.
         step: From tensors by input name to tensors by output name; it is traced and compiled.
-        place: A device such as `/GPU:0`.
+        device_name: A device such as `/GPU:0`.
         call: The Keras model behind it, if there is one.
         answers: What is kept of the outputs.
         needs_xla: Whether it is XLA or nothing, on a CPU too.
@@ -165,66 +157,55 @@ class TensorFlowReplica:
         self,
         signature: Signature,
         step: Step,
-        place: str,
+        device_name: str,
         call: KerasCall | None = None,
         answers: Answers | None = None,
         *,
         needs_xla: bool = False,
     ) -> None:
-        import tensorflow as tf
-
         def answering(tensors: dict[str, Any]) -> dict[str, Any]:
             return kept(answers, step(tensors))
 
         self.signature = signature
         self.call = call
-        self._tf = tf
-        self._place = place
+        self._device_name = device_name
         self._plain = tf.function(answering, autograph=False)
         self._for_any_rows: dict[tuple[Any, ...], Any] = {}
         self._needs_xla = needs_xla
-        if place.startswith("/GPU"):
+        if device_name.startswith("/GPU"):
             self._step = _compiled_for_gpu(answering)
         else:
             self._step = tf.function(answering, jit_compile=True, autograph=False) if needs_xla else None
-        self._to_device = _feeder(place)
-        self._turns = Turns()
+        self._to_device = _feeder(device_name)
+        self._call_state = CallState()
         self._looked_at: dict[tuple[Any, ...], State] = {}
 
     def predict(self, batch: Columns) -> Columns:
-        try:
-            return self._predict(batch)
-        except Exception as error:
-            if not isinstance(error, self._tf.errors.ResourceExhaustedError) and not ran_out(error):
-                raise
-            reason = what_was_short(error)
-        # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
-        self._let_go()
-        raise out_of_memory(batch, reason)
+        return within_memory(batch, self._predict, (tf.errors.ResourceExhaustedError,), let_go=self._let_go)
 
     def look(self, batch: Columns) -> State:
         """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
         key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
         if key not in self._looked_at:
-            with self._tf.device(self._place):
+            with tf.device(self._device_name):
                 tensors = {name: self._to_device(array) for name, array in batch.items()}
                 found = self._changes(tensors)
             is_drawing_only = found.drawing and not found.variables and not found.lost
             if is_drawing_only and self._repeats_itself(batch):
                 # They stand in a branch for training that is never taken.
                 found = replace(found, drawing=())
-            found.tell(self._turns)
+            found.tell(self._call_state)
             self._looked_at[key] = found.state
         return self._looked_at[key]
 
     def hold(self, seed: int | None) -> None:
-        self._turns.hold(seed)
+        self._call_state.hold(seed)
 
     def restore(self) -> None:
-        self._turns.restore()
+        self._call_state.restore()
 
     def turn(self, row: int) -> None:
-        self._turns.turn(row)
+        self._call_state.turn(row)
 
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         return export_step(self._plain, self.signature, bindings, folder)
@@ -237,11 +218,11 @@ class TensorFlowReplica:
         self._step = None
 
     def _predict(self, batch: Columns) -> Columns:
-        with self._tf.device(self._place):
+        with tf.device(self._device_name):
             # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
             # its tensor is dropped, while the kernels that read it may still be queued.
             tensors = {name: self._to_device(array) for name, array in batch.items()}
-            with self._turns.call():
+            with self._call_state.call():
                 outputs = self._run(tensors)
             return {name: to_host(name, tensor) for name, tensor in outputs.items()}
 
@@ -255,7 +236,7 @@ class TensorFlowReplica:
         if step is not None:
             try:
                 return dict(step(tensors))
-            except (self._tf.errors.InvalidArgumentError, self._tf.errors.UnimplementedError) as error:
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
                 outputs = self._run_plain(tensors)
                 if self._needs_xla:
@@ -297,16 +278,16 @@ class TensorFlowReplica:
         """The step for any number of rows of these lengths; None where the model takes no such batches."""
         if self.signature.fixed_batch is not None:
             return None
-        specs = {name: self._tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
-        traced = self._tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
+        specs = {name: tf.TensorSpec((None, *lengths[name]), t.dtype) for name, t in tensors.items()}
+        traced = tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
         try:
             traced.get_concrete_function()
-        except Exception:  # told by the run itself, if it is not the open lengths
+        except Exception:  # the run raises it again, if open lengths are not the reason
             return None
         return traced
 
     def _changes(self, tensors: dict[str, Any]) -> Changes:
-        """What the step changes, by its graph; nothing is known of one that cannot be traced: running it tells why."""
+        """What the step changes, by its graph; nothing for a step that cannot be traced: its run says why."""
         try:
             step = self._step if self._step is not None else self._plain_for(tensors)
             return changes_of(step.get_concrete_function(tensors))
@@ -317,7 +298,7 @@ class TensorFlowReplica:
         """Whether a batch is answered the same twice, bit for bit."""
         try:
             first, second = self.predict(batch), self.predict(batch)
-        except Exception:  # told by the run itself
+        except Exception:  # the run raises it again
             return True
         return all(_bits(first[name]) == _bits(second[name]) for name in first)
 
@@ -335,7 +316,7 @@ class TensorFlowOnGpu(TensorFlowReplica):
         return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
     def peak_bytes(self) -> int:
-        peak = int(self._tf.config.experimental.get_memory_info(self._place.removeprefix("/"))["peak"])
+        peak = int(tf.config.experimental.get_memory_info(self._device_name.removeprefix("/"))["peak"])
         return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -352,8 +333,6 @@ def _compiled_for_gpu(step: Step) -> Any:
     Waiting for the GPU in `tensor.numpy()` holds the GIL, and with it every other lane; waiting inside a function call
     does not.
     """
-    import tensorflow as tf
-
     compiled = tf.function(step, jit_compile=True, autograph=False)
 
     def to_host(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -364,10 +343,8 @@ def _compiled_for_gpu(step: Step) -> Any:
     return tf.function(to_host, autograph=False)
 
 
-def _feeder(place: str) -> Callable[[Any], Any]:
-    import tensorflow as tf
-
-    if place == "/GPU:0":
+def _feeder(device_name: str) -> Callable[[Any], Any]:
+    if device_name == "/GPU:0":
         return feeder_to_tensorflow()
     return tf.constant  # type: ignore[no-any-return]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.core.records import ANY_SIGNATURE, ModelFile, Signature
 from penstock.errors import ModelError, one_line
-from penstock.runtimes.keras.call_structure import Leaf, leaves, pick, rebuilt
+from penstock.runtimes.frameworks import tf
+from penstock.runtimes.keras.call_structure import TensorLeaf, leaves, pick, rebuilt
 from penstock.runtimes.tensorflow.composite_arguments import composites
 from penstock.runtimes.tensorflow.graph_arguments import Arguments, Given, Step, arguments, output_spec, scaler
 from penstock.runtimes.tensorflow.parsed_features import parsed_features
@@ -102,8 +103,6 @@ def _fitness(tags: Sequence[str]) -> int:
 
 
 def _load(file: ModelFile, graph: Any, *, has_tags: bool) -> Any:
-    import tensorflow as tf
-
     damaged = (
         *(tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError),
         *(FileNotFoundError, IndexError),  # how the reader of checkpoints tells the same
@@ -151,8 +150,6 @@ def _entry(loaded: Any, name: str, graph: Any) -> _Entry:
 
 
 def _signature_entry(loaded: Any, name: str, graph: Any) -> _Entry:
-    import tensorflow as tf
-
     function = loaded.signatures[name]
     flat = dict(function.structured_input_signature[1])
     order = [key for key in getattr(function, "_arg_keywords", None) or flat if key in flat]
@@ -189,7 +186,7 @@ def _call_entry(loaded: Any) -> _Entry:
     called = getattr(loaded, CALL)
     function = pick(called.concrete_functions)
     arguments_, keywords = structure = function.structured_input_signature
-    found: dict[str, Leaf] = leaves(structure, "input")
+    found: dict[str, TensorLeaf] = leaves(structure, "input")
     outputs = leaves(function.structured_outputs, "output")
 
     def call(values: dict[str, Any]) -> dict[str, Any]:
@@ -206,8 +203,6 @@ def _call_entry(loaded: Any) -> _Entry:
 
 def _defaults(graph: Any, name: str) -> dict[str, Any]:
     """The single values that a graph of TensorFlow 1 has for inputs which need not be fed."""
-    import tensorflow as tf
-
     if name not in graph.signature_def:
         return {}
     nodes = {node.name: node for node in graph.graph_def.node}

@@ -15,7 +15,8 @@ from penstock.core.columns import describe
 from penstock.core.protocols import Replica
 from penstock.core.records import Array, Columns, Device, ModelFile, Shape, Signature
 from penstock.core.scaling import scaled_inputs
-from penstock.errors import DeviceError, ModelError, one_line
+from penstock.errors import ModelError, one_line
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.memory_limit import memory_fraction, out_of_memory
 from penstock.runtimes.tensorflow.outputs import kept, to_host
 from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restoring
@@ -23,7 +24,7 @@ from penstock.runtimes.tensorflow.restoring import checkpoint_files, plan_restor
 
 @runtime_checkable
 class MakesReplica(Protocol):
-    """A model that is no `model_fn` for columns, and knows itself what its replica does."""
+    """A model that makes its replica itself, and is not a `model_fn` for columns."""
 
     def load(self, device: Device, threads: int) -> Replica: ...
 
@@ -34,15 +35,7 @@ def load(model: ModelFile, device: Device, threads: int) -> Replica:
     Raises:
         ModelError: There is no such function or checkpoint.
     """
-    import tensorflow as tf
-
     assert model.payload is not None
-    if device.kind == "gpu" and not tf.config.list_physical_devices("GPU"):
-        raise DeviceError(
-            "this TensorFlow does not see the GPU",
-            received=f"{device} {device.name}, tensorflow {tf.__version__}",
-            hint="pip install 'tensorflow[and-cuda]', or --devices cpu",
-        )
     described = cloudpickle.loads(model.payload)
     function = described.resolved()
     if isinstance(function, MakesReplica):
@@ -80,7 +73,7 @@ def session_options(function: Any, device: Device, threads: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Opened:
+class GraphSession:
     """A built graph with its session. `feed` are the names of tensors; `run` may be called by several threads."""
 
     session: Any
@@ -96,14 +89,12 @@ class Opened:
 
 def open_graph(
     graph: Any, feed: list[Any], fetches: Any, scaffold: Any, checkpoint: str | None, options: Any
-) -> Opened:
+) -> GraphSession:
     """Restore the variables of the default graph, whose `fetches` are computed from `feed`.
 
     Raises:
         ModelError: The checkpoint does not fit.
     """
-    import tensorflow as tf
-
     restoring = plan_restoring(scaffold, checkpoint)
     graph.finalize()
     session = tf.compat.v1.Session(graph=graph, config=options)
@@ -112,7 +103,7 @@ def open_graph(
     except BaseException:
         session.close()
         raise
-    return Opened(session, tuple(tensor.name for tensor in feed), fetches)
+    return GraphSession(session, tuple(tensor.name for tensor in feed), fetches)
 
 
 class GraphReplica:
@@ -124,8 +115,6 @@ class GraphReplica:
     def __init__(
         self, function: Any, checkpoint: str | None, options: Any, file: ModelFile, weights: str | None
     ) -> None:
-        import tensorflow as tf
-
         self.signature = Signature(
             (), (), structure="dict", weights=weights, writer=f"a model_fn on TensorFlow {tf.__version__}"
         )
@@ -135,13 +124,11 @@ class GraphReplica:
         self._file = file
         self._lock = threading.Lock()
         self._shapes: dict[str, Shape] = {}
-        self._opened: Opened | None = None
+        self._opened: GraphSession | None = None
         self._users: Counter[int] = Counter()
         """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
 
     def predict(self, batch: Columns) -> Columns:
-        import tensorflow as tf
-
         opened = self._fitting(batch)
         try:
             outputs = opened.run([batch[name] for name in sorted(batch)])
@@ -157,14 +144,14 @@ class GraphReplica:
             if opened is not None and not self._users[id(opened)]:
                 opened.close()
 
-    def _leave(self, opened: Opened) -> None:
+    def _leave(self, opened: GraphSession) -> None:
         with self._lock:
             self._users[id(opened)] -= 1
             if opened is not self._opened and not self._users[id(opened)]:
                 del self._users[id(opened)]
                 opened.close()
 
-    def _fitting(self, batch: Columns) -> Opened:
+    def _fitting(self, batch: Columns) -> GraphSession:
         """The graph for arrays like these. Where rows turn out to differ in length, it is built again without that
         length."""
         with self._lock:
@@ -177,7 +164,7 @@ class GraphReplica:
             self._users[id(self._opened)] += 1
             return self._opened
 
-    def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> Opened:
+    def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> GraphSession:
         """Build the graph; where the `model_fn` rejects integers, or a dict of one feature, try what it may mean."""
         attempts = _attempts(batch)
         refusal: ModelError | None = None
@@ -195,9 +182,7 @@ class GraphReplica:
         assert refusal is not None
         raise refusal
 
-    def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> Opened:
-        import tensorflow as tf
-
+    def _attempt(self, batch: Columns, shapes: Mapping[str, Shape], as_floats: bool, as_tensor: bool) -> GraphSession:
         function = self._function
         with tf.Graph().as_default() as graph:
             function.begin()
@@ -212,8 +197,6 @@ class GraphReplica:
             return open_graph(graph, list(feed.values()), fetches, spec.scaffold, self._checkpoint, self._options)
 
     def _scaled(self, batch: Columns, feed: Mapping[str, Any]) -> dict[str, Any]:
-        import tensorflow as tf
-
         scaling = self._file.scaling
         if scaling is None:
             return dict(feed)
@@ -242,16 +225,12 @@ def _common(known: Shape | None, shape: tuple[int, ...]) -> Shape:
 
 
 def _placeholder(name: str, array: Array, shape: Shape) -> Any:
-    import tensorflow as tf
-
     kind = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
     with tf.device("/cpu:0"):
         return tf.compat.v1.placeholder(kind, (None, *shape))
 
 
 def _to_float(tensor: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor
 
 
@@ -265,8 +244,6 @@ class _Fetched:
 
     @property
     def dtype(self) -> Any:
-        import tensorflow as tf
-
         return tf.as_dtype(np.asarray(self._array).dtype)
 
     def numpy(self) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
+from penstock.runtimes.frameworks import tf
 from penstock.runtimes.onnx.graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
 from penstock.runtimes.tensorflow.graph_changes import changes_of
 
@@ -99,7 +100,7 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         with _captured_logs() as records:
             proto, names = _convert(step, signature, bindings)
             _check(proto, records)
-        inputs = {binding.input: f"input_{place}" for place, binding in enumerate(bindings)}
+        inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
     except _NotConvertible as reason:
         return str(reason)
@@ -122,19 +123,17 @@ def cannot_write(error: OSError) -> OutputError:
 
 def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
     """The step as ONNX, and the names of its outputs."""
-    import tensorflow as tf
-
     names: list[str] = []
 
     def numbered(*tensors: Any) -> dict[str, Any]:
         # Names of inputs and outputs may hold anything; in the file they are numbered.
         outputs = step({binding.input: tensor for binding, tensor in zip(bindings, tensors, strict=True)})
         names[:] = outputs
-        return {f"output_{place}": _plain(name, outputs[name]) for place, name in enumerate(names)}
+        return {f"output_{index}": _plain(name, outputs[name]) for index, name in enumerate(names)}
 
     specs = [
-        tf.TensorSpec((signature.fixed_batch, *binding.shape), tf.as_dtype(binding.dtype), name=f"input_{place}")
-        for place, binding in enumerate(bindings)
+        tf.TensorSpec((signature.fixed_batch, *binding.shape), tf.as_dtype(binding.dtype), name=f"input_{index}")
+        for index, binding in enumerate(bindings)
     ]
     function = tf.function(numbered, autograph=False)
     with tf.device("/CPU:0"):
@@ -175,8 +174,8 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
             holder.attr.pop(mark, None)
     inputs = [tensor.name for tensor in frozen.inputs]
     outputs = [tensor.name for tensor in frozen.outputs]
-    order = sorted(f"output_{place}" for place in range(len(outputs)))  # as the function gives out its dict
-    named = dict(zip(inputs, (f"input_{place}" for place in range(num_inputs)), strict=False))
+    order = sorted(f"output_{index}" for index in range(len(outputs)))  # as the function gives out its dict
+    named = dict(zip(inputs, (f"input_{index}" for index in range(num_inputs)), strict=False))
     return {
         "graph_def": graph,
         "input_names": inputs,
@@ -187,8 +186,6 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
 
 def _plain(name: str, tensor: Any) -> Any:
     """An output as ONNX has it. The identity makes two of what is given out twice."""
-    import tensorflow as tf
-
     if not tf.is_tensor(tensor) or not isinstance(tensor, tf.Tensor):
         raise _NotConvertible(f"ONNX has no {type(tensor).__name__}, which the output {name} is")
     if tensor.dtype.is_complex or tensor.dtype == tf.string:
@@ -257,7 +254,7 @@ def _check(proto: Any, records: Iterable[logging.LogRecord]) -> None:
 def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: Sequence[str], folder: str) -> None:
     taken = {node.name for node in proto.graph.input}
     given = {node.name for node in proto.graph.output}
-    outputs = {f"output_{place}": name for place, name in enumerate(names)}
+    outputs = {f"output_{index}": name for index, name in enumerate(names)}
     lost = [name for key, name in outputs.items() if key not in given]
     if lost:
         raise _NotConvertible(f"tf2onnx lost the output {lost[0]}")

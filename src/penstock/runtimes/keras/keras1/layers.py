@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.keras1 import lost
 from penstock.runtimes.keras.keras1.spatial import (
     around,
@@ -42,8 +43,6 @@ def _plain(kind: str, **renamed: str) -> Callable[..., Translation]:
     """A layer without weights; `renamed` is its argument today to its name in Keras 1."""
 
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-        import keras
-
         arguments = {new: config[old] for new, old in renamed.items() if config.get(old) is not None}
         return Translation([getattr(keras.layers, kind)(name=config["name"], **arguments)])
 
@@ -52,20 +51,14 @@ def _plain(kind: str, **renamed: str) -> Callable[..., Translation]:
 
 def _nothing(config: Config, arrays: list[Array], origin: Origin) -> Translation:
     """Layers that do something while training only."""
-    import keras
-
     return Translation([keras.layers.Activation("linear", name=config["name"])])
 
 
 def _activation(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
     return Translation([keras.layers.Activation(activation(config["activation"], origin), name=config["name"])])
 
 
 def _dense(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
     layer = keras.layers.Dense(
         config["output_dim"],
         activation=activation(config["activation"], origin),
@@ -76,8 +69,6 @@ def _dense(config: Config, arrays: list[Array], origin: Origin) -> Translation:
 
 
 def _embedding(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
     layer = keras.layers.Embedding(
         config["input_dim"], config["output_dim"], mask_zero=config["mask_zero"], name=config["name"]
     )
@@ -91,8 +82,6 @@ def _batch_normalization(config: Config, arrays: list[Array], origin: Origin) ->
             received=f"BatchNormalization mode={config['mode']}, called {config['name']!r}",
             allowed="mode=0, mode=1",
         )
-    import keras
-
     if config["mode"] == 1:
         return Translation([lost.layer(config["name"], lost.normalise_rows(config["epsilon"]), arrays)])
     layer = keras.layers.BatchNormalization(axis=config["axis"], epsilon=config["epsilon"], name=config["name"])
@@ -117,8 +106,6 @@ def _recurrent_layer(kind: str, config: Config, origin: Origin) -> Any:
             "a layer of this model is stateful: the answer for a row would depend on the rows before it",
             received=f"{kind}, called {config['name']!r}",
         )
-    import keras
-
     arguments: Config = {name: config[name] for name in ("return_sequences", "go_backwards", "unroll")}
     if kind != "SimpleRNN":
         arguments["recurrent_activation"] = activation(config["inner_activation"], origin)
@@ -137,8 +124,6 @@ def joined_gates(kind: str, arrays: list[Array]) -> list[Array]:
 
 
 def _bidirectional(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
     kind, inner = config["layer"]["class_name"], config["layer"]["config"]
     if kind not in _GATES:
         raise ModelError("Bidirectional takes recurrent layers only", received=f"{kind} in {config['name']!r}")
@@ -164,8 +149,6 @@ def _computed(compute: Callable[[Config, Origin], lost.Compute]) -> Callable[...
 
 
 def _merge(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    import keras
-
     name, mode = config["name"], config["mode"]
     if config.get("mode_type", "raw") != "raw":
         return Translation([keras.layers.Lambda(old_function(config, "mode", origin), name=name)])
@@ -182,8 +165,6 @@ def _merge(config: Config, arrays: list[Array], origin: Origin) -> Translation:
 
 def _lambda(config: Config, arrays: list[Array], origin: Origin) -> Translation:
     function = old_function(config, "function", origin)
-    import keras
-
     return Translation([keras.layers.Lambda(function, arguments=config.get("arguments") or {}, name=config["name"])])
 
 

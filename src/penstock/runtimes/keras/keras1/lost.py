@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.core.records import Array
+from penstock.runtimes.frameworks import keras
 
 Compute = Callable[[list[Any], Any], Any]
 
 
 def layer(name: str, compute: Compute, arrays: list[Array]) -> Any:
     """A layer that computes `compute(weights, tensor)`."""
-    import keras
 
     class Lost(keras.layers.Layer):  # type: ignore[misc]
         def build(self, shape: Any) -> None:
@@ -30,14 +30,10 @@ def layer(name: str, compute: Compute, arrays: list[Array]) -> Any:
 
 def hard_sigmoid(tensor: Any) -> Any:
     """As it was until Keras 3, which has another slope."""
-    import keras
-
     return keras.ops.clip(0.2 * tensor + 0.5, 0.0, 1.0)
 
 
 def normalise_rows(epsilon: float) -> Compute:
-    import keras
-
     def compute(parts: list[Any], tensor: Any) -> Any:
         mean = keras.ops.mean(tensor, axis=-1, keepdims=True)
         deviation = keras.ops.sqrt(keras.ops.var(tensor, axis=-1, keepdims=True) + epsilon)
@@ -47,8 +43,6 @@ def normalise_rows(epsilon: float) -> Compute:
 
 
 def highway(activation: Any) -> Compute:
-    import keras
-
     activate = keras.activations.get(activation)
 
     def compute(parts: list[Any], tensor: Any) -> Any:
@@ -61,27 +55,19 @@ def highway(activation: Any) -> Compute:
 
 
 def maxout(parts: list[Any], tensor: Any) -> Any:
-    import keras
-
     features = keras.ops.einsum("bi,fio->bfo", tensor, parts[0])
     return keras.ops.max(features + parts[1] if len(parts) > 1 else features, axis=1)
 
 
 def prelu(parts: list[Any], tensor: Any) -> Any:
-    import keras
-
     return keras.ops.relu(tensor) - parts[0] * keras.ops.relu(-tensor)
 
 
 def parametric_softplus(parts: list[Any], tensor: Any) -> Any:
-    import keras
-
     return keras.ops.softplus(parts[1] * tensor) * parts[0]
 
 
 def srelu(parts: list[Any], tensor: Any) -> Any:
-    import keras
-
     ops = keras.ops
     left, left_slope, width, right_slope = parts
     right = left + ops.abs(width)
@@ -91,14 +77,10 @@ def srelu(parts: list[Any], tensor: Any) -> Any:
 
 
 def thresholded_relu(theta: float) -> Compute:
-    import keras
-
     return lambda parts, tensor: tensor * keras.ops.cast(tensor > theta, tensor.dtype)
 
 
 def cosine(parts: list[Any], tensors: Any) -> Any:
-    import keras
-
     ops = keras.ops
     left, right = tensors
     product = ops.sum(left * right, axis=-1, keepdims=True)
@@ -108,8 +90,6 @@ def cosine(parts: list[Any], tensors: Any) -> Any:
 
 def local_connections(sizes: Sequence[int], strides: Sequence[int], activation: Any) -> Compute:
     """A convolution with weights of its own at every place; a patch is as flat as its weights."""
-    import keras
-
     ops, rank = keras.ops, len(sizes)
     activate = keras.activations.get(activation)
 
@@ -142,8 +122,6 @@ def transposed_convolution(
     lengths: Sequence[int], strides: tuple[int, ...], is_same: bool, is_theano: bool, activation: Any
 ) -> Compute:
     """A transposed convolution whose output has just these lengths, as Keras 1 was told them."""
-    import keras
-
     ops = keras.ops
     activate = keras.activations.get(activation)
 
@@ -161,8 +139,6 @@ def transposed_convolution(
 
 def _cut(tensor: Any, axis: int, begin: int, length: int) -> Any:
     """`length` places from `begin` on; zeros where there are not so many."""
-    import keras
-
     missing = begin + length - tensor.shape[axis]
     if missing > 0:
         tensor = keras.ops.pad(tensor, [(0, missing if i == axis else 0) for i in range(len(tensor.shape))])
@@ -171,8 +147,6 @@ def _cut(tensor: Any, axis: int, begin: int, length: int) -> Any:
 
 def theano_pooling(is_max: bool, sizes: Sequence[int], strides: Sequence[int]) -> Compute:
     """Theano's `same`: windows begin before the first value, and what lies outside does not count."""
-    import keras
-
     ops = keras.ops
     before = [max(size - 2 if size % 2 else size - 1, 0) for size in sizes]
     around = [(0, 0), *((pad, pad) for pad in before), (0, 0)]

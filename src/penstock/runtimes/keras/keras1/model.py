@@ -1,17 +1,16 @@
 """Whole models of Keras 1 (`.h5`, 2015 to 2017), read into Keras 3.
 
-Keras 1 wrote other names, other layouts of weights, and not where it had computed: what TensorFlow computed is told by
-weights that are called `…:0`.
+Keras 1 wrote other names and other layouts of weights, and did not write its backend: on TensorFlow, weights are called
+`…:0`.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from penstock.core.records import Array
 from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
+from penstock.runtimes.keras.h5_files import Groups, backend_of_h5, config_of_h5, groups_of_h5
 from penstock.runtimes.keras.keras1.layers import translate
 from penstock.runtimes.keras.keras1.translation import Config, Origin, Translation
 
@@ -19,44 +18,16 @@ Named = list[tuple[str, Array]]
 """The arrays of a group of the file with their names, in order."""
 
 
-def version_of_h5(path: str) -> str:
-    """The version of Keras that wrote a whole model; `1` where only its layers tell."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        version = _text(file.attrs.get("keras_version", ""))
-        config = _text(file.attrs.get("model_config", ""))
-    if version:
-        return version
-    return "1" if '"output_dim"' in config or '"nb_filter"' in config else "2"
-
-
-def backend_of_h5(path: str) -> str:
-    """Where the model was when it was saved; empty where the file does not say."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        weights = file["model_weights"]
-        return _text(weights.attrs.get("backend", file.attrs.get("backend", "")))
-
-
-def config_of_h5(path: str) -> Any:
-    """What a whole model says of itself; None for a file of weights only."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        config = file.attrs.get("model_config")
-    return None if config is None else json.loads(_text(config))
-
-
 def load_keras1(path: str, custom_objects: dict[str, Any]) -> Any:
     """The model in a file that Keras 1 wrote.
 
     Raises:
-        ModelError: It has a layer that is not known.
+        ModelError: It has no weights, or a layer that is not known.
     """
     config = config_of_h5(path)
-    groups, backend = _read_weights(path), backend_of_h5(path)
+    groups, backend = groups_of_h5(path)[0], backend_of_h5(path)
+    if groups is None:
+        raise ModelError("the model has no weights", received=path, allowed="a file that model.save of Keras 1 wrote")
     names = [name for group in groups.values() for name, _ in group]
     is_theano = backend == "theano" or (not backend and not any(name.endswith(":0") for name in names))
     orderings = [each["dim_ordering"] for each in _configs(config) if each.get("dim_ordering") in ("th", "tf")]
@@ -67,22 +38,6 @@ def load_keras1(path: str, custom_objects: dict[str, Any]) -> Any:
     for translation in reading.translations:
         translation.set_weights()
     return model
-
-
-def _read_weights(path: str) -> dict[str, Named]:
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        weights = file["model_weights"]
-        groups = {}
-        for layer in map(_text, weights.attrs["layer_names"]):
-            names = [_text(name) for name in weights[layer].attrs["weight_names"]]
-            groups[layer] = [(name, np.asarray(weights[layer][name])) for name in names]
-        return groups
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def _configs(value: Any) -> Iterator[Config]:
@@ -96,7 +51,7 @@ def _configs(value: Any) -> Iterator[Config]:
 class _Reading:
     """One file being read: layers are made where they are named, and get their weights when all have been called."""
 
-    def __init__(self, groups: dict[str, Named], origin: Origin) -> None:
+    def __init__(self, groups: Groups, origin: Origin) -> None:
         self._groups = groups
         self._origin = origin
         self._scopes: list[Named] = []
@@ -111,8 +66,6 @@ class _Reading:
         raise ModelError("this kind of model of Keras 1 is not known", received=kind, allowed="Sequential, Model")
 
     def _sequential(self, layers: list[Config], name: str) -> Any:
-        import keras
-
         first, rest = layers[0], layers[1:]
         if first["class_name"] == "Merge":
             inputs, tensor = self._merged_branches(first["config"])
@@ -134,8 +87,6 @@ class _Reading:
         return inputs, merge(tensors)
 
     def _branch(self, layer: Config) -> tuple[list[Any], Any]:
-        import keras
-
         kind, config = layer["class_name"], layer["config"]
         if kind in ("Sequential", "Model"):
             inside = self._layer(layer)
@@ -149,8 +100,6 @@ class _Reading:
         return [tensor], tensor if kind == "InputLayer" else self._layer(layer)(tensor)
 
     def _graph(self, config: Config) -> Any:
-        import keras
-
         tensors: dict[tuple[str, int, int], Any] = {}
         waiting: list[tuple[Config, Any, int, Any]] = []
         for layer in config["layers"]:
@@ -169,8 +118,8 @@ class _Reading:
             for layer, made, call, node in ready:
                 given = [tensors[tuple(source[:3])] for source in node]
                 answers = made(given if len(given) > 1 else given[0])
-                for place, answer in enumerate(answers if isinstance(answers, (list, tuple)) else [answers]):
-                    tensors[layer["name"], call, place] = answer
+                for index, answer in enumerate(answers if isinstance(answers, (list, tuple)) else [answers]):
+                    tensors[layer["name"], call, index] = answer
             waiting = [each for each in waiting if each not in ready]
         inputs, outputs = (
             [tensors[tuple(source[:3])] for source in config[side]] for side in ("input_layers", "output_layers")
@@ -214,8 +163,6 @@ class _Reading:
         return made
 
     def _for_every_step(self, config: Config) -> Translation:
-        import keras
-
         inner = self._layer(config["layer"])
         *before, last = inner.steps
         wrapped = [keras.layers.TimeDistributed(step, name=f"{step.name}_each") for step in before]

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.keras1 import lost
 from penstock.runtimes.keras.keras1.translation import Config, Origin, Translation, activation
 
 
 def _between_permutations(steps: list[Any], rank: int, name: str, *, restore: bool = True) -> list[Any]:
     """These steps for a tensor whose channels come first; `rank` counts no rows."""
-    import keras
-
     to_last = keras.layers.Permute((*range(2, rank + 1), 1), name=f"{name}_channels_last")
     if not restore:
         return [to_last, *steps]
@@ -28,8 +27,6 @@ def _between_permutations(steps: list[Any], rank: int, name: str, *, restore: bo
 
 def convolution(kind: str, rank: int) -> Callable[..., Translation]:
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-        import keras
-
         first = rank > 1 and origin.is_channels_first(config)
         name, sizes = config["name"], _kernel_sizes(config, rank)
         rates = _each(config.get("atrous_rate", 1), rank)
@@ -90,8 +87,6 @@ def _padding(
 
 
 def _zero_padding(rank: int, padding: Any, name: str) -> Any:
-    import keras
-
     return getattr(keras.layers, f"ZeroPadding{rank}D")(padding[0] if rank == 1 else padding, name=name)
 
 
@@ -137,8 +132,6 @@ def locally_connected(rank: int) -> Callable[..., Translation]:
 
 def pooling(kind: str, rank: int) -> Callable[..., Translation]:
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-        import keras
-
         first = rank > 1 and origin.is_channels_first(config)
         sizes = _each(config.get("pool_size", config.get("pool_length")), rank)
         strides = _each(config.get("strides", config.get("stride")) or sizes, rank)
@@ -155,8 +148,6 @@ def pooling(kind: str, rank: int) -> Callable[..., Translation]:
 
 def global_pooling(kind: str, rank: int) -> Callable[..., Translation]:
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-        import keras
-
         layer = getattr(keras.layers, f"Global{kind}Pooling{rank}D")(name=config["name"])
         first = rank > 1 and origin.is_channels_first(config)
         steps = _between_permutations([layer], rank + 1, config["name"], restore=False) if first else [layer]
@@ -169,8 +160,6 @@ def around(kind: str, rank: int) -> Callable[..., Translation]:
     """Padding, cropping and repeating of every axis but the channels."""
 
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-        import keras
-
         first = rank > 1 and origin.is_channels_first(config)
         name = f"{config['name']}_inside" if first else config["name"]
         given = config.get("padding", config.get("cropping", config.get("size", config.get("length"))))

@@ -30,7 +30,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file says of all its layers together: who computed, and where channels are when a layer does not say."""
+    """What a file says of all its layers together: its backend, and where channels are when a layer does not say."""
 
     is_theano: bool
     dim_ordering: str

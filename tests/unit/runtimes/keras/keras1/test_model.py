@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelError
+from penstock.runtimes.keras.h5_files import backend_of_h5, version_of_h5
 from penstock.runtimes.keras.keras1.layers import joined_gates, translate
-from penstock.runtimes.keras.keras1.model import backend_of_h5, version_of_h5
 from penstock.runtimes.keras.keras1.spatial import kernel_of_today
 from penstock.runtimes.keras.keras1.translation import Origin
 from penstock.runtimes.keras.tf_keras import _as_it_was_meant

@@ -6,7 +6,7 @@ import operator
 
 import pytest
 
-from penstock.estimator.early_stopping import Better, _crosses, _is_stuck
+from penstock.estimator.experimental import Better, _crosses, _is_stuck
 
 VALUES = [(0, 0.5), (10, 0.9), (20, 0.8), (30, 0.7)]
 

@@ -1,0 +1,26 @@
+"""TensorFlow, Keras, JAX, torch and h5py under their usual names, each imported when it is first used.
+
+Importing one takes seconds, and in a replica it must wait until its environment is set. Where the order matters
+(`load` of each runtime, under `lean_imports`), a plain `import` statement decides when.
+"""
+
+import importlib
+from typing import Any
+
+
+class LazyModule:
+    """A module that is imported when it is first asked for an attribute. Attributes are always the module's own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+tf: Any = LazyModule("tensorflow")
+keras: Any = LazyModule("keras")
+tf_keras: Any = LazyModule("tf_keras")
+jax: Any = LazyModule("jax")
+torch: Any = LazyModule("torch")
+h5py: Any = LazyModule("h5py")
