@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from penstock.commands import to_folder
+from penstock.commands import appending, to_folder
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
@@ -44,6 +44,7 @@ def predict(
     *,
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    append: bool = False,
     progress: bool | Progress | None = None,
     on_error: str | None = None,
     **keywords: Unpack[PredictKeywords],
@@ -64,6 +65,7 @@ def predict(
             run one by one.
         output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
+        append: Predict the files that the finished job in the folder does not have yet, behind those that it has.
         progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
         on_error: What to do when rows fail and predictions are returned: "raise" (the default), "skip" leaves the
             rows out, "nan" puts NaN in their place. With `output`, failed rows are recorded.
@@ -83,6 +85,8 @@ def predict(
     began = time.perf_counter()
     options = make_options({**keywords, **({} if batch_size is None else {"batch_size": batch_size})})
     shown = _progress(progress, verbose)
+    if append:
+        appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if output is None:
         _check_returned(options, on_error, steps)
         wanted = Wanted(on_error, steps, callbacks, _delayed(shown), verbose is True)
@@ -94,16 +98,9 @@ def predict(
                 received=f"{name}={value!r:.60}, output={os.fspath(output)!r}",
                 hint="limit=… takes some of the rows, and max_failures=… says how many may fail",
             )
-    return predict_to_folder(
-        model,
-        data,
-        os.fspath(output),
-        options,
-        progress=shown(),
-        overwrite=overwrite,
-        is_verbose=verbose is True,
-        began=began,
-    )
+    task = make_task(model, data, os.fspath(output), options)
+    task = replace(task, overwrite=overwrite, append=append, is_verbose=verbose is True)
+    return to_folder.run(task, shown(), began)
 
 
 def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:
@@ -118,22 +115,6 @@ def _check_returned(options: PredictOptions, on_error: str | None, steps: int | 
         )
     if options.trace is not None:
         raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
-
-
-def predict_to_folder(
-    model: Any,
-    data: Any,
-    output: str,
-    options: PredictOptions,
-    *,
-    progress: Progress,
-    overwrite: bool = False,
-    is_verbose: bool = False,
-    began: float | None = None,
-) -> Summary:
-    """`predict` with an output folder and options that are made already."""
-    task = make_task(model, data, output, options, overwrite=overwrite, is_verbose=is_verbose)
-    return to_folder.run(task, progress, time.perf_counter() if began is None else began)
 
 
 def resume(
@@ -168,15 +149,9 @@ def resume(
         raise refusal
     request = manifest.request
     allowed = manifest.max_failures if max_failures is None else max_failures
-    return predict_to_folder(
-        request["model"],
-        request["data"],
-        folder,
-        from_request(request, devices=devices, max_failures=allowed),
-        progress=_progress(progress)(),
-        is_verbose=verbose,
-        began=began,
-    )
+    options = from_request(request, devices=devices, max_failures=allowed)
+    task = make_task(request["model"], request["data"], folder, options)
+    return to_folder.run(replace(task, is_resumed=True, is_verbose=verbose), _progress(progress)(), began)
 
 
 def status(output: str | os.PathLike[str]) -> dict[str, Any]:

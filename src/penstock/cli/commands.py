@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,12 +120,14 @@ def main() -> None:
 )
 @job_options
 @click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
+@click.option("--append", is_flag=True, help="Predict the files that the finished job in the folder does not have yet.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, write nothing.")
 @output_options
 def predict(
     model_and_input: tuple[str, ...],
     output: str | None,
     overwrite: bool,
+    append: bool,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -148,20 +151,15 @@ def predict(
     began = time.perf_counter()
     options = options_from_flags(values)
     model, input_ = _model_and_input("predict", model_and_input, values["estimator"])
+    from penstock.commands import appending, to_folder
+    from penstock.commands.folder_job import make_task
+
+    if append:
+        appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, as_json=as_json)
-    from penstock import api
-
-    summary = api.predict_to_folder(
-        model,
-        input_,
-        output,
-        options,
-        progress=_progress(quiet),
-        overwrite=overwrite,
-        is_verbose=verbose,
-        began=began,
-    )
+    task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
+    summary = to_folder.run(task, _progress(quiet), began)
     return _report(summary, as_json=as_json, quiet=quiet)
 
 

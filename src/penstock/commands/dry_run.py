@@ -33,7 +33,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
         started = start_by_plan.start(task.model, Request(task.source, task.options), context, may_search=False)
         with contextlib.closing(started):
             output_columns.start_finisher(started)
-            manifest = to_folder.make_manifest(task, started, "")
+            manifest = to_folder.make_manifest(task, started)
             checked = None
             if options.check and isinstance(task.model, ModelFile):
                 checked = check_answers(task.model, started, context)

@@ -37,23 +37,19 @@ class FolderJob:
     request: dict[str, Any]
     overwrite: bool = False
     is_verbose: bool = False
+    append: bool = False
+    """Files that a finished job does not have are predicted, too."""
+    is_resumed: bool = False
+    """The job in the folder is asked for, whatever new files there are."""
 
 
-def make_task(
-    model: Any,
-    data: Any,
-    output: str,
-    options: PredictOptions,
-    *,
-    overwrite: bool = False,
-    is_verbose: bool = False,
-) -> FolderJob:
+def make_task(model: Any, data: Any, output: str, options: PredictOptions) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
     opened = open_both(resolved(model, options), data, options)
     if isinstance(options.plan, str) and options.plan != NO_PLAN:
         options = replace(options, plan=store.read_plan(options.plan))  # what it says is part of the request
     request = {"model": opened.location, "data": opened.arguments, **steps.as_request(options)}
-    return FolderJob(opened.model, opened.digest, opened.source, output, options, request, overwrite, is_verbose)
+    return FolderJob(opened.model, opened.digest, opened.source, output, options, request)
 
 
 def resolved(model: Any, options: PredictOptions) -> Any:

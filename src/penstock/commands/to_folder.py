@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
@@ -35,6 +36,8 @@ from penstock.storage.ledger import (
     remove_job,
 )
 from penstock.storage.manifest import (
+    IS_NEW,
+    Generation,
     Manifest,
     changed_files,
     describe_difference,
@@ -75,40 +78,66 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     place = place_of(task.output)
     check_place(place, overwrite=task.overwrite)
     existed = place.children() is not None
-    fragments = task.source.fragments()
-    mark = fingerprint(task.model_digest, fragments, task.request)
     with place.lock():
         try:
             existing = check_place(place, overwrite=task.overwrite)
-            if existing is not None and not task.overwrite:
-                records = committed_records(place, existing)
-                existing = _same_job(task, place, existing, records, mark, progress)
-                if is_finished(existing, records):
-                    put_failures_together(place, records)
-                    return _finished_before(task.output, existing, records, began)
-            with (
-                trace_to(task.options.trace, began) as trace,
-                place.log() as log,
-                graceful(progress.note) as stop,
-            ):
-                meter = Meter(trace)
-                context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-                return _Run(task, place, progress, began, context, meter).execute(existing, mark)
+            if existing is None or task.overwrite:
+                return _execute(task, place, progress, began, existing)
+            summary, is_behind = _go_on(task, place, progress, began, existing)
         finally:
             _leave_no_trace(place, existed)
+    # What was unfinished is finished now: files that are new since then are one more append.
+    return _run(task, progress, began) if is_behind else summary
+
+
+def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest) -> tuple[Summary, bool]:
+    """Go on with the job in a place, or append to it; also tells whether files are left that can be appended now."""
+    records = committed_records(place, existing)
+    if existing.is_older:
+        raise older_job(place, existing)
+    if task.append:
+        appending.check_job(task, existing)
+    arranged = appending.arrange(task, existing)
+    existing = _same_job(arranged.task, place, existing, records, progress)
+    if arranged.grown is not None and not task.append:
+        progress.note(f"{appending.counted(arranged.num_new)} left out: {appending.NEW_FILES}")
+    if not is_finished(existing, records):
+        if task.append and len(existing.generations) == 1:
+            raise appending.unfinished(task.output)
+        here = appending.reading_only(arranged.task, appending.unfinished_generations(existing, records))
+        return _execute(here, place, progress, began, existing), task.append and arranged.grown is not None
+    if task.append and arranged.grown is not None:
+        progress.note(f"appending {appending.counted(arranged.num_new)} after {existing.rows:,} rows")
+        return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
+    if task.append:
+        progress.note("nothing to append: the input has no new files")
+    put_failures_together(place, records)
+    return _finished_before(task.output, existing, records, began), False
+
+
+def _execute(
+    task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest | None, is_append: bool = False
+) -> Summary:
+    with (
+        trace_to(task.options.trace, began) as trace,
+        place.log() as log,
+        graceful(progress.note) as stop,
+    ):
+        meter = Meter(trace)
+        context = RunContext(log, stop, progress.note, task.is_verbose, meter)
+        return _Run(task, place, progress, began, context, meter).execute(existing, is_append)
 
 
 def _same_job(
-    task: FolderJob, place: Place, existing: Manifest, records: list[PartRecord], mark: str, progress: Progress
+    task: FolderJob, place: Place, existing: Manifest, records: list[PartRecord], progress: Progress
 ) -> Manifest:
     """The job in a folder, where it is the one that is asked for. Where its input was touched, the new times are noted.
 
     Raises:
-        OutputError: It is another job, or an older penstock wrote it.
+        OutputError: It is another job.
         InputError: The input is another one.
     """
-    if existing.is_older:
-        raise older_job(place, existing)
+    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
     if existing.fingerprint == mark:
         return existing
     _check_only_touched(task, existing, records)
@@ -138,7 +167,7 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
     files = changed_files(existing, task.source.fragments())
     for path, how in files.items():
         if how is not None:
-            raise unchanged.changed(path, how)
+            raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
     digests = {span: digest for record in records for span, digest in record.digests.items()}
     committed = [span for record in records for span in existing.spans[record.first_span : record.stop_span]]
     source = steps.select_rows(task.source, task.options)
@@ -212,13 +241,14 @@ class _Run:
     _context: RunContext
     _meter: Meter
 
-    def execute(self, existing: Manifest | None, mark: str) -> Summary:
-        """Go on with the job in the folder, or replace it, or begin."""
+    def execute(self, existing: Manifest | None, is_append: bool) -> Summary:
+        """Go on with the job in the folder, or append to it, or replace it, or begin."""
         task = self._task
         manifest = None if task.overwrite else existing
         resumed = None
         if manifest is not None:
-            resumed = Resumed(manifest.recipe, manifest.bindings, manifest.spans[0], manifest.weights, manifest.split)
+            sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
+            resumed = Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
         if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self._progress.note(line)
@@ -231,11 +261,15 @@ class _Run:
                 self._progress.note(self._check(started))
             output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
             if manifest is None:
-                manifest = make_manifest(task, started, mark)
+                manifest = make_manifest(task, started)
                 with output_errors():
                     # Only now that the new job is known to begin is the old one removed.
                     if existing is not None:
                         remove_job(self._place, existing)
+                    manifest.save(self._place)
+            elif is_append:
+                manifest = appending.begin(manifest, task, started)
+                with output_errors():
                     manifest.save(self._place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)
@@ -406,18 +440,19 @@ def _too_many(received: str, allowed: float, hint: str) -> TooManyFailures:
     return TooManyFailures("too many rows failed", received=received, allowed=f"{100 * allowed:.3g}%", hint=hint)
 
 
-def make_manifest(task: FolderJob, started: Started, mark: str) -> Manifest:
+def make_manifest(task: FolderJob, started: Started) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     schema = output_columns.output_schema(started, started.options)
     sink = kinds.sink(task.options.format)
     sink.check(schema)
     spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
+    fragments = tuple(task.source.fragments())
     return Manifest(
         request=task.request,
         model_digest=task.model_digest,
-        fingerprint=mark,
-        fragments=tuple(task.source.fragments()),
+        fingerprint=fingerprint(task.model_digest, fragments, task.request),
+        fragments=fragments,
         recipe=started.recipe,
         bindings=started.job.bindings,
         schema=schema,
@@ -431,6 +466,7 @@ def make_manifest(task: FolderJob, started: Started, mark: str) -> Manifest:
         columns=started.job.columns,
         part_suffix=sink.suffix,
         part_folders=sink.folders(schema),
+        generations=(Generation(packed_paths=appending.packed_paths(task.source)),),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from penstock.core import kinds, tuning
 from penstock.core.agreement import CHECKED_ROWS, ENOUGH_ROWS
 from penstock.core.job import Job
+from penstock.core.mapping import describe
 from penstock.core.messages import Asked, PaddingTrial
 from penstock.core.missing import bind_nulls
 from penstock.core.plans import Choice
@@ -39,7 +40,8 @@ class Resumed:
 
     recipe: Recipe
     bindings: tuple[Binding, ...]
-    sample: Span
+    sample: Span | None
+    """The rows that the step is compiled and timed with; None for new files of the job, which have no spans yet."""
     weights: str | None
     split: tuple[int, int] | None = None
     """Replicas on each device, and batches in flight in each."""
@@ -173,7 +175,9 @@ def _check_weights(resumed: Resumed | None, signature: Signature) -> None:
 def decide(fitted: Fitted, signature: Signature, request: Request, setting: Setting) -> Decision:
     """The job, and how it runs, as far as that is known before anything is computed."""
     options, resumed = fitted.options, request.resumed
-    bindings = resumed.bindings if resumed is not None else _bind(fitted, signature)
+    bindings = _bind(fitted, signature) if resumed is None or resumed.sample is None else resumed.bindings
+    if resumed is not None and bindings != resumed.bindings:
+        raise _fed_differently(bindings, resumed.bindings)
     source = fitted.source
     if fitted.preprocess is None:  # else bindings name what the function gives, which is not in the file
         source = source.with_floats(sorted(fed_as_floats(bindings) - set(options.keep)))
@@ -206,8 +210,17 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         is_resumed=resumed is not None,
         is_size_settled=request.choice is not None or resumed is not None or options.batch_size is not None,
         asked=asked,
-        sample=resumed.sample if resumed is not None else _sample(job, asked),
+        sample=(resumed.sample if resumed is not None else None) or _sample(job, asked),
         notes=signature.notes,
+    )
+
+
+def _fed_differently(new: tuple[Binding, ...], before: tuple[Binding, ...]) -> InputError:
+    return InputError(
+        "the new files do not feed the model as the files of this job do",
+        received="; ".join(map(describe, new)),
+        allowed="; ".join(map(describe, before)),
+        hint="predict them in another job, with another --output",
     )
 
 

@@ -12,7 +12,7 @@ from penstock.options.records import OPTIONS
 from penstock.options.table import Option
 
 _BY_FLAG = {option.flag.split("/")[0][2:].replace("-", "_"): option for option in OPTIONS.values()}
-_SWITCHES_OF_COMMANDS = ("overwrite", "verbose", "fresh")
+_SWITCHES_OF_COMMANDS = ("overwrite", "append", "verbose", "fresh")
 _OF_COMMANDS = ("output", "dry_run", *_SWITCHES_OF_COMMANDS)
 """Flags that are options of no job, and their keywords."""
 _WORDS = ("all", "cpu", "gpu", "off", "auto")

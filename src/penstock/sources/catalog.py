@@ -28,7 +28,12 @@ def open_files(arguments: Sequence[str], reading: ReadOptions | None = None) -> 
     formats = list(source_formats().values())
     suffixes = [suffix for each in formats if not each.is_last_resort for suffix in each.suffixes]
     last_resort = [suffix for each in formats if each.is_last_resort for suffix in each.suffixes]
-    source = _open(expand(arguments, suffixes, (*last_resort, NUMBERED)), formats, reading)
+    return open_listed(expand(arguments, suffixes, (*last_resort, NUMBERED)), reading)
+
+
+def open_listed(paths: Paths, reading: ReadOptions) -> Source:
+    """The source behind files that are listed already."""
+    source = _open(paths, list(source_formats().values()), reading)
     return ImageColumns(source, reading.images, reading) if reading.images else source
 
 

@@ -1,8 +1,13 @@
 """The manifest: everything that is fixed when a job starts, so that a resumed run gives the same bits."""
 
+import base64
+import itertools
 import json
+import operator
+import os
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,13 +22,54 @@ _READABLE_VERSION = 4
 """What its folders hold can be looked at and removed. Its journal has another form, and is not gone on with."""
 MANIFEST = f"{INTERNAL}/manifest.json"
 _VERSION = "penstock_manifest"
+IS_NEW = "it was not there then"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
 
 @dataclass(frozen=True)
+class Generation:
+    """Files that a job was given at once: those that it began with, or those of one append.
+
+    Their fragments, spans and parts go on to where those of the next generation begin, or to the end.
+
+    Args:
+        first_fragment: The first of their fragments in the manifest.
+        first_span: Their first span.
+        first_part: Their first part.
+        packed_paths: Their paths, where a fragment stands for several files (`pack_paths`); "" where each has its own.
+    """
+
+    first_fragment: int = 0
+    first_span: int = 0
+    first_part: int = 0
+    packed_paths: str = ""
+
+
+def pack_paths(paths: Iterable[str]) -> str:
+    """Paths in a few bytes each, as text.
+
+    >>> unpack_paths(pack_paths(["/photos/1.jpg", "/photos/2.jpg"]))
+    ['/photos/1.jpg', '/photos/2.jpg']
+    """
+    return base64.b64encode(zlib.compress(b"\0".join(map(os.fsencode, paths)))).decode()
+
+
+def unpack_paths(packed: str) -> list[str]:
+    """The paths that `pack_paths` was given.
+
+    Raises:
+        ValueError: They were altered.
+    """
+    try:
+        return [os.fsdecode(path) for path in zlib.decompress(base64.b64decode(packed)).split(b"\0")]
+    except zlib.error as error:
+        raise ValueError(f"the list of its files is damaged: {error}") from error
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """A job as it was started.
+    """A job as it was started, and as each append changed it.
 
     Args:
         request: What the user asked for, as plain JSON: enough to start the job again.
@@ -45,6 +91,7 @@ class Manifest:
         columns: What is read of the input.
         part_suffix: How the names of part files end; kept because the sink may be gone when they are to be removed.
         part_folders: The folders that hold part files, relative to the output; "" is the output itself.
+        generations: The files that the job began with, and those of each append.
         version: Of the manifest's format.
     """
 
@@ -66,6 +113,7 @@ class Manifest:
     columns: tuple[str, ...] = ()
     part_suffix: str = ".parquet"
     part_folders: tuple[str, ...] = ("",)
+    generations: tuple[Generation, ...] = (Generation(),)
     version: int = MANIFEST_VERSION
 
     @property
@@ -86,6 +134,18 @@ class Manifest:
             return len(self.spans)
         return self.streamed[0] if self.streamed is not None else None
 
+    def paths_of(self, generation: int) -> list[str]:
+        """The files of a generation, in their order.
+
+        Raises:
+            ValueError: The list was altered.
+        """
+        this, *later = self.generations[generation : generation + 2]
+        if this.packed_paths:
+            return unpack_paths(this.packed_paths)
+        stop = later[0].first_fragment if later else len(self.fragments)
+        return [fragment.path for fragment in self.fragments[this.first_fragment : stop]]
+
     def save(self, place: Place) -> None:
         """Put the manifest into its place, whole."""
         document = vars(self) | {
@@ -94,6 +154,7 @@ class Manifest:
             "bindings": [asdict(binding) for binding in self.bindings],
             "schema": asdict(self.schema),
             "spans": [[s.start, s.rows, s.locator, s.group, s.numbers] for s in self.spans],
+            "generations": [asdict(generation) for generation in self.generations],
         }
         document[_VERSION] = document.pop("version")
         place.write(MANIFEST, json.dumps(document).encode())
@@ -140,10 +201,20 @@ def _from_document(document: dict[str, Any]) -> Manifest:
             Span(index, start, rows, _tuples(locator), group, _tuples(numbers))
             for index, (start, rows, locator, group, numbers) in enumerate(document["spans"])
         ),
+        "generations": tuple(Generation(**entry) for entry in document.get("generations", ({},))),
         "version": document[_VERSION],
     }
+    _check_generations(records["generations"], len(document["fragments"]), len(document["spans"]))
     plain = {name: _tuples(value) for name, value in document.items() if name not in (*records, _VERSION)}
     return Manifest(**plain, **records)
+
+
+def _check_generations(generations: Sequence[Generation], fragments: int, spans: int) -> None:
+    """Refuse generations that do not follow each other from the first file and the first span on."""
+    firsts = [(each.first_fragment, each.first_span, each.first_part) for each in generations]
+    is_growing = all(all(map(operator.lt, *pair)) for pair in itertools.pairwise(firsts))
+    if not firsts or firsts[0] != (0, 0, 0) or not is_growing or (len(firsts) > 1 and firsts[-1] >= (fragments, spans)):
+        raise ValueError(f"generations that begin at {firsts}")
 
 
 def _converted(document: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +277,7 @@ def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str
         # One fragment stands for many small files: its name has a digest of their names and sizes.
         return {_GROUP.sub("", min(groups)): "files were added or removed, or have another size"}
     changes: dict[str, str | None] = {path: "it is not there any more" for path in before if path not in after}
-    changes |= {path: "it was not there then" for path in after if path not in before}
+    changes |= {path: IS_NEW for path in after if path not in before}
     common = [path for path in after if path in before]
     sizes = {path: (before[path].size, after[path].size) for path in common}
     changes |= {path: f"{new:,} bytes; it had {old:,}" for path, (old, new) in sizes.items() if old != new}

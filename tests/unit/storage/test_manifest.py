@@ -13,7 +13,16 @@ from penstock.core.records import STRING, Binding, Fragment, OutputSchema, Recip
 from penstock.errors import OutputError
 from penstock.options.records import Nulls
 from penstock.storage.disk import internal
-from penstock.storage.manifest import Manifest, changed_files, describe_difference, is_fresh, load_manifest
+from penstock.storage.manifest import (
+    Generation,
+    Manifest,
+    changed_files,
+    describe_difference,
+    is_fresh,
+    load_manifest,
+    pack_paths,
+    unpack_paths,
+)
 from penstock.storage.places import place_of
 
 MANIFEST = Manifest(
@@ -40,6 +49,7 @@ MANIFEST = Manifest(
     max_failures=0.25,
     part_suffix=".npy",
     part_folders=("row", "y", "s", "id"),
+    generations=(Generation(), Generation(1, 2, 1, pack_paths(["/data/c.parquet"]))),
 )
 
 
@@ -62,6 +72,26 @@ def test_paths_that_are_not_text_survive(output: str) -> None:
     loaded = load_manifest(place_of(output))
     assert loaded is not None
     assert os.fsencode(loaded.fragments[0].path) == b"/data/\xff.npy"
+
+
+def test_files_of_every_generation_are_known_in_their_order() -> None:
+    assert MANIFEST.paths_of(0) == ["/data/ä b.parquet"]
+    assert MANIFEST.paths_of(1) == ["/data/c.parquet"]
+    odd = [os.fsdecode(b"/photos/\xff.jpg"), "/photos/new\nline.jpg", "/photos/ä.jpg"]
+    assert unpack_paths(pack_paths(odd)) == odd
+    many = [f"/photos/2026-11-16/{number:08d}.jpg" for number in range(10_000)]
+    assert len(pack_paths(many)) < 10 * len(many), "ten bytes a file"
+    with pytest.raises(ValueError, match="damaged"):
+        unpack_paths(pack_paths(many)[:-8])
+
+
+@pytest.mark.parametrize("firsts", [[], [(0, 0, 1)], [(0, 0, 0), (0, 1, 1)], [(0, 0, 0), (2, 3, 1)]])
+def test_generations_that_do_not_follow_each_other_are_an_output_error(
+    output: str, firsts: list[tuple[int, int, int]]
+) -> None:
+    replace(MANIFEST, generations=tuple(Generation(*each) for each in firsts)).save(place_of(output))
+    with pytest.raises(OutputError, match="the manifest is damaged"):
+        load_manifest(place_of(output))
 
 
 def test_manifest_counts_its_rows(output: str) -> None:

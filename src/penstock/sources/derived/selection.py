@@ -91,7 +91,7 @@ class SelectedRows(Around):
 
     def _watched(self, runs: Sequence[tuple[int, int]], row: int) -> Source:
         """The source inside, reporting its rows under the numbers that they have outside."""
-        return self.source if self._watch is None else self.source.watched_by(_Renumbered(self._watch, runs, row))
+        return self.source if self._watch is None else self.source.watched_by(Renumbered(self._watch, runs, row))
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
         """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
@@ -138,7 +138,7 @@ def _numbers(span: Span) -> Array:
     return np.concatenate([np.arange(first, first + rows) for first, rows in runs])
 
 
-class _Renumbered(Watch):
+class Renumbered(Watch):
     """Reports rows of the source inside under the numbers of the job. Rows that it does not take are not blamed."""
 
     def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:

@@ -69,6 +69,11 @@ class Group:
     def path(self, position: int) -> str:
         return self._join(self.names[position].as_py())
 
+    def full_names(self) -> pa.LargeBinaryArray:
+        """The paths as they are on disk, in bytes."""
+        prefix = pa.scalar(os.fsencode(self.prefix), pa.large_binary())
+        return pc.binary_join_element_wise(prefix, self.names, pa.scalar(b"", pa.large_binary()))
+
     def split(self, suffixes: Collection[str]) -> tuple[Group, list[str]]:
         """The files that have one of the suffixes, and the paths of the others."""
         if self.suffixes.keys() <= set(suffixes):
@@ -160,6 +165,21 @@ class Paths(Sequence[str]):
     def fragment(self, number: int) -> Fragment:
         """One of the files as the fingerprint has it."""
         return Fragment(self[number], int(self.sizes[number]), int(self.mtimes[number]))
+
+    def distributed(self, wanted: Sequence[Sequence[str]]) -> list[Paths]:
+        """The files of each of some lists, in the order of that list, and last all others, in the order that they have.
+
+        A file that is not here is left out.
+        """
+        whole = pa.chunked_array([group.full_names() for group in self._groups], pa.large_binary()).combine_chunks()
+        lists = [pa.array(map(os.fsencode, paths), pa.large_binary()) for paths in wanted]
+        found = [pc.index_in(names, value_set=whole).drop_null().to_numpy() for names in lists]
+        known = pc.is_in(whole, value_set=pa.chunked_array(lists, pa.large_binary())).to_numpy(zero_copy_only=False)
+        suffixes = {suffix: os.fsencode(path) for suffix, path in self.examples().items()}
+        return [
+            Paths([Group("", whole.take(pa.array(rows)), self.sizes[rows], self.mtimes[rows], suffixes)])
+            for rows in (*found, np.flatnonzero(~known))
+        ]
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -23,15 +23,15 @@ _KNOWN_EXTENTS = 256
 _UNKNOWN = "-" * _DIGITS
 """In the place of a digest: of a URL, or of a file that was replaced or removed while the job ran."""
 
-_WHAT_TO_DO = (
+WHAT_TO_DO = (
     "put the file back as it was (its time does not matter) and resume; or begin again, with another output or "
     "overwriting this one"
 )
 
 
-def changed(path: str, received: str) -> InputError:
+def changed(path: str, received: str, hint: str = WHAT_TO_DO) -> InputError:
     """The error for input that is not what it was when the job began."""
-    return InputError(f"the input changed since the job began: {path}", received=received, hint=_WHAT_TO_DO)
+    return InputError(f"the input changed since the job began: {path}", received=received, hint=hint)
 
 
 def check(source: Source, span: Span, columns: Sequence[str]) -> None:

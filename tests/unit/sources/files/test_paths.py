@@ -228,3 +228,24 @@ def test_fragment_changes_with_size_and_time(tmp_path: Path) -> None:
 def test_empty_input_names_the_first_files() -> None:
     assert fail_empty(["a", "b"]).received == "a, b"
     assert fail_empty(list("abcde")).received == "a, b, c …"
+
+
+def test_files_are_distributed_over_lists_and_the_rest_keeps_its_order(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.npy", "a/2.npy", "a/3.npy", "b/ä.npy", "c.npy")
+    found = expand([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "c.npy")], SUFFIXES)
+    first, second, rest = found.distributed(
+        [[f"{tmp_path}/c.npy", f"{tmp_path}/a/2.npy"], [f"{tmp_path}/b/ä.npy", f"{tmp_path}/gone.npy"]]
+    )
+    assert names(tmp_path, first) == ["c.npy", "a/2.npy"]
+    assert names(tmp_path, second) == ["b/ä.npy"], "what is not there is left out"
+    assert names(tmp_path, rest) == ["a/1.npy", "a/3.npy"]
+    assert list(first.fragments()) == [fragment(path) for path in first]
+    assert first.examples().keys() == {".npy"}
+
+
+def test_file_that_is_given_twice_is_in_one_list(tmp_path: Path) -> None:
+    make(tmp_path, "1.npy", "2.npy")
+    found = expand([str(tmp_path / "1.npy"), str(tmp_path)], SUFFIXES)
+    first, rest = found.distributed([[f"{tmp_path}/1.npy"] * 2])
+    assert names(tmp_path, first) == ["1.npy", "1.npy"]
+    assert names(tmp_path, rest) == ["2.npy"]

@@ -1,0 +1,196 @@
+"""`--append`: a finished job takes in the files that its input has since. They are a new generation of its manifest.
+
+A job's files keep their order: those that it began with, then those of each append. So spans and parts of an append
+have the numbers that follow, and whatever reads a manifest sees one longer list. An append begins when the manifest is
+replaced, in one step: before that the job is finished as it was, and after that it is unfinished, and `resume` goes on
+with it. No part that was there before is touched.
+"""
+
+import itertools
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.commands.folder_job import FolderJob, fingerprint
+from penstock.core import division
+from penstock.core.protocols import Source
+from penstock.core.records import TensorSpec
+from penstock.core.state import VARIABLES
+from penstock.errors import InputError, OutputError, UsageError
+from penstock.jobs import output_columns
+from penstock.jobs.bring_up import Started
+from penstock.options.records import PredictOptions
+from penstock.sources.catalog import open_listed
+from penstock.sources.derived.generations import Generations
+from penstock.sources.files import unchanged
+from penstock.sources.files.listing import Paths
+from penstock.storage.journal import PartRecord
+from penstock.storage.manifest import IS_NEW, Generation, Manifest, pack_paths
+
+NEW_FILES = "--append predicts new files only, once the job is finished"
+_SELECTIONS = ("limit", "skip", "sample")
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A job with its files in the order of its manifest."""
+
+    task: FolderJob
+    """With the files that the manifest has, as far as they are there."""
+    grown: FolderJob | None = None
+    """With the files that are new, too; None where there are none."""
+    num_new: int = 0
+
+
+def check_request(options: PredictOptions, *, has_output: bool, overwrite: bool) -> None:
+    """Refuse what an append cannot be.
+
+    Raises:
+        UsageError: It has no output, or some rows are left out, or the job would be removed.
+    """
+    if not has_output:
+        raise UsageError("append is for jobs with an output folder", received="append=True", hint="output=…")
+    if overwrite:
+        raise UsageError("a job is appended to or removed", received="--append and --overwrite", allowed="one of them")
+    chosen = [name for name in _SELECTIONS if getattr(options, name) not in (None, 0)]
+    if chosen:
+        raise UsageError(
+            "all rows of new files are appended",
+            received=f"--append and {', '.join(f'--{name}' for name in chosen)}",
+            hint=f"leave --append out, or --{chosen[0]}",
+        )
+
+
+def check_job(task: FolderJob, manifest: Manifest) -> None:
+    """Refuse to append to a job that cannot grow.
+
+    Raises:
+        OutputError: Its input is no list of files, or its model keeps state.
+    """
+    if manifest.recipe.state == VARIABLES:
+        why = "its model keeps state: what it answers depends on all rows before"
+    elif manifest.part_rows is not None:
+        why = "its input could be read only once"
+    elif manifest.request["data"] is None or _listing(task.source) is None:
+        why = "its input is not a list of files"
+    else:
+        return
+    raise OutputError(
+        "nothing can be appended to this job",
+        received=f"{task.output}: {why}",
+        hint="begin another job, with another --output",
+    )
+
+
+def arrange(task: FolderJob, manifest: Manifest) -> Arranged:
+    """Put the files of a job into the order of its manifest, and tell those that are new.
+
+    The files of an input that nothing was ever appended to are left as they come, unless it may have grown.
+    """
+    listing = _listing(task.source)
+    count = len(manifest.generations)
+    may_grow = task.append or task.is_resumed
+    if listing is None or manifest.request["data"] is None or not (may_grow or count > 1):
+        return Arranged(task)
+    paths = [manifest.paths_of(number) for number in range(count)]
+    *known, new = listing.distributed(paths)
+    _check_all_there(paths, known)
+    request = task.request | ({"data": manifest.request["data"]} if may_grow else {})
+    if count == 1 and not new:
+        return Arranged(replace(task, request=request))
+    sources = [open_listed(files, task.options.reading) for files in known]
+    first_rows = [manifest.spans[generation.first_span].start for generation in manifest.generations]
+    source = Generations(sources, first_rows, manifest.generations[-1].first_span)
+    arranged = Arranged(replace(task, source=source, request=request))
+    if not new:
+        return arranged
+    if not may_grow:
+        raise unchanged.changed(new[0], IS_NEW, NEW_FILES)
+    newest = open_listed(new, task.options.reading)
+    grown = Generations([*sources, newest], [*first_rows, manifest.rows], len(manifest.spans))
+    return replace(arranged, grown=replace(task, source=grown), num_new=len(new))
+
+
+def _listing(source: Source) -> Paths | None:
+    """The files of a source, where they were listed."""
+    return source.paths if isinstance(source.paths, Paths) else None
+
+
+def _check_all_there(paths: Iterable[Sequence[str]], found: Iterable[Paths]) -> None:
+    for wanted, there in zip(paths, found, strict=True):
+        if len(there) < len(wanted):
+            known = set(there)
+            missing = next(path for path in wanted if path not in known)
+            raise unchanged.changed(missing, "it is not there any more, or not part of the input that was given")
+
+
+def counted(num_new: int) -> str:
+    """`1 new file`, `2 new files`."""
+    return f"{num_new:,} new file{'s' if num_new != 1 else ''}"
+
+
+def unfinished(output: str) -> OutputError:
+    """The error for an append to a job that has never been finished."""
+    return OutputError(
+        "the job in the output folder is not finished", received=output, hint=f"first: penstock resume {output}"
+    )
+
+
+def reading_only(task: FolderJob, generations: Collection[int]) -> FolderJob:
+    """The job for a run that reads spans of these generations: its processes need the paths of no other files."""
+    source = task.source
+    return replace(task, source=source.only(generations)) if isinstance(source, Generations) else task
+
+
+def unfinished_generations(manifest: Manifest, records: Iterable[PartRecord]) -> set[int]:
+    """The generations of which not all spans are committed."""
+    starts = [generation.first_span for generation in manifest.generations]
+    committed: Counter[int] = Counter()
+    for record in records:
+        committed[bisect_right(starts, record.first_span) - 1] += record.stop_span - record.first_span
+    sizes = [end - first for first, end in itertools.pairwise([*starts, len(manifest.spans)])]
+    return {number for number, size in enumerate(sizes) if committed[number] < size}
+
+
+def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
+    """The manifest of a job with its new files as one more generation: fixed from here on, as the first one was.
+
+    Raises:
+        InputError: They have other columns.
+    """
+    schema = output_columns.output_schema(started, started.options)
+    if schema != manifest.schema:
+        raise InputError(
+            "the new files do not give the columns that this job writes",
+            received=_named(schema.columns),
+            allowed=_named(manifest.schema.columns),
+            hint="predict them in another job, with another --output",
+        )
+    spans = list(started.divide(task.options.part_rows))
+    part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
+    fragments = (*manifest.fragments, *task.source.source.fragments())
+    generation = Generation(
+        len(manifest.fragments), len(manifest.spans), len(manifest.parts), packed_paths(task.source.source)
+    )
+    return replace(
+        manifest,
+        request=task.request,
+        fingerprint=fingerprint(task.model_digest, fragments, task.request),
+        fragments=fragments,
+        spans=(*manifest.spans, *spans),
+        parts=(*manifest.parts, *division.divide_into_parts(spans, part_rows)),
+        generations=(*manifest.generations, generation),
+    )
+
+
+def packed_paths(source: Source) -> str:
+    """The paths of a source for its manifest, where its fragments do not tell them."""
+    listing = _listing(source)
+    if listing is None or len(listing) == len(source.fragments()):
+        return ""
+    return pack_paths(listing)
+
+
+def _named(columns: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec}" for spec in columns)
