@@ -257,8 +257,7 @@ class Harness:
         if not hasattr(self._servers, "here"):
             self._servers.here = RunServer(self._environment)
             self._all_servers.append(self._servers.here)
-        # A run inherits the environment of its server: what one before it was asked for is not.
-        return _Running(self._servers.here, arguments, {VARIABLE: ""} | more, self.work)
+        return _Running(self._servers.here, arguments, more, self.work)
 
     def _kill(self, run: _Running, setup: Setup, role: str, chance: random.Random) -> None:
         """Kill at a random time, from the first moment to a little after the end of an undisturbed run."""
@@ -380,6 +379,8 @@ class _Running:
         """The exit code and what was said."""
         self.sleep(_RUN_TIMEOUT_S)
         if self._code is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
             raise Broken(f"the run hangs: {self._errors.read_text()}")
         return self._code, self._errors.read_text()
 

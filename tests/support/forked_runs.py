@@ -7,11 +7,14 @@ workers of a run are processes of their own as ever.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 class RunServer:
     """Starts runs, one at a time."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forked_runs"],
+            [*prefix, sys.executable, "-m", "tests.support.forked_runs"],
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def start(self, arguments: list[str], environment: dict[str, str], errors: Path) -> int:
         """Begin a run; returns the number of its process."""
@@ -77,6 +84,7 @@ def _run(order: dict[str, Any]) -> NoReturn:
         errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for descriptor, target in ((null, 0), (null, 1), (errors, 2)):
             os.dup2(descriptor, target)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a run that hangs is
         os.environ.update(order["environment"])
         crash_points.arm(os.environ.get(crash_points.VARIABLE))
         sys.argv = ["penstock", *order["arguments"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
+from penstock.cli import machine
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
 from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options.records import PredictOptions
@@ -30,11 +32,14 @@ class _Commands(click.Group):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        machine.open_standard_streams()
         signal.signal(signal.SIGTERM, _terminate)
         given = args[0] if args else kwargs.get("args")
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
         try:
-            sys.exit(self._run(as_json, *args, **kwargs))
+            code = self._run(as_json, *args, **kwargs)
+            machine.let_go_of_streams_that_refuse()
+            sys.exit(code)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
@@ -66,6 +71,9 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
+            fault = machine.as_fault(error) if isinstance(error, OSError) else None
+            if fault is not None:
+                return _refused(fault, as_json=as_json)
             if as_json:
                 bug = PenstockError("this is a bug in penstock", received=f"{type(error).__name__}: {error}")
                 click.echo(json.dumps(bug.as_json()))
@@ -82,7 +90,18 @@ def _first_sentence(text: str | None) -> str:
 
 def _print_error(error: PenstockError) -> None:
     problem, *rest = str(error).splitlines()
-    click.echo("\n".join([f"error: {problem}", *rest]), err=True)
+    with contextlib.suppress(OSError):  # standard error may be what refuses
+        click.echo("\n".join([f"error: {problem}", *rest]), err=True)
+
+
+def _refused(fault: PenstockError, *, as_json: bool) -> int:
+    """Show what the machine refused, as far as it lets us."""
+    _ignore_signals()
+    _print_error(fault)
+    if as_json:
+        with contextlib.suppress(OSError):
+            click.echo(json.dumps(fault.as_json()))
+    return fault.exit_code
 
 
 def _as_usage_error(error: click.ClickException) -> UsageError:
@@ -106,8 +125,12 @@ def _ignore_signals() -> None:
 def main() -> None:
     """Run trained TensorFlow and Keras models over large data, on every device there is."""
     # `module:function` is looked up in the user's folder, which is not on the path of a console script.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was removed", hint="change to a folder that is there: cd") from None
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 @main.command(cls=GroupedCommand)

@@ -515,9 +515,7 @@ class _Writer:
             if self._error is not None or self._is_dropped:
                 continue
             try:
-                with self._meter.writing(result.span.index, result.rows):
+                with output_errors(), self._meter.writing(result.span.index, result.rows):
                     self._parts.accept(replace(result, digest=self._digester.digest(result.span)))
-            except OSError as error:
-                self._error = OutputError("the output cannot be written", received=str(error))
             except BaseException as error:
                 self._error = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -71,7 +72,8 @@ class Lines(Progress):
         self._thread: threading.Thread | None = None
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # what cannot be shown (a full disk, a closed pipe) must not end the run
+            print(text, file=self._stream, flush=True)
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
         self._thread = threading.Thread(target=self._show_until_end, args=(meter, total, before), daemon=True)

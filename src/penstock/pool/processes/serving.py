@@ -1,5 +1,6 @@
 """What all kinds of worker process share: a line that is always listened to, messages dealt with in turn, a board."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -75,8 +76,9 @@ class Serving:
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator, and the log, what went wrong."""
         details = "".join(traceback.format_exception(error))
-        sys.stderr.write(details)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            sys.stderr.write(details)
+            sys.stderr.flush()
         known = error if isinstance(error, PenstockError) else None
         self._channel.send(Failed(known, type(error).__name__, details))
 

@@ -262,7 +262,8 @@ class Launch:
     def note(self, text: str) -> None:
         """A line of our own in the log."""
         line = f"{time.strftime('%H:%M:%S')} penstock: {text}\n".encode()
-        os.write(self._log_descriptor, line)
+        with contextlib.suppress(OSError):  # a full disk ends the run where a part cannot be written, not here
+            os.write(self._log_descriptor, line)
 
     def last_words(self) -> str:
         """The end of the log, for an error message: the log itself may go with the folder of a job that never began."""
