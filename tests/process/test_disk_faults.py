@@ -266,7 +266,7 @@ def test_few_file_descriptors_are_enough_for_a_small_job_or_named(inputs: Path, 
         "onnx",
     ]
     ran = shell('ulimit -n 24; exec "$@"', *job)
-    assert ran.returncode in (3, 8), ran.stderr
+    assert ran.returncode in (3, 7, 8), ran.stderr
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -111,7 +111,8 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
     if task.append:
         progress.note("nothing to append: the input has no new files")
-    put_failures_together(place, records)
+    with output_errors():
+        put_failures_together(place, records)
     return _finished_before(task.output, existing, records, began), False
 
 
