@@ -111,15 +111,15 @@ def seen_there(runs: Runs, path: Path) -> Path:
     ("call", "path", "number", "after"),
     [
         ("write", "staging/part-00000002", errno.EIO, 0),
-        ("fsync", "staging/part-", errno.EIO, 3),
         ("write", ".failures", errno.ENOSPC, 1),
-        ("rename", "/part-0000", errno.EIO, 2),
         ("write", "_penstock/journal", errno.ENOSPC, 3),
         ("fsync", "_penstock/journal", errno.EIO, 3),
-        ("write", "_penstock/manifest", errno.ENOSPC, 0),
-        ("fsync", "_penstock/manifest", errno.EIO, 0),
-        ("write", "_penstock/lock", errno.ENOSPC, 0),
-        ("write", "staging/failures", errno.ENOSPC, 0),
+        pytest.param("fsync", "staging/part-", errno.EIO, 3, marks=pytest.mark.slow),
+        pytest.param("rename", "/part-0000", errno.EIO, 2, marks=pytest.mark.slow),
+        pytest.param("write", "_penstock/manifest", errno.ENOSPC, 0, marks=pytest.mark.slow),
+        pytest.param("fsync", "_penstock/manifest", errno.EIO, 0, marks=pytest.mark.slow),
+        pytest.param("write", "_penstock/lock", errno.ENOSPC, 0, marks=pytest.mark.slow),
+        pytest.param("write", "staging/failures", errno.ENOSPC, 0, marks=pytest.mark.slow),
     ],
 )
 def test_call_that_fails_ends_the_run_with_one_message_and_it_can_be_resumed(
@@ -136,7 +136,7 @@ def test_call_that_fails_ends_the_run_with_one_message_and_it_can_be_resumed(
     assert files_of(output) == faulty.reference("parquet")
 
 
-@pytest.mark.parametrize("sink", ["parquet", "jsonl"])
+@pytest.mark.parametrize("sink", ["parquet", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_short_writes_are_completed(faulty: Runs, tmp_path: Path, sink: str) -> None:
     output = tmp_path / "out"
     code, errors = faulty.run(faulty.arguments(output, sink), call="short", path=str(output))
@@ -178,7 +178,9 @@ def test_full_log_does_not_end_a_run_whose_replica_dies(faulty: Runs, tmp_path: 
     assert files_of(output) == faulty.reference("parquet", "slow_digits.onnx")
 
 
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize(
+    "sink", [pytest.param(sink, marks=[] if sink in ("parquet", "npy") else pytest.mark.slow) for sink in SINKS]
+)
 def test_disk_that_becomes_full_ends_the_run_and_it_goes_on_when_there_is_room(mounts: Runs, sink: str) -> None:
     output = mounts.work / f"full-{sink}"
     output.mkdir()
