@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.cli import machine
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
+from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options.records import PredictOptions
 from penstock.options.table import read_given
@@ -32,13 +32,13 @@ class _Commands(click.Group):
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        machine.open_standard_streams()
+        open_standard_streams()
         signal.signal(signal.SIGTERM, _terminate)
         given = args[0] if args else kwargs.get("args")
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
         try:
             code = self._run(as_json, *args, **kwargs)
-            machine.let_go_of_streams_that_refuse()
+            let_go_of_streams_that_refuse()
             sys.exit(code)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,7 +71,7 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
-            fault = machine.as_fault(error) if isinstance(error, OSError) else None
+            fault = as_fault(error) if isinstance(error, OSError) else None
             if fault is not None:
                 return _refused(fault, as_json=as_json)
             if as_json:
