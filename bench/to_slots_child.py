@@ -26,6 +26,7 @@ from penstock.core.division import rows_per_span
 from penstock.core.job import Job
 from penstock.core.messages import Chunk, Filled, SpanLoaded
 from penstock.core.records import Array, Binding, ModelFile, Span
+from penstock.core.stillness import Timeouts
 from penstock.engines.loader_feed import slot_bytes_of
 from penstock.options.records import ReadOptions
 from penstock.pool.processes.loader_pool import LoaderPool
@@ -52,7 +53,7 @@ class Feeding:
         binding = Binding("image", ("image",), "uint8", SHAPE)
         self._job = Job(source, (binding,), ("path",), BATCH)
         self._spans = _endless(list(source.divide(rows_per_span(BATCH, SIDE * SIDE * 3, 4 * 1280))))
-        self._pool = LoaderPool(launch, self._take, ROW_TIMEOUT_S)
+        self._pool = LoaderPool(launch, self._take, Timeouts(ROW_TIMEOUT_S))
         slot_bytes, slot_count = slot_bytes_of(self._job), 2 * loaders + SLOTS_BESIDE_LOADERS
         self._pool.begin(self._job, loaders, slot_bytes, slot_count)
         self._slots = Slots(launch.batch_slots, slot_count, slot_bytes)

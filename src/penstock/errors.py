@@ -10,7 +10,7 @@
     ├── DeviceError          8  a device, a runtime or an extra is missing
     │   └── OutOfMemory      8  a batch did not fit; a smaller one may
     ├── WorkersDied          9  replicas kept dying
-    └── Interrupted        130  stopped by the user; the folder can be resumed (143 after SIGTERM)
+    └── Interrupted        130  stopped by the user; the folder can be resumed (143 after SIGTERM, 129 after SIGHUP)
 
 A message states the problem, then what was received, then what is allowed, then a hint, each on a line of its own.
 """
@@ -140,7 +140,7 @@ class Interrupted(PenstockError):
 
     @classmethod
     def by_signal(cls, signal_number: int, problem: str, *, hint: str | None = None) -> Interrupted:
-        """The error whose exit code is the shell's for `signal_number` (SIGINT 130, SIGTERM 143)."""
+        """The error whose exit code is the shell's for `signal_number` (SIGINT 130, SIGTERM 143, SIGHUP 129)."""
         error = cls(problem, hint=hint)
         error.exit_code = 128 + signal_number  # type: ignore[misc]
         return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -88,6 +89,44 @@ def test_interrupt_commits_what_is_in_flight_and_can_be_resumed(
 
     ran = penstock_run("resume", output)
     assert ran.returncode == 0, ran.stderr
+    assert_all_rows(output)
+
+
+def test_terminal_that_closes_stops_the_run_as_sigterm_does(
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    """Whatever it writes to the terminal from then on fails."""
+    output = tmp_path / "out"
+    ours, theirs = pty.openpty()
+    command = penstock_command(*predict_arguments(light_models, digits, output), "--devices", "cpu:1")
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command], env=ENVIRONMENT, text=True, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    deadline = time.monotonic() + 120
+    while journal_length(output) < 2:
+        assert time.monotonic() < deadline
+        os.read(ours, 65536)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.close(ours)
+    assert process.wait(timeout=60) == 129
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+    rows = read_rows(output).column("row").to_pylist()
+    assert rows == list(range(len(rows)))
+    assert 2000 <= len(rows) < ROWS
+    ran = penstock_run("resume", output)
+    assert ran.returncode == 0, ran.stderr
+    assert_all_rows(output)
+
+
+def test_nohup_goes_on_when_the_terminal_closes(light_models: Path, digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    command = ["nohup", *penstock_command(*predict_arguments(light_models, digits, output), "--devices", "cpu:1")]
+    process = subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: journal_length(output) >= 2, process)
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     assert_all_rows(output)
 
 

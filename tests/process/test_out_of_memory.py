@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.job import Job
-from penstock.core.records import Binding, Device, ModelFile, Placement, Result
-from penstock.core.stopping import StopFlag
-from penstock.engines.local import LocalEngine
+from penstock.core.records import Result
 from penstock.errors import WorkersDied
-from penstock.pool.processes.supervisor import Launch
-from penstock.sources.tables.npy import ArrayFiles
 from tests.conftest import ENVIRONMENT, penstock_command, read_rows
 from tests.support.arithmetic import LARGE, Arithmetic
+from tests.support.arithmetic_run import Ran, run_arithmetic
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS = 400
@@ -158,49 +152,18 @@ def write_wide_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
 
 
-class Ran:
-    """A run of the arithmetic runtime in replica processes."""
-
-    def __init__(self, results: list[Result], engine: LocalEngine, log: str) -> None:
-        self.answers = np.concatenate([np.asarray(result.columns["y"]) for result in results])
-        self.rows = [int(row) for result in results for row in result.row_numbers()]
-        self.failures = [failure for result in results for failure in result.failures]
-        self.reduced = [result.reduced_to for result in results]
-        self.told = [str(shortage) for shortage in engine.shortages()]
-        self.log = log
-
-
 @pytest.fixture
 def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
 
-    def run(x: Any, runtime: Arithmetic, *, batch_size: int = 8, kill_first: bool = False, **placement: Any) -> Ran:
-        np.save(tmp_path / "x.npy", x)
-        source = ArrayFiles([str(tmp_path / "x.npy")])
-        with engine_of(runtime, **placement) as (engine, log):
-            engine.load()
-            name = next(iter(source.schema()))
-            job = Job(source, (Binding("x", (name,), "float32", (4,)),), (), batch_size)
-            engine.prepare(job, engine._placement, next(iter(source.divide(batch_size))))
-            results: list[Result] = []
-            for result in engine.run(list(source.divide(50))):
-                if kill_first and not results:
-                    psutil.Process().children()[0].kill()
-                results.append(result)
-            return Ran(results, engine, Path(log.name).read_text())
+    def run(x: Any, runtime: Arithmetic, *, kill_first: bool = False, **more: Any) -> Ran:
+        def kill(results: list[Result]) -> None:
+            if kill_first and len(results) == 1:
+                psutil.Process().children()[0].kill()
+
+        return run_arithmetic(tmp_path, x, runtime, after_each=kill, **more)
 
     return run
-
-
-@contextlib.contextmanager
-def engine_of(runtime: Arithmetic, replicas: int = 1, **placement: Any) -> Iterator[tuple[LocalEngine, Any]]:
-    devices = tuple(Device("cpu", index) for index in range(replicas))
-    model = ModelFile("arithmetic", "", "", ())
-    with tempfile.NamedTemporaryFile("ab+") as log:
-        placed = Placement(devices, **{"loaders": 1, "lanes": 2, **placement})
-        engine = LocalEngine(Launch(runtime, model, 1, log), placed, lambda *_: None, StopFlag())  # type: ignore[arg-type]
-        with contextlib.closing(engine):
-            yield engine, log
 
 
 class TestDied:
@@ -245,10 +208,6 @@ class TestDied:
         assert "was killed by SIGABRT" in caught.value.received
         assert "std::bad_alloc" in caught.value.received
 
-    def test_replica_that_dies_of_something_else_at_its_first_batch_ends_the_run_as_before(
-        self, predict: Any, x: Any
-    ) -> None:
-        x = x.copy()
-        x[0, 0] = LARGE
-        with pytest.raises(WorkersDied):
-            predict(x, Arithmetic(ends_by="crash"), batch_size=2)
+    def test_model_that_dies_of_something_else_whatever_it_is_given_ends_the_run(self, predict: Any, x: Any) -> None:
+        with pytest.raises(WorkersDied, match="SIGSEGV"):
+            predict(x, Arithmetic(most_rows=0, ends_by="crash"), batch_size=2)

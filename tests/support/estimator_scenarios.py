@@ -245,6 +245,10 @@ def another_model() -> Any:
     return {"ratios": sorted(ratios), "warnings": warnings.told}
 
 
+def replicas() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "penstock.pool.processes.replica" in child.cmdline()]
+
+
 def one_replica_fails() -> Any:
     """The first attempt to start three replicas fails in the last one of them, the second does not."""
     handing_over.PATIENCE_S, handing_over.WORTH_IT = 0.0, 1e9
@@ -271,7 +275,7 @@ def one_replica_fails() -> Any:
             if warnings.told or is_handed_over() or time.monotonic() > until:
                 break
             time.sleep(0.01)  # leaves the cores to the processes that load
-        processes = len(psutil.Process().children())
+        processes = len(replicas())
         predictions.close()
         has_failed = os.path.exists(os.path.join(folder, "failed"))
     logging.getLogger("penstock.estimator").removeHandler(warnings)
@@ -310,9 +314,9 @@ def handed_over() -> Any:
     until = time.monotonic() + 120
     while not (is_handed_over() or taker.ended) and time.monotonic() < until:
         time.sleep(0.05)
-    processes = len(psutil.Process().children())
+    processes = len(replicas())
     taker.reaches(taker.count + 3_000, 60.0)
-    psutil.Process().children()[0].kill()
+    replicas()[0].kill()
     has_gone_on = taker.reaches(taker.count + 3_000, 60.0)
     requests.is_gated = True
     answered = 0

@@ -34,6 +34,8 @@ class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_streams()
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` asks for
+            signal.signal(signal.SIGHUP, _terminate)
         given = args[0] if args else kwargs.get("args")
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
         try:
@@ -116,7 +118,7 @@ def _terminate(number: int, frame: object) -> None:
 
 def _ignore_signals() -> None:
     """A second signal must not end the command before its error is printed."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

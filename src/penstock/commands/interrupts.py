@@ -1,5 +1,6 @@
-"""Ctrl-C once finishes what is in flight; twice stops at once."""
+"""Ctrl-C once finishes what is in flight; twice stops at once. So do SIGTERM and a terminal that closes (SIGHUP)."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,9 +11,15 @@ from penstock.core.stopping import StopFlag
 from penstock.errors import Interrupted
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """The signals that ask a command to stop. A SIGHUP that is ignored stays so: `nohup` asks for that."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
+
+
 @contextmanager
 def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
-    """While this is open, the first SIGINT or SIGTERM raises the flag, and the second raises Interrupted.
+    """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
 
     Handlers can only be set on the main thread; on any other this does nothing, and the caller's own ways of
     stopping a thread apply.
@@ -26,9 +33,10 @@ def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
         if flag.is_raised:
             raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
-        tell("stopping: what is in flight is finished and committed (again to stop at once)")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            tell("stopping: what is in flight is finished and committed (again to stop at once)")
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:
         yield flag
     finally:

@@ -3,6 +3,8 @@
 Written from the table of options: python -m tests.support.keyword_types
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -67,6 +69,8 @@ class PredictKeywords(TypedDict, total=False):
     threads: int | str
     loaders: int | str
     row_timeout: float
+    hang_timeout: float
+    start_timeout: float
 
 
 class Keywords(PredictKeywords, total=False):

@@ -49,6 +49,17 @@ class PaddingTrial:
         return self.problem is None and self.difference <= tolerance
 
 
+@dataclass(frozen=True)
+class Care:
+    """How the batches of a span are run at which replicas crashed or hung: one at a time, so that it is seen at which.
+
+    Of a batch that is suspected, known by its first row, the places from the one to the other are tried a few at a time
+    before all of it is run.
+    """
+
+    suspects: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
 # Coordinator to replica.
 @dataclass(frozen=True)
 class Load:
@@ -81,6 +92,7 @@ class Prepare:
     """Run one batch at a time: a replica died here, and the next death must show at which batch."""
     poisoned: tuple[RowFailure, ...] = ()
     """Rows that killed a replica: they are left out."""
+    care: Care | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class Work:
 
     span: Span
     poisoned: tuple[RowFailure, ...] = ()
+    care: Care | None = None
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,12 @@ class Preprocess:
             )
             if failed is None:
                 try:
-                    yield self._call(rows_of(block, start, stop), watch)
-                    continue
-                except (Exception, SystemExit) as error:  # `sys.exit` in a function is about its row
+                    made = self._call(rows_of(block, start, stop), watch)
+                except watch.about_rows as error:
                     failed = _failure(first, error, self.stage)
+                else:
+                    yield made
+                    continue
             if stop - start > 1:
                 middle = (start + stop) // 2
                 pieces += [(middle, stop), (start, middle)]

@@ -260,8 +260,11 @@ class Watch:
     """Called before work on a row, or on rows for the user's function, begins. This class ignores the calls.
 
     `is_careful` asks for single rows instead of blocks: a process died in this span before. `poisoned` are rows
-    that killed or hung a loader: they are left out.
+    that killed or hung a loader: they are left out. `about_rows` are the exceptions that the user's function may raise
+    about a row: also `SystemExit`; in a worker process, where no terminal interrupts, anything.
     """
+
+    about_rows: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
     is_careful: bool = False
     poisoned: Mapping[int, RowFailure] = {}

@@ -7,6 +7,7 @@ from penstock.core.division import SPAN_BATCHES
 from penstock.core.job import Job
 from penstock.core.messages import Chunk, Filled, LoadedData, Prepare, SpanLoaded
 from penstock.core.records import STRING, Placement, Span, Timings
+from penstock.core.stillness import Timeouts
 from penstock.pool.processes.loader_pool import Deliver, LoaderPool
 from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import bytes_needed
@@ -27,13 +28,13 @@ class LoaderFeed:
     Args:
         launch: What processes are started with.
         deliver: Takes what is for a replica.
-        timeout_s: How long a row may take.
+        timeouts: How long processes may take.
     """
 
-    def __init__(self, launch: Launch, deliver: Deliver, timeout_s: float) -> None:
+    def __init__(self, launch: Launch, deliver: Deliver, timeouts: Timeouts) -> None:
         self._launch = launch
         self._deliver = deliver
-        self.pool = LoaderPool(launch, self._take, timeout_s)
+        self.pool = LoaderPool(launch, self._take, timeouts)
         self.warm: Filled | None = None
         self.rows_loaded_per_s: float | None = None
         """What one loader reads; known once the first rows are all there."""

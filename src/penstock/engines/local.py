@@ -16,6 +16,7 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Observe, ShowLine, show_nothing
 from penstock.core.records import Placement, Result, Shortage, Signature, Span
 from penstock.core.source import Source
+from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.core.stopping import StopFlag
 from penstock.engines import run_events
 from penstock.engines.loader_feed import LoaderFeed
@@ -25,6 +26,7 @@ from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
 _POLL_S = 0.2
+_TICK_S = 0.1
 
 
 class LocalEngine:
@@ -35,8 +37,9 @@ class LocalEngine:
         placement: The devices, and the threads inside each replica.
         observe: Takes the replica's number, its device and its timings of every finished span.
         stop: Begin no more spans once it is raised.
-        row_timeout_s: How long loader processes may be at one row.
+        timeouts: How long processes may take.
         show: Shows a line to the user, when a device runs out of memory and the run goes on with less.
+        is_trial: Whether the first death is the last.
     """
 
     def __init__(
@@ -45,20 +48,25 @@ class LocalEngine:
         placement: Placement,
         observe: Observe,
         stop: StopFlag,
-        row_timeout_s: float = 120.0,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
         show: ShowLine = show_nothing,
+        *,
+        is_trial: bool = False,
     ) -> None:
         self._launch = launch
         self._placement = placement
         self._observe = observe
         self._stop = stop
-        self._row_timeout_s = row_timeout_s
+        self._timeouts = timeouts
         self._show = show
         self._feed: LoaderFeed | None = None
         self._job: Job | None = None
         self._replicas: dict[int, ReplicaHandle] = {}
         self._leaving: deque[Result] = deque()
-        self._state = RunState(placement, oom_kills(), has_address_limit=has_address_limit())
+        self._ticked_at = 0.0
+        self._state = RunState(
+            placement, oom_kills(), has_address_limit=has_address_limit(), timeouts=timeouts, is_trial=is_trial
+        )
         # One first: the others follow when it is known that there is work for them.
         self._handle(run_events.DeviceJoined(placement.devices[0]))
 
@@ -155,7 +163,7 @@ class LocalEngine:
     def _loader_feed(self) -> LoaderFeed:
         if self._feed is None:
             self._feed = LoaderFeed(
-                self._launch, lambda message: self._handle(run_events.BatchLoaded(message)), self._row_timeout_s
+                self._launch, lambda message: self._handle(run_events.BatchLoaded(message)), self._timeouts
             )
         return self._feed
 
@@ -187,10 +195,18 @@ class LocalEngine:
                     self._handle(run_events.ReplicaDied(handle.number, self._end_of(handle)))
                 else:
                     self._hear(handle, message)
-        if self._feed is not None:
-            pool = self._feed.pool
-            pool.check_time()
-            self._handle(run_events.Tick(time.monotonic(), pool.busy_s, pool.wait_s, pool.has_newcomers))
+        now = time.monotonic()
+        if now - self._ticked_at >= _TICK_S:
+            self._ticked_at = now
+            self._handle(self._tick(now))
+
+    def _tick(self, now: float) -> run_events.Tick:
+        signs = {number: handle.progress for number, handle in self._replicas.items()}
+        if self._feed is None:
+            return run_events.Tick(now, signs=signs)
+        pool = self._feed.pool
+        pool.check_time(now)
+        return run_events.Tick(now, pool.busy_s, pool.wait_s, pool.has_newcomers, signs)
 
     def _hear(self, handle: ReplicaHandle, message: Any) -> None:
         match message:
@@ -214,8 +230,8 @@ class LocalEngine:
         if failed is not None:
             line = failed.last_line
             return ReplicaEnd(handle.pid, f"gave up with {line}", None, line, notice, oom_kills())
-        how = handle.describe_end()
-        return ReplicaEnd(handle.pid, how, handle.exit_code, "\n".join(self._launch.last_lines()), notice, oom_kills())
+        how, words = handle.describe_end(), "\n".join(self._launch.last_lines())
+        return ReplicaEnd(handle.pid, how, handle.exit_code, words, notice, oom_kills(), handle.hung_s)
 
     def _handle(self, event: run_events.Event) -> None:
         for command in self._state.handle(event):
@@ -231,6 +247,8 @@ class LocalEngine:
                 self._leaving.append(result)
             case run_events.StartReplica(replica=replica, device=device):
                 self._replicas[replica] = ReplicaHandle(replica, self._launch, device)
+            case run_events.EndHung(replica=replica, seconds=seconds):
+                self._replicas[replica].end_hung(seconds)
             case run_events.CloseReplica(replica=replica):
                 self._replicas.pop(replica).close()
             case run_events.Report(line=line, is_shown=is_shown):

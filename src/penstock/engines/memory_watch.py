@@ -23,7 +23,8 @@ from penstock.pool.processes.board import Notice
 
 _DEATHS_OF_A_ROW = 2
 _MOST_POISONED_AT_FIRST = 2
-_WARM_UP = -1
+WARM_UP = -1
+"""The index of the first rows, with which replicas are prepared."""
 _ALL_ROWS = 1 << 62
 """Larger than the bytes of any row: what holds for all of them."""
 
@@ -35,7 +36,11 @@ class Verdict(Enum):
     """The next one is given less, or goes round a row: this death does not count."""
     SUSPICIOUS = auto()
     """It may have been the memory: the same again will tell."""
+    FEWER_ARE_SUSPECTED = auto()
+    """A row is looked for, and this death says more about where it is: it does not count."""
     ORDINARY = auto()
+    HOPELESS = auto()
+    """Another one would die, too."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class ReplicaEnd:
         words: The end of the log.
         notice: The batch that it was at.
         oom_kills: How many processes the kernel has killed for want of memory so far.
+        hung_s: How long it had made no progress, where it was killed for that.
     """
 
     pid: int
@@ -57,6 +63,11 @@ class ReplicaEnd:
     words: str = ""
     notice: Notice | None = None
     oom_kills: int = 0
+    hung_s: float | None = None
+
+    @property
+    def may_be_memory(self) -> bool:
+        return self.hung_s is None and (self.code == -signal.SIGKILL or speaks_of_memory(self.words))
 
 
 @dataclass(frozen=True)
@@ -73,14 +84,21 @@ class Death:
     def span_index(self) -> int:
         """The span in which it died."""
         row = self.end.notice.first_row if self.end.notice is not None else -1
-        return next((span.index for span in self.spans if span.start <= row < span.stop), _WARM_UP)
+        return next((span.index for span in self.spans if span.start <= row < span.stop), WARM_UP)
 
     def as_error(self, when: str) -> WorkersDied:
         last = self.end.words.rpartition("\n")[2][:300]
+        if self.end.hung_s is not None:
+            option = "--hang-timeout" if self.is_prepared else "--start-timeout"
+            hint = f"{option} SECONDS gives it longer"
+        elif self.end.may_be_memory:
+            hint = "a smaller --batch-size needs less memory"
+        else:
+            hint = "another --runtime may not crash"
         return WorkersDied(
-            f"a replica on {self.device} died while {when}",
+            f"a replica on {self.device} {'died' if self.end.hung_s is None else 'hung'} while {when}",
             received=f"process {self.end.pid} {self.end.how}; its last words: {last or 'none'}",
-            hint="a smaller --batch-size needs less memory; --verbose shows what the framework says",
+            hint=f"{hint}; --verbose shows what the framework says",
         )
 
 

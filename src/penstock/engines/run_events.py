@@ -4,8 +4,8 @@ An event says what happened; a command says what the engine has to do. `ReplicaS
 it is (`core.messages`), and `Send` carries the message for a replica.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from penstock.core import messages
 from penstock.core.job import Job
@@ -108,12 +108,16 @@ class StopRequested(Event):
 
 @dataclass(frozen=True)
 class Tick(Event):
-    """Time has passed. The other figures are those of all loader processes so far."""
+    """Time has passed. The other figures are those of all loader processes so far.
+
+    `signs`: of every replica, what changes when it makes progress.
+    """
 
     now: float
     loader_busy_s: float = 0.0
     loader_wait_s: float = 0.0
     has_new_loaders: bool = False
+    signs: Mapping[int, Hashable] = field(default_factory=dict)
 
 
 class Command:
@@ -133,6 +137,14 @@ class CloseReplica(Command):
     """End what is left of a replica and free what it used."""
 
     replica: int
+
+
+@dataclass(frozen=True)
+class EndHung(Command):
+    """Kill a replica that has made no progress for so long; its death is an event of its own."""
+
+    replica: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 An engine turns what it reads into events and carries out the commands: `engines.local` with processes,
 `engines.embedded` with threads. `Scheduler` decides which replica gets which span, `MemoryWatch` what a death says of
-the memory, and `LoaderCount` how many loader processes are worth their cores.
+the memory, `RowSearch` what it says of the rows, `Stillness` which replica hangs, and `LoaderCount` how many loader
+processes are worth their cores.
 
 Invariants:
 - every span is yielded exactly once, or the run raises, or it was stopped; what a lost replica still says is ignored;
@@ -17,14 +18,17 @@ from dataclasses import dataclass, field
 from penstock.core import messages
 from penstock.core.loader_count import LoaderCount
 from penstock.core.memory import speaks_of_memory
-from penstock.core.records import Device, Placement, Result, Shortage, Signature, Span
+from penstock.core.records import Device, Placement, Result, RowFailure, Shortage, Signature, Span
 from penstock.core.scheduler import Assignment, Scheduler
 from penstock.core.state import VARIABLES
+from penstock.core.stillness import DEFAULT_TIMEOUTS, Stillness, Timeouts
 from penstock.engines import run_events
-from penstock.engines.memory_watch import Death, MemoryWatch, ReplicaEnd, Verdict
+from penstock.engines.memory_watch import WARM_UP, Death, MemoryWatch, ReplicaEnd, Verdict
+from penstock.engines.row_search import RowSearch
 from penstock.errors import ModelError
 
 DEATHS_IN_A_ROW = 3
+_DOES_NOT_COUNT = (Verdict.LESS_WAS_TRIED, Verdict.FEWER_ARE_SUSPECTED)
 
 
 @dataclass
@@ -36,7 +40,10 @@ class _Replica:
     to_prepare: int = 0
     """How many orders to prepare it has not answered: only the last answer is about the job of now."""
     is_ready: bool = False
+    is_hung: bool = False
     slots: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+    """The spans that loader processes have sent all batches of."""
 
 
 @dataclass
@@ -57,14 +64,28 @@ class RunState:
         placement: The devices.
         oom_kills: How many processes the kernel had killed for want of memory before this.
         has_address_limit: Whether processes may hold only so much memory.
+        timeouts: How long replicas may take.
+        is_trial: Whether the first death is the last: another way to run the model is only tried here.
     """
 
-    def __init__(self, placement: Placement, oom_kills: int = 0, *, has_address_limit: bool = False) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        oom_kills: int = 0,
+        *,
+        has_address_limit: bool = False,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        is_trial: bool = False,
+    ) -> None:
         self._placement = placement
         self._replicas: dict[int, _Replica] = {}
         self._next_number = 0
         self._deaths: Counter[Device] = Counter()
         self._memory = MemoryWatch(self._show, oom_kills, has_address_limit=has_address_limit)
+        self._rows = RowSearch()
+        self._at_work = Stillness(timeouts.hang_s)
+        self._at_start = Stillness(timeouts.start_s, times=0)
+        self._is_trial = is_trial
         self._taken: run_events.JobTaken | None = None
         self._scheduler: Scheduler | None = None
         self._is_ordered = True
@@ -177,7 +198,8 @@ class RunState:
             asked=asked,
             ceilings=self._memory.ceilings(replica.device),
             is_alone=self._memory.is_alone(replica.device),
-            poisoned=self._memory.poisoned(taken.sample),
+            poisoned=self._poisoned(taken.sample),
+            care=self._rows.care(WARM_UP),
         )
         self._do(run_events.Send(number, prepare))
 
@@ -220,6 +242,7 @@ class RunState:
     def _ready(self, number: int, prepared: messages.Prepared) -> None:
         self.prepared = self.prepared or prepared
         self._replicas[number].is_ready = True
+        self._rows.finished(WARM_UP)
         self._send_probe()
         if self._scheduler is not None:
             self._assign(self._scheduler.join(number))
@@ -268,16 +291,25 @@ class RunState:
     def _assign(self, assignments: list[Assignment]) -> None:
         for assignment in assignments:
             span = assignment.span
-            self._do(run_events.Send(assignment.replica, messages.Work(span, self._memory.poisoned(span))))
+            self._do(
+                run_events.Send(
+                    assignment.replica, messages.Work(span, self._poisoned(span), self._rows.care(span.index))
+                )
+            )
             if self._placement.has_loader_processes:
                 self._routes[span.index] = assignment.replica
                 self._do(run_events.ReadSpan(span))
+
+    def _poisoned(self, span: Span) -> tuple[RowFailure, ...]:
+        return (*self._memory.poisoned(span), *self._rows.poisoned(span))
 
     def _finish(self, event: run_events.SpanFinished) -> None:
         assert self._scheduler is not None
         result, index = event.result, event.result.span.index
         self._deaths[self._replicas[event.replica].device] = 0
+        self._replicas[event.replica].read.discard(index)
         self._memory.finished(index)
+        self._rows.finished(index)
         self._routes.pop(index, None)
         if self.loader_count is not None:
             self.loader_count.add(event.timings)
@@ -316,6 +348,8 @@ class RunState:
         if replica is not None:
             if slot is not None:
                 self._replicas[replica].slots.add(slot)
+            if isinstance(message, messages.SpanLoaded):
+                self._replicas[replica].read.add(message.span)
             self._do(run_events.Send(replica, message))
         elif slot is not None:
             self._do(run_events.FreeSlot(slot))
@@ -327,6 +361,30 @@ class RunState:
             )
             if count is not None:
                 self._do(run_events.ResizeLoaders(count))
+        starting = {number: sign for number, sign in tick.signs.items() if self._is_starting(number)}
+        working = {number: sign for number, sign in tick.signs.items() if self._is_at_work(number)}
+        hung = self._at_start.look(tick.now, starting) | self._at_work.look(tick.now, working)
+        for number, seconds in hung.items():
+            self._replicas[number].is_hung = True
+            self._do(run_events.EndHung(number, seconds))
+
+    # Hangs.
+    def _is_starting(self, number: int) -> bool:
+        """Whether a replica loads the model, compiles it, or answers a probe."""
+        replica = self._replicas.get(number)
+        if replica is None or replica.is_hung:
+            return False
+        return not replica.is_loaded or bool(replica.to_prepare) or (self._probe is not None and self._probe.is_sent)
+
+    def _is_at_work(self, number: int) -> bool:
+        """Whether a replica has rows to predict, which it has read or can read itself."""
+        replica = self._replicas.get(number)
+        if replica is None or replica.is_hung or not replica.is_ready or self._scheduler is None:
+            return False
+        held = self._scheduler.held_by(number)
+        return bool(held) and (
+            not self._placement.has_loader_processes or bool(replica.slots) or not replica.read.isdisjoint(held)
+        )
 
     # Deaths.
     def _fail(self, number: int, end: ReplicaEnd, failed: messages.Failed | None) -> None:
@@ -345,19 +403,25 @@ class RunState:
         spans = self._scheduler.spans_of(number) if self._scheduler is not None else []
         death = Death(device, end, spans, batch_size, replica.is_ready)
         self._do(run_events.CloseReplica(number))
-        verdict = self._memory.judge(death)
-        self._deaths[device] = 0 if verdict is Verdict.LESS_WAS_TRIED else self._deaths[device] + 1
-        if self._is_final(verdict) or self._deaths[device] >= DEATHS_IN_A_ROW:
+        verdict = self._judge(death)
+        self._deaths[device] = 0 if verdict in _DOES_NOT_COUNT else self._deaths[device] + 1
+        if self._is_final(death, verdict) or self._deaths[device] >= DEATHS_IN_A_ROW:
             self._do(run_events.Raise(death.as_error(self._doing())))
             return
         self._routes = {span: held_by for span, held_by in self._routes.items() if held_by != number}
         for slot in sorted(replica.slots):
             self._do(run_events.FreeSlot(slot))
+        is_shown = end.hung_s is not None
         if self._scheduler is None:
-            self._do(run_events.Report(f"replica {number} on {device} {end.how} at the first batch"))
+            when = "at the first batch" if self.signature is not None else "while loading the model"
+            self._do(
+                run_events.Report(f"replica {number} on {device} {end.how} {when}; another one is started", is_shown)
+            )
         else:
             held = [span.index for span in spans]
-            self._do(run_events.Report(f"replica {number} on {device} {end.how}; spans {held} are given out again"))
+            self._do(
+                run_events.Report(f"replica {number} on {device} {end.how}; spans {held} are given out again", is_shown)
+            )
             self._assign(self._scheduler.lose(number))
         if verdict is Verdict.LESS_WAS_TRIED:
             self._limit_others(number, device)
@@ -365,12 +429,17 @@ class RunState:
         if not is_done and not self._is_stopping:
             self._start(device)
 
-    def _is_final(self, verdict: Verdict) -> bool:
+    def _judge(self, death: Death) -> Verdict:
+        verdict = self._memory.judge(death) if death.end.hung_s is None else Verdict.ORDINARY
+        return self._rows.judge(death) if verdict is Verdict.ORDINARY else verdict
+
+    def _is_final(self, death: Death, verdict: Verdict) -> bool:
         """Whether no other replica could go on where one died."""
-        if self._probe is not None:
+        if self._probe is not None or verdict is Verdict.HOPELESS:
             return True
         if self._scheduler is None:
-            return verdict is Verdict.ORDINARY
+            is_hung = death.end.hung_s is not None and death.end.notice is None
+            return verdict is Verdict.ORDINARY and (is_hung or self._is_trial)
         # With the state that the model kept, what all other answers depend on is gone.
         return self._taken is not None and self._taken.job.state == VARIABLES
 

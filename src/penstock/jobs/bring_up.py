@@ -12,6 +12,7 @@ from penstock.core.plans import Plan
 from penstock.core.protocols import Engine, Source, Tunable
 from penstock.core.records import ModelFile, Placement, Recipe, Result, Signature, Span
 from penstock.core.state import NONE
+from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
 from penstock.errors import ModelError
@@ -168,19 +169,29 @@ def _start_on(
         placement = placing.placement_on(devices, request.choice)
         threads = placing.threads_for(options, request.recipe, request.choice, placement)
         setting = Setting(runtime, model, threads, placement)
-        engine, launch = open_engine(setting, context, descriptors, options.row_timeout)
+        engine, launch = open_engine(setting, context, descriptors, timeouts_of(options))
         started = bring_up(engine, request, setting)
         started.launch = launch
         started.held = held.pop_all()
         return started
 
 
+def timeouts_of(options: PredictOptions) -> Timeouts:
+    """How long the processes of a job may take."""
+    return Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
+
+
 def open_engine(
-    setting: Setting, context: RunContext, descriptors: Sequence[int] = (), row_timeout_s: float = 120.0
+    setting: Setting,
+    context: RunContext,
+    descriptors: Sequence[int] = (),
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    *,
+    is_trial: bool = False,
 ) -> tuple[Tunable, Launch]:
     """Start the first process of a setting: the one place where a local engine is put together.
 
-    Processes inherit `descriptors`, which are shared memory. Loaders may take `row_timeout_s` for one row.
+    Processes inherit `descriptors`, which are shared memory. Where it `is_trial`, the first death is the last.
     """
     assert setting.model is not None
     launch = Launch(
@@ -191,8 +202,9 @@ def open_engine(
         descriptors=descriptors,
         is_verbose=context.is_verbose,
     )
-    observe = context.meter.observe
-    return LocalEngine(launch, setting.placement, observe, context.stop, row_timeout_s, context.note), launch
+    observe, stop = context.meter.observe, context.stop
+    engine = LocalEngine(launch, setting.placement, observe, stop, timeouts, context.note, is_trial=is_trial)
+    return engine, launch
 
 
 def prepare_beside(
@@ -200,7 +212,8 @@ def prepare_beside(
 ) -> tuple[Tunable, Prepared]:
     """Start processes of another setting beside a job; they compile the step for `job` and answer its first rows."""
     assert started.launch is not None
-    engine, _ = open_engine(setting, context, started.launch.descriptors, started.options.row_timeout)
+    timeouts = timeouts_of(started.options)
+    engine, _ = open_engine(setting, context, started.launch.descriptors, timeouts, is_trial=True)
     try:
         engine.load()
         return engine, engine.prepare(job, setting.placement, started.decision.sample, asked)

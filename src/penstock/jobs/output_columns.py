@@ -14,7 +14,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.jobs import steps
-from penstock.jobs.bring_up import Started
+from penstock.jobs.bring_up import Started, timeouts_of
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
@@ -114,7 +114,7 @@ def start_finisher(started: Started, schema: OutputSchema | None = None) -> None
         started.finisher = FinishedHere(function, kept)
     else:
         count = max(1, min(_MOST_FINISHERS, usable_cores() // 2))
-        started.finisher = Finishers(function, kept, started.launch, count, started.options.row_timeout)
+        started.finisher = Finishers(function, kept, started.launch, count, timeouts_of(started.options))
     started.finisher.learn(sample.columns)
 
 

@@ -303,6 +303,10 @@ class PredictOptions:
         help="Processes that decode and preprocess (or threads of each replica, where that is enough).")
     row_timeout: float = _run(_SECONDS, OUTPUT, NO_KEY, default=120.0,
         help="How long one row, or one call of your function, may take; then it is a failed row.")
+    hang_timeout: float = _run(_SECONDS, NOTHING, NO_KEY, default=60.0,
+        help="Replace a process that makes no progress for so long, and for 20 times the slowest batch.")
+    start_timeout: float = _run(_SECONDS, NOTHING, NO_KEY, default=1800.0,
+        help="How long loading and compiling the model may take.")
     # fmt: on
 
     def __post_init__(self) -> None:

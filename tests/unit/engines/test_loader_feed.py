@@ -14,6 +14,7 @@ from penstock.core.batching import on_the_heap
 from penstock.core.job import Job
 from penstock.core.messages import Chunk, Filled, SpanLoaded
 from penstock.core.records import STRING, Binding, Device, ModelFile, Shape, Span, Timings
+from penstock.core.stillness import Timeouts
 from penstock.engines.loader_feed import LoaderFeed, slot_bytes_of
 from penstock.pool.processes.supervisor import Launch
 from penstock.pool.transfer.batches import bytes_needed
@@ -91,7 +92,7 @@ def feed(delivered: list[object]) -> Iterator[LoaderFeed]:
     """A feed without loaders."""
     with tempfile.TemporaryFile() as log:
         launch = Launch(NoRuntime(), ModelFile("keras", "m", "d", ("jax",)), 1, log)  # type: ignore[arg-type]
-        yield LoaderFeed(launch, delivered.append, timeout_s=60)
+        yield LoaderFeed(launch, delivered.append, Timeouts())
         launch.close()
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.core.job import Job
 from penstock.core.messages import (
+    Care,
     Convert,
     Converted,
     Drain,
@@ -29,11 +30,13 @@ from penstock.core.messages import (
 )
 from penstock.core.records import Device, Placement, Shortage, Signature, Span
 from penstock.core.state import VARIABLES
+from penstock.core.stillness import Timeouts
 from penstock.engines.memory_watch import ReplicaEnd
 from penstock.engines.run_events import (
     BatchLoaded,
     Command,
     DeviceJoined,
+    EndHung,
     FreeSlot,
     JobTaken,
     ProbeAsked,
@@ -45,6 +48,7 @@ from penstock.engines.run_events import (
     Send,
     StartReplica,
     StopRequested,
+    Tick,
 )
 from penstock.engines.run_state import DEATHS_IN_A_ROW, RunState
 from penstock.errors import InputError, ModelError, PenstockError, WorkersDied
@@ -304,11 +308,107 @@ def test_death_over_a_probe_gives_everything_up() -> None:
     assert "died while it was tried" in str(error)
 
 
-@pytest.mark.parametrize(("end", "is_final"), [(KILLED, True), (NO_MEMORY, False)])
-def test_death_at_the_first_batch_is_final_unless_less_can_be_tried(end: ReplicaEnd, is_final: bool) -> None:
-    commands = taken().handle(ReplicaDied(0, end))
-    assert bool(errors(commands)) == is_final
-    assert started(commands) == ([] if is_final else [CPUS.devices[0]])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_replica_that_dies_before_its_first_span_is_replaced_and_the_third_ends_the_run(is_loaded: bool) -> None:
+    run = taken() if is_loaded else RunState(CPUS)
+    if not is_loaded:
+        run.handle(DeviceJoined(CPUS.devices[0]))
+    for replica in range(DEATHS_IN_A_ROW - 1):
+        commands = run.handle(ReplicaDied(replica, KILLED))
+        assert errors(commands) == []
+        assert started(commands) == [CPUS.devices[0]]
+    (error,) = errors(run.handle(ReplicaDied(DEATHS_IN_A_ROW - 1, KILLED)))
+    assert "predicting" in str(error) if is_loaded else "loading the model" in str(error)
+
+
+def test_way_that_is_only_tried_is_given_up_with_its_first_death() -> None:
+    run = RunState(CPUS, is_trial=True)
+    run.handle(DeviceJoined(CPUS.devices[0]))
+    assert errors(run.handle(ReplicaDied(0, KILLED)))
+
+
+def ticks(run: RunState, replica: int, start: float, stop: float, sign: object = 0) -> list[Command]:
+    """Time passes, and the replica shows no progress; returns the commands of the first look that has any."""
+    now = start
+    while now <= stop:
+        if commands := run.handle(Tick(now, signs={replica: sign})):
+            return commands
+        now += 0.5
+    return []
+
+
+def working() -> RunState:
+    run = taken()
+    run.handle(ReplicaSaid(0, READY))
+    run.handle(RunBegan(spans_of(4), 2, 1))
+    return run
+
+
+def hung(first_row: int, start: int, stop: int) -> ReplicaEnd:
+    return ReplicaEnd(7, "hung for 61 s", -9, "", Notice(0.0, first_row + start, 8, 16, 1, 0, start, stop), hung_s=61.0)
+
+
+def test_replica_that_hangs_is_ended_named_and_replaced_and_its_span_run_with_care() -> None:
+    run = working()
+    assert ticks(run, 0, 0.0, 60.0) == []
+    assert ticks(run, 0, 60.5, 62.0) == [EndHung(0, 60.5)]
+    assert ticks(run, 0, 62.0, 300.0) == [], "once is enough"
+    commands = run.handle(ReplicaDied(0, hung(0, 0, 8)))
+    assert Report("replica 0 on cpu:0 hung for 61 s; spans [0, 1] are given out again", is_shown=True) in commands
+    assert started(commands) == [CPUS.devices[0]]
+    run.handle(ReplicaSaid(1, Loaded(SIGNATURE)))
+    works = [each.message for each in run.handle(ReplicaSaid(1, READY)) if isinstance(each, Send)]
+    assert [each.care for each in works if isinstance(each, Work)] == [Care({0: (0, 8)}), Care({})]
+
+
+def test_row_at_which_replicas_hang_again_and_again_is_left_out() -> None:
+    run = working()
+    for replica, places in enumerate([(0, 8), (3, 4)]):
+        run.handle(ReplicaDied(replica, hung(0, *places)))
+        run.handle(ReplicaSaid(replica + 1, Loaded(SIGNATURE)))
+        commands = run.handle(ReplicaSaid(replica + 1, READY))
+    first = next(each.message for each in commands if isinstance(each, Send))
+    assert isinstance(first, Work)
+    assert [(failure.row, failure.error) for failure in first.poisoned] == [(3, "TimeoutError")]
+
+
+def test_replica_that_waits_for_loaders_does_not_hang() -> None:
+    placement = Placement(CPUS.devices[:1], 1, 1, has_loader_processes=True, most_loaders=1)
+    run = taken(placement)
+    run.handle(ReplicaSaid(0, READY))
+    run.handle(RunBegan(spans_of(4), 1, 1))
+    assert ticks(run, 0, 0.0, 500.0) == []
+    run.handle(BatchLoaded(Filled(0, 0, 8, 0, 5, (), (), ())))
+    assert ticks(run, 0, 500.0, 600.0) != []
+
+
+def test_drain_waits_for_a_replica_that_hangs_no_longer_than_for_any_other() -> None:
+    run = working()
+    run.handle(StopRequested())
+    assert any(isinstance(command, EndHung) for command in ticks(run, 0, 0.0, 70.0))
+    commands = run.handle(ReplicaDied(0, hung(0, 0, 8)))
+    assert errors(commands) == []
+    assert started(commands) == []
+    assert run.is_finished
+
+
+def test_loading_has_a_limit_of_its_own_and_ends_with_its_reason() -> None:
+    run = RunState(CPUS, timeouts=Timeouts(start_s=1800.0))
+    run.handle(DeviceJoined(CPUS.devices[0]))
+    assert ticks(run, 0, 0.0, 1800.0) == []
+    assert ticks(run, 0, 1800.5, 1802.0) == [EndHung(0, 1800.5)]
+    (error,) = errors(run.handle(ReplicaDied(0, ReplicaEnd(7, "hung for 1800 s", -9, hung_s=1800.0))))
+    assert "hung while loading the model" in str(error)
+    assert "--start-timeout" in str(error)
+
+
+def test_crash_speaks_of_what_happened_and_not_of_the_batch_size() -> None:
+    world = begun(World(1))
+    for _ in range(DEATHS_IN_A_ROW):
+        for replica in list(world.held):
+            world.die(replica, ReplicaEnd(7, "was killed by SIGSEGV", -11))
+    assert "was killed by SIGSEGV" in str(world.error)
+    assert "batch-size" not in str(world.error)
 
 
 def test_replica_that_follows_one_without_memory_is_prepared_with_half_and_alone() -> None:

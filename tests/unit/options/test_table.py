@@ -84,6 +84,8 @@ ANOTHER: dict[str, Any] = {
     "threads": 3,
     "loaders": 4,
     "row_timeout": 1.5,
+    "hang_timeout": 2.5,
+    "start_timeout": 3.5,
 }
 """For each option a value that is not its default."""
 NEEDS: dict[str, dict[str, Any]] = {
@@ -146,6 +148,7 @@ def test_fingerprint_and_keys_of_plans_cover_exactly_these() -> None:
     decided = [name for name, each in OPTIONS.items() if each.decides is not Decides.OUTPUT]
     assert decided == [
         "check", "max_failures", "devices", "replicas_per_device", "memory_fraction", "trace", "loaders",
+            "hang_timeout", "start_timeout",
     ]  # fmt: skip
     assert [name for name, each in OPTIONS.items() if each.plan is PlanKey.RUN] == [
         "runtime", "tolerance", "batch_size", "devices", "replicas_per_device", "memory_fraction", "threads",

@@ -10,11 +10,14 @@ A single row that does not fit is a row failure, and no reason to cut the batche
 the device that has no memory left for any, is found out by running a row that has fitted before.
 """
 
+from __future__ import annotations
+
 import gc
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -23,12 +26,13 @@ from penstock.core.batching import Batch
 from penstock.core.columns import join, take_positions, to_lists
 from penstock.core.job import Job
 from penstock.core.memory import Ceilings
+from penstock.core.messages import Care
 from penstock.core.protocols import Replica, Stateful
 from penstock.core.records import Column, Columns, RowFailure, Shortage, Signature
 from penstock.core.state import NONE, VARIABLES
 from penstock.errors import InputError, ModelError, OutOfMemory, PenstockError, one_line
 from penstock.pool.guard.bisection import Rejected, ShapeRejected, answer, masked, row_at, size_of
-from penstock.pool.processes.board import Board
+from penstock.pool.processes.board import Board, Notice
 
 _SMALL_BATCH = 32
 """Below this, one batch alone is faster than two halves at once."""
@@ -36,6 +40,8 @@ _HOPELESS = 8
 """So many single rows that do not fit, before any did: none will."""
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _MOST_PROVEN = 16
+_PARTS = 8
+"""Into so many parts suspected rows are divided: a process that starts anew costs more than a few batches."""
 
 Step = Callable[[Columns, int], tuple[Columns, Rejected]]
 """Runs one piece, of which so many rows are real."""
@@ -49,15 +55,35 @@ class RowTooLarge(Exception):
 class _Order:
     """A batch to be run: `rows` of it are wanted; the others get the answer of the last of these.
 
-    `number` turns a place in the batch into the number of the row, for the board. `left_out` are places where others
-    stand in for rows that are not run; they are never run alone.
+    `number` turns a place in the batch into the number of the row, for the board; None where it is no batch of the job.
+    `left_out` are places where others stand in for rows that are not run; they are never run alone. `is_alone`: nothing
+    else runs meanwhile.
     """
 
     arrays: Columns
     rows: int
     step: Step
-    number: Callable[[int], int] = lambda place: place
+    number: Callable[[int], int] | None = None
     left_out: Mapping[int, RowFailure] = field(default_factory=dict)
+    is_alone: bool = False
+
+    def places(self, start: int, stop: int | None = None) -> _Places:
+        """What a call of it is announced as, from the place `start` on."""
+        if self.number is None:
+            return _Places(start, -1, 0, 0, self.is_alone)
+        stop = self.rows if stop is None else stop
+        return _Places(self.number(start), self.number(0), start, stop, self.is_alone)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Rows of a batch, as the board has them."""
+
+    first_row: int
+    batch_row: int
+    start: int
+    stop: int
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +99,7 @@ class _Pieced:
 class _Call:
     """One call of the model. `company` is the most that were under way at once while it ran, itself included."""
 
-    first_row: int
+    places: _Places
     rows: int
     row_bytes: int
     generation: int
@@ -142,6 +168,7 @@ class GuardedReplica:
         self._state = NONE
         self._may_reject_shapes = False
         self._left_out: dict[int, RowFailure] = {}
+        self._care: dict[int, Care] = {}
         self._device = device
         self._tell = tell
         self._ceilings = Ceilings(ceilings)
@@ -152,6 +179,7 @@ class GuardedReplica:
         self._pause = pause
         self._generation = 0
         self._calls: list[_Call] = []
+        self._waiting_alone = 0
         self._changed = threading.Condition()
         self._proven: dict[int, Columns] = {}
         self._example: Columns | None = None
@@ -170,6 +198,12 @@ class GuardedReplica:
     def leave_out(self, failures: Iterable[RowFailure]) -> None:
         """Never run these rows again: they killed a replica."""
         self._left_out |= {failure.row: failure for failure in failures}
+
+    def take_care(self, span_start: int, care: Care | None) -> None:
+        """Run the batches of a span with care, or, with None, as all others."""
+        self._care.pop(span_start, None)
+        if care is not None:
+            self._care[span_start] = care
 
     def limit(self, ceilings: Mapping[int, int]) -> None:
         """Others on the same memory found out that more does not fit."""
@@ -206,20 +240,68 @@ class GuardedReplica:
         def number(place: int) -> int:
             return span_start + int(batch.positions[place])
 
-        arrays, left_out = batch.arrays, {}
-        if self._left_out:
-            known = ((place, self._left_out.get(number(place))) for place in range(batch.rows))
-            left_out = {place: failure for place, failure in known if failure is not None}
-        if left_out:
-            alive = np.ones(size_of(arrays), dtype=bool)
-            alive[list(left_out)] = False
-            arrays = masked(arrays, alive, row_at(arrays, int(np.argmax(alive[: batch.rows]))))
-        spares = {name: array[: batch.rows] for name, array in batch.arrays.items()}
+        left_out = self._left_out_of(batch, span_start)
+        arrays = self._without(left_out, batch)
+        spares = {name: array[: batch.rows] for name, array in arrays.items()}
         step: Step = lambda piece, rows: answer(self.replica, piece, rows, spares)  # noqa: E731
-        pieced = self._in_pieces(_Order(arrays, batch.rows, step, number, left_out))
+        care = self._care.get(span_start)
+        order = _Order(arrays, batch.rows, step, number, left_out, care is not None)
+        if care is not None and (suspected := care.suspects.get(number(0))) is not None:
+            self._try_few(order, *suspected)
+        pieced = self._in_pieces(order)
         batch.reduced_to = pieced.reduced_to
         rejected = pieced.rejected | {place: (failure.error, failure.reason) for place, failure in left_out.items()}
         return pieced.outputs, _to_failures(dict(sorted(rejected.items())), batch, span_start)
+
+    def runnable(self, batch: Batch, span_start: int) -> Columns:
+        """The arrays of a batch, with others in the places of rows that killed a replica."""
+        return self._without(self._left_out_of(batch, span_start), batch)
+
+    def _left_out_of(self, batch: Batch, span_start: int) -> dict[int, RowFailure]:
+        """The places of a batch whose rows killed a replica."""
+        if not self._left_out:
+            return {}
+        known = ((place, self._left_out.get(span_start + int(batch.positions[place]))) for place in range(batch.rows))
+        return {place: failure for place, failure in known if failure is not None}
+
+    def _without(self, left_out: Mapping[int, RowFailure], batch: Batch) -> Columns:
+        if not left_out:
+            return batch.arrays
+        alive = np.ones(size_of(batch.arrays), dtype=bool)
+        alive[list(left_out)] = False
+        alive[batch.rows :] = alive[batch.rows - 1]  # what fills the batch up is its last row
+        fill = self._harmless(batch.arrays)
+        if fill is None and alive[: batch.rows].any():
+            fill = row_at(batch.arrays, int(np.argmax(alive)))
+        return masked(batch.arrays, alive, fill)
+
+    def _harmless(self, arrays: Columns) -> Columns | None:
+        """A row of this shape that ran before; None, for zeros, where there is none."""
+        row = self._proven.get(bytes_of_a_row(arrays))
+        if row is None or any(row[name].shape[1:] != array.shape[1:] for name, array in arrays.items()):
+            return None
+        return row_at(row, 0)
+
+    def _try_few(self, order: _Order, start: int, stop: int) -> None:
+        """Run a few of these rows at a time, with harmless ones in all other places: a death names those that run.
+
+        First none of them: a model that dies of that does not die of a row. Where it rejects some, they are tried in
+        halves: one that it rejects may hide one that it dies of. What it answers does not matter here.
+        """
+        size, row_bytes = size_of(order.arrays), bytes_of_a_row(order.arrays)
+        fill = self._harmless(order.arrays)
+        few = -(-(stop - start) // _PARTS)
+        tried = deque([(start, start), *((at, min(at + few, stop)) for at in range(start, stop, few))])
+        while tried:
+            first, last = tried.popleft()
+            alive = np.zeros(size, dtype=bool)
+            alive[first:last] = True
+            call = self._enter(order.places(first, last), row_bytes, size)
+            try:
+                self._run(call, masked(order.arrays, alive, fill), 0, order.rows, self._call)
+            except Exception:
+                middle = (first + last) // 2
+                tried.extendleft([(middle, last), (first, middle)] if last - first > 1 else [])
 
     def call(self, arrays: Columns) -> Columns:
         """The answers to arrays that are no batch of a span, as the model gives them; in pieces where they do not fit.
@@ -264,11 +346,13 @@ class GuardedReplica:
         put_back: Shortage | None = None
         place = 0
         while place < order.rows:
-            if (failure := order.left_out.get(place)) is not None:
+            # Where all of the batch runs at once, every row keeps its place.
+            is_whole = place == 0 and len(order.left_out) < order.rows and self._most(row_bytes, size) == size
+            if (failure := order.left_out.get(place)) is not None and not is_whole:
                 gathered.reject(place, (failure.error, failure.reason))
                 place += 1
                 continue
-            call = self._enter(row_bytes, size, order.number(place))
+            call = self._enter(order.places(place), row_bytes, size)
             real = min(call.rows, order.rows - place)
             answered = self._run(call, order.arrays, place, real, order.step)
             if not isinstance(answered, str):
@@ -291,18 +375,29 @@ class GuardedReplica:
             raise self._nothing_fits(next(iter(gathered.rejected.values()))[1])
         return _Pieced(outputs, gathered.rejected, gathered.smallest if gathered.smallest != size else None)
 
-    def _enter(self, row_bytes: int, size: int, first_row: int) -> _Call:
+    def _most(self, row_bytes: int, size: int) -> int:
+        return self._ceilings.most(row_bytes, size) if self._is_divisible else size
+
+    def _enter(self, places: _Places, row_bytes: int, size: int) -> _Call:
         """Wait for a turn; how much may run is known only then."""
         with self._changed:
-            while self._at_once is not None and len(self._calls) >= self._at_once:
+            self._waiting_alone += places.is_alone
+            while self._must_wait(places.is_alone):
                 self._changed.wait()
-            most = self._ceilings.most(row_bytes, size) if self._is_divisible else size
-            call = _Call(first_row, most, row_bytes, self._generation)
+            self._waiting_alone -= places.is_alone
+            call = _Call(places, self._most(row_bytes, size), row_bytes, self._generation)
             self._calls.append(call)
             for each in self._calls:
                 each.company = max(each.company, len(self._calls))
             self._announce()
             return call
+
+    def _must_wait(self, is_alone: bool) -> bool:
+        if is_alone:
+            return bool(self._calls)
+        if self._waiting_alone or any(call.places.is_alone for call in self._calls):
+            return True
+        return self._at_once is not None and len(self._calls) >= self._at_once
 
     def _leave(self, call: _Call) -> None:
         with self._changed:
@@ -314,8 +409,14 @@ class GuardedReplica:
         if self._board is None:
             return
         if self._calls:
-            last = self._calls[-1]
-            self._board.write(last.first_row, last.rows, last.row_bytes)
+            last, places = self._calls[-1], self._calls[-1].places
+            stop = min(places.stop, places.start + last.rows)
+            self._board.put(
+                Notice(
+                    time.monotonic(), places.first_row, last.rows, last.row_bytes,
+                    len(self._calls), places.batch_row, places.start, stop,
+                )
+            )  # fmt: skip
         else:
             self._board.clear()
 
@@ -324,7 +425,7 @@ class GuardedReplica:
         try:
             piece = _piece(arrays, place, call.rows)
             if self._state != NONE and isinstance(self.replica, Stateful):
-                self.replica.turn(call.first_row)
+                self.replica.turn(call.places.first_row)
             answered = step(piece, rows)
         except OutOfMemory as error:
             reason = error.received or error.problem
@@ -392,7 +493,7 @@ class GuardedReplica:
         for seconds in _PAUSES_S:
             if seconds:
                 self._pause(seconds)
-            trial = self._enter(bytes_of_a_row(proven), 1, call.first_row)
+            trial = self._enter(replace(call.places, batch_row=-1), bytes_of_a_row(proven), 1)
             if not isinstance(self._run(trial, proven, 0, 1, self._call), str):
                 return seconds == 0.0
         raise OutOfMemory(

@@ -44,7 +44,7 @@ def warm_up(
         seconds = _time_without(replica, batch, sample, {failure.row for failure in rejected})
     check_rows(outputs, len(next(iter(batch.arrays.values()))))
     state = seen_to_change(replica, before, outputs)
-    follows = find_followed(replica, batch, outputs, bindings)
+    follows = find_followed(replica, batch, outputs, bindings, replica.runnable(batch, sample.start))
     follows |= find_open(replica.signature, follows, is_any_varying=bool(batch.sizes))
     given = {name: answers(follows, name, output[: batch.rows], batch) for name, output in outputs.items()}
     specs = tuple(describe(name, column) for name, column in given.items())
@@ -111,7 +111,11 @@ def places_alive(batch: Batch, sample: Span, rejected: Iterable[RowFailure]) -> 
 
 
 def find_followed(
-    replica: GuardedReplica, batch: Batch, outputs: Columns, bindings: Sequence[Binding]
+    replica: GuardedReplica,
+    batch: Batch,
+    outputs: Columns,
+    bindings: Sequence[Binding],
+    runnable: Columns,
 ) -> dict[str, str]:
     """Outputs that grow by one value when an input does, and that input: found out by letting each input grow.
 
@@ -123,7 +127,7 @@ def find_followed(
         if name in masks:
             continue
         growing = [name, *(mask for mask, of in masks.items() if of == name)]
-        arrays = {each: _grown(array) if each in growing else array for each, array in batch.arrays.items()}
+        arrays = {each: _grown(array) if each in growing else array for each, array in runnable.items()}
         try:
             grown = replica.call(arrays)
         except PenstockError:

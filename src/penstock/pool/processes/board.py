@@ -6,28 +6,36 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.pool.transfer.slots import anonymous_memory
 
-_ENTRY = struct.Struct("<dqqq")
+_ENTRY = struct.Struct("<dqqqqqqq")
 _COUNTER = struct.Struct("<q")
 _AT = 64
 _TRIES = 8
 _SIZE = mmap.PAGESIZE
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(NamedTuple):
     """Work on `rows` rows from `first_row` began at `since`, by the monotonic clock that all processes share.
 
-    A replica's rows have `row_bytes` each, and it may be at several batches: the last one that it began.
+    A replica's rows have `row_bytes` each, and it may be at several batches: the last one that it began, of `calls`
+    that are under way. Of that batch, which begins with the row `batch_row`, the places from `start` to `stop` hold
+    their own rows; in all others, other rows stand in. None of them, where it is no batch of the job.
     """
 
     since: float
     first_row: int
     rows: int
     row_bytes: int = 0
+    calls: int = 1
+    batch_row: int = 0
+    start: int = 0
+    stop: int = 0
+
+
+_NOTHING = Notice(0.0, 0, 0)
 
 
 class Board:
@@ -48,15 +56,21 @@ class Board:
         os.ftruncate(descriptor, _SIZE)
         return cls(descriptor)
 
-    def write(self, first_row: int, rows: int, row_bytes: int = 0) -> None:
-        self._put(time.monotonic(), first_row, rows, row_bytes)
+    def write(self, first_row: int, rows: int) -> None:
+        self.put(Notice(time.monotonic(), first_row, rows))
 
     def clear(self) -> None:
-        self._put(0.0, 0, 0, 0)
+        self.put(_NOTHING)
 
-    def _put(self, since: float, first_row: int, rows: int, row_bytes: int) -> None:
+    @property
+    def changes(self) -> int:
+        """How often it was written: a sign of progress."""
+        (count,) = _COUNTER.unpack_from(self._memory, 0)
+        return int(count)
+
+    def put(self, notice: Notice) -> None:
         _COUNTER.pack_into(self._memory, 0, self._count + 1)
-        _ENTRY.pack_into(self._memory, _AT, since, first_row, rows, row_bytes)
+        _ENTRY.pack_into(self._memory, _AT, *notice)
         self._count += 2
         _COUNTER.pack_into(self._memory, 0, self._count)
 
@@ -64,10 +78,10 @@ class Board:
         """What is under way; None where nothing is, or where it is just being written."""
         for _ in range(_TRIES):
             (before,) = _COUNTER.unpack_from(self._memory, 0)
-            since, first_row, rows, row_bytes = _ENTRY.unpack_from(self._memory, _AT)
+            notice = Notice(*_ENTRY.unpack_from(self._memory, _AT))
             (after,) = _COUNTER.unpack_from(self._memory, 0)
             if before == after and before % 2 == 0:
-                return Notice(since, first_row, rows, row_bytes) if rows > 0 else None
+                return notice if notice.rows > 0 else None
         return None
 
     def close(self) -> None:

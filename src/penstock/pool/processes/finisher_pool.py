@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import queue
 import sys
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from dataclasses import replace
 from penstock.core.messages import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
 from penstock.core.records import UNWATCHED, Block, Column, Result
+from penstock.core.stillness import Stillness, Timeouts
 from penstock.errors import WorkersDied
 from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
 from penstock.pool.processes.supervisor import Launch, WorkerProcess
@@ -54,17 +56,17 @@ class Finishers:
         kept: The names under which kept columns are written.
         launch: What processes are started with.
         count: How many.
-        timeout_s: How long one call may take.
+        timeouts: How long one call may take, and all before and after it.
     """
 
     def __init__(
-        self, function: Postprocess, kept: tuple[str, ...], launch: Launch, count: int, timeout_s: float
+        self, function: Postprocess, kept: tuple[str, ...], launch: Launch, count: int, timeouts: Timeouts
     ) -> None:
         self.function = function
         self._kept = kept
         self._launch = launch
         self._count = count
-        self._timeout_s = timeout_s
+        self._timeouts = timeouts
         self._idle: queue.LifoQueue[_Finisher | None] = queue.LifoQueue()
         for _ in range(count):
             self._idle.put(None)  # started when there is work for it
@@ -116,7 +118,7 @@ class Finishers:
         """Have a process do it, and another one where it dies."""
         trouble = RowTrouble({}, self._is_always_careful)
         blame = Blame(
-            Postprocess.stage, "FinisherDied", "the process of the function {how} at this row", self._timeout_s
+            Postprocess.stage, "FinisherDied", "the process of the function {how} at this row", self._timeouts.row_s
         )
         finisher = self._idle.get()
         try:
@@ -127,7 +129,7 @@ class Finishers:
                 parcel = finisher.inbox.put(columns)
                 poisoned = tuple(trouble.poisoned.values())
                 order = Finish(self.function, self._kept, parcel, is_learning, trouble.is_careful, poisoned)
-                answer = finisher.ask(order, self._timeout_s)
+                answer = finisher.ask(order, self._timeouts)
                 if answer is not None:
                     self._is_always_careful |= trouble.is_slow
                     return answer, finisher.outbox.take(answer.columns) if answer.columns is not None else {}
@@ -174,17 +176,22 @@ class _Finisher(WorkerProcess):
             launch.log,
         )
 
-    def ask(self, order: Finish, timeout_s: float) -> Applied | None:
+    def ask(self, order: Finish, timeouts: Timeouts) -> Applied | None:
         """The answer; None where the process died over it, or was killed because it hung.
 
         Raises:
             PenstockError: The function cannot be imported, or we have a bug.
         """
+        is_first = self._function is None
         is_known, self._function = order.function is self._function, order.function
+        still = Stillness(timeouts.start_s, times=0) if is_first else Stillness(timeouts.hang_s)
         try:
             self.channel.send(replace(order, function=None) if is_known else order)
             while not multiprocessing.connection.wait(self.signs, _POLL_S):
-                self.kill_if_hung(timeout_s)
+                now = time.monotonic()
+                self.kill_if_hung(timeouts.row_s, now)
+                for seconds in still.look(now, {0: self.progress} if self.is_between_rows else {}).values():
+                    self.end_hung(seconds)
             answer = self.receive()
         except (EOFError, OSError):
             return None

@@ -21,6 +21,7 @@ from penstock.core.job import Job
 from penstock.core.messages import Begin, Chunk, Failed, Filled, Grant, Learn, Learnt, LoadedData, LoadSpan, SpanLoaded
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import RowFailure, Span
+from penstock.core.stillness import Stillness, Timeouts
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
 from penstock.errors import WorkersDied
 from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
@@ -50,6 +51,11 @@ class _Loader(WorkerProcess):
             launch.log,
         )
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it has something to load, and a slot to load it into."""
+        return bool(self.spans and self.slots)
+
 
 class LoaderPool:
     """Loader processes, and the slots through which they hand batches to replicas.
@@ -57,13 +63,15 @@ class LoaderPool:
     Args:
         launch: What processes are started with.
         deliver: Takes every message that is for the replica of a span.
-        timeout_s: How long one row, or one call of the user's function, may take.
+        timeouts: How long one row, or one call of the user's function, may take, and all between them.
     """
 
-    def __init__(self, launch: Launch, deliver: Deliver, timeout_s: float) -> None:
+    def __init__(self, launch: Launch, deliver: Deliver, timeouts: Timeouts) -> None:
         self._launch = launch
         self._deliver = deliver
-        self._timeout_s = timeout_s
+        self._timeout_s = timeouts.row_s
+        self._at_work = Stillness(timeouts.hang_s)
+        self._at_start = Stillness(timeouts.start_s, times=0)
         self._job: Job | None = None
         self._slot_bytes = self._slot_count = 0
         self._free: list[int] = []
@@ -206,10 +214,20 @@ class LoaderPool:
         marks, self._marks = self._marks, []
         return marks
 
-    def check_time(self) -> None:
-        """Kill a loader that has been at one thing for too long; its end is dealt with like any other."""
+    def check_time(self, now: float) -> None:
+        """Kill a loader that hangs; its end is dealt with like any other."""
         for loader in self._loaders.values():
-            loader.kill_if_hung(self._timeout_s)
+            loader.kill_if_hung(self._timeout_s, now)
+        between = {number: each for number, each in self._loaders.items() if each.is_between_rows}
+        working = {number: each.progress for number, each in between.items() if each.has_spoken and each.has_room}
+        is_learning = self._learning is not None
+        starting = {
+            number: each.progress
+            for number, each in between.items()
+            if not each.has_spoken and (is_learning or each.has_room)
+        }
+        for number, seconds in (self._at_work.look(now, working) | self._at_start.look(now, starting)).items():
+            self._loaders[number].end_hung(seconds)
 
     def close(self) -> None:
         for loader in self._loaders.values():

@@ -128,10 +128,11 @@ class ReplicaProcess:
             case messages.Limit(ceilings=ceilings):
                 if self._guarded is not None:
                     self._guarded.limit(ceilings)
-            case messages.Work(span=span, poisoned=poisoned):
+            case messages.Work(span=span, poisoned=poisoned, care=care):
                 assert self._pipeline is not None
                 assert self._guarded is not None
                 self._guarded.leave_out(poisoned)
+                self._guarded.take_care(span.start, care)
                 if self._batches is not None:
                     self._batches.expect(span)
                 else:
@@ -206,6 +207,7 @@ class ReplicaProcess:
         )
         guarded.take(message.job)
         guarded.leave_out(message.poisoned)
+        guarded.take_care(message.sample.start, message.care)
         return guarded
 
     def _convert(self, folder: str) -> messages.Converted:

@@ -44,11 +44,12 @@ class RowTrouble:
 
     def add(self, worker: WorkerProcess, blame: Blame) -> bool:
         """Another process died; returns whether a row was found that is to blame."""
-        notice = worker.board.read()
+        # A process that somebody stopped says nothing about the row that it was at.
+        notice = worker.board.read() if not worker.was_stopped else None
         was_careful, self.is_careful = self.is_careful, True
         is_one_row = notice is not None and notice.rows == 1
         self.deaths += 1
-        self.is_slow = worker.hung_s is not None and not is_one_row
+        self.is_slow = worker.hung_s is not None and notice is not None and not is_one_row
         if notice is None or not is_one_row or not was_careful:
             return False
         row = notice.first_row

@@ -20,6 +20,8 @@ from penstock.pool.processes.channel import Channel
 class BoardWatch(Watch):
     """Writes the rows that are under way where the coordinator sees them."""
 
+    about_rows = (BaseException,)
+
     def __init__(self, board: Board) -> None:
         self._board = board
 
@@ -65,6 +67,8 @@ class Serving:
 
     def serve(self) -> None:
         keep_to_itself(self._channel)
+        # What interrupts is for the coordinator: only the user's code raises KeyboardInterrupt here.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._listen, daemon=True, name="listener").start()
         while True:
             message = self._inbox.get()

@@ -107,6 +107,9 @@ class WorkerProcess:
         self.board = Board.create()
         """The rows that it is at."""
         self.hung_s: float | None = None
+        """How long it had made no progress, where it was killed for that."""
+        self.was_stopped = False
+        self._heard = 0
         own = (theirs, self.board.descriptor)
         try:
             self._process = subprocess.Popen(
@@ -141,7 +144,9 @@ class WorkerProcess:
             self.kill()
             if not self.channel.connection.poll(0):
                 raise EOFError
-        return self.channel.receive()
+        message = self.channel.receive()
+        self._heard += 1
+        return message
 
     def _is_over(self, timeout_s: float) -> bool:
         """Whether the process ends within that time. It is not waited for: until then its number stays its own."""
@@ -169,17 +174,37 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self.channel.send(message)
 
-    def kill_if_hung(self, timeout_s: float) -> None:
-        """Kill a process that has been at one thing for too long; its end is dealt with like any other."""
-        notice, now = self.board.read(), time.monotonic()
-        if notice is not None and now - notice.since > timeout_s and self.hung_s is None:
-            self.hung_s = now - notice.since
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What changes when the process makes progress: its messages, and what it writes on its board."""
+        return self._heard, self.board.changes
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether it has said anything: until then it starts."""
+        return self._heard > 0
+
+    @property
+    def is_between_rows(self) -> bool:
+        """Whether no row is under way, for which there is a limit of its own."""
+        return self.hung_s is None and self.board.read() is None
+
+    def kill_if_hung(self, timeout_s: float, now: float) -> None:
+        """Kill a process that has been at one row, or one call, for too long."""
+        notice = self.board.read()
+        if notice is not None and now - notice.since > timeout_s:
+            self.end_hung(now - notice.since)
+
+    def end_hung(self, seconds: float) -> None:
+        """Kill a process that has made no progress for so long; its end is dealt with like any other."""
+        if self.hung_s is None:
+            self.hung_s, self.was_stopped = seconds, _is_stopped(self.pid)
             self.kill()
 
     def describe_end(self) -> str:
         """How the process ended, in words."""
         if self.hung_s is not None:
-            return f"hung for {self.hung_s:.0f} s"
+            return f"{'was stopped' if self.was_stopped else 'hung'} for {self.hung_s:.0f} s"
         if not self._is_over(5.0):
             return "closed its line but did not end"
         self.kill()
@@ -206,6 +231,15 @@ class WorkerProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self.board.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether somebody stopped a process (SIGSTOP), as far as that can be seen here."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 class ReplicaHandle(WorkerProcess):

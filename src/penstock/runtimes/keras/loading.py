@@ -90,7 +90,7 @@ def load_with(
                 model = read(file, objects)
     except PenstockError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a builder raises is about the model
         raise not_loaded(file, error) from error
     if not isinstance(model, importlib.import_module(library).Model):
         raise not_a_model(file, model)

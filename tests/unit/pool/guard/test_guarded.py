@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.core.batching import Batch
 from penstock.core.job import Job
 from penstock.core.memory import Ceilings
+from penstock.core.messages import Care
 from penstock.core.records import Columns, RowFailure, Shortage
 from penstock.errors import ModelError, OutOfMemory
 from penstock.pool.guard.guarded import GuardedReplica, RowTooLarge
@@ -384,3 +385,57 @@ def test_outputs_as_long_as_the_longest_row_of_their_piece_become_lists() -> Non
     x = np.array([[1.0], [2.0], [3.0], [1.0]], np.float32)
     outputs = guarded(Longest()).call({"x": x})
     assert outputs["mask"].tolist() == [[1.0] * 2] * 2 + [[1.0] * 3] * 2
+
+
+class Noting(Doubler):
+    """A model that notes which rows it runs, and what stands on its board meanwhile."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self._board = board
+        self.noted: list[tuple[tuple[int, int, int, int], list[float]]] = []
+
+    def predict(self, batch: Columns) -> Columns:
+        notice = self._board.read()
+        assert notice is not None
+        assert len(batch["x"]) == 16, "the shape stays"
+        places = (notice.batch_row, notice.first_row, notice.start, notice.stop)
+        self.noted.append((places, batch["x"][:, 0].tolist()))
+        return super().predict(batch)
+
+
+class TestCare:
+    def test_suspected_rows_run_a_few_at_a_time_with_harmless_ones_beside_them(self) -> None:
+        board = Board.create()
+        model = Noting(board)
+        guarded = GuardedReplica(model, "cpu:0", lambda *_: None, board=board)
+        x = np.arange(1.0, 49.0, dtype=np.float32).reshape(16, 3)
+        first = {name: array[:, 0] for name, array in {"x": x}.items()}["x"].tolist()
+        guarded.answer(Batch(0, range(16), 16, {"x": x}), 100)  # its first row is known to run from now on
+        model.noted.clear()
+        guarded.take_care(200, Care({232: (4, 12)}))
+        outputs, failures = guarded.answer(Batch(2, range(32, 48), 16, {"x": x}), 200)
+        np.testing.assert_array_equal(outputs["y"], x * 2)
+        assert failures == []
+        fill = first[0]
+        tried = [((232, 236, 4, 4), [fill] * 16)]
+        for place in range(4, 12):
+            row = [fill] * 16
+            row[place] = first[place]
+            tried.append(((232, 232 + place, place, place + 1), row))
+        assert model.noted == [*tried, ((232, 232, 0, 16), first)]
+        board.close()
+
+    def test_rows_that_are_left_out_keep_their_place_and_so_does_every_other(self) -> None:
+        board = Board.create()
+        model = Noting(board)
+        guarded = GuardedReplica(model, "cpu:0", lambda *_: None, board=board)
+        x = np.arange(1.0, 49.0, dtype=np.float32).reshape(16, 3)
+        x[10:] = x[9]  # filled up with the last one
+        guarded.leave_out(RowFailure(row, "", "predict", "ReplicaDied", "died") for row in (100, 109))
+        outputs, failures = guarded.answer(Batch(0, range(10), 10, {"x": x}), 100)
+        np.testing.assert_array_equal(outputs["y"][1:9], x[1:9] * 2)
+        assert [(failure.row, failure.error) for failure in failures] == [(100, "ReplicaDied"), (109, "ReplicaDied")]
+        ((_, ran),) = model.noted
+        assert ran == [x[1, 0], *x[1:9, 0], *[x[1, 0]] * 7]
+        board.close()
