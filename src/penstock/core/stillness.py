@@ -11,11 +11,18 @@ _SHORT_S = 1.0
 @dataclass(frozen=True)
 class Timeouts:
     """How long workers may take: for one row, or one call of the user's function; without a sign of progress between
-    batches (at least); and to start, to load the model and to compile it."""
+    batches (at least); and to start, to load the model and to compile it.
+
+    `read_s`: for the next batch of a replica that reads by itself. A remote file is tried five times before it fails.
+    """
 
     row_s: float = 120.0
     hang_s: float = 60.0
     start_s: float = 1800.0
+
+    @property
+    def read_s(self) -> float:
+        return 5 * self.row_s
 
 
 DEFAULT_TIMEOUTS = Timeouts()

@@ -202,11 +202,12 @@ class LocalEngine:
 
     def _tick(self, now: float) -> run_events.Tick:
         signs = {number: handle.progress for number, handle in self._replicas.items()}
+        waiting = frozenset(number for number, handle in self._replicas.items() if handle.is_waiting)
         if self._feed is None:
-            return run_events.Tick(now, signs=signs)
+            return run_events.Tick(now, signs=signs, waiting=waiting)
         pool = self._feed.pool
         pool.check_time(now)
-        return run_events.Tick(now, pool.busy_s, pool.wait_s, pool.has_newcomers, signs)
+        return run_events.Tick(now, pool.busy_s, pool.wait_s, pool.has_newcomers, signs, waiting)
 
     def _hear(self, handle: ReplicaHandle, message: Any) -> None:
         match message:

@@ -110,7 +110,7 @@ class StopRequested(Event):
 class Tick(Event):
     """Time has passed. The other figures are those of all loader processes so far.
 
-    `signs`: of every replica, what changes when it makes progress.
+    `signs`: of every replica, what changes when it makes progress. `waiting`: replicas that run no batch just now.
     """
 
     now: float
@@ -118,6 +118,7 @@ class Tick(Event):
     loader_wait_s: float = 0.0
     has_new_loaders: bool = False
     signs: Mapping[int, Hashable] = field(default_factory=dict)
+    waiting: frozenset[int] = frozenset()
 
 
 class Command:

@@ -85,6 +85,7 @@ class RunState:
         self._rows = RowSearch()
         self._at_work = Stillness(timeouts.hang_s)
         self._at_start = Stillness(timeouts.start_s, times=0)
+        self._at_reading = Stillness(max(timeouts.hang_s, timeouts.read_s))
         self._is_trial = is_trial
         self._taken: run_events.JobTaken | None = None
         self._scheduler: Scheduler | None = None
@@ -363,7 +364,11 @@ class RunState:
                 self._do(run_events.ResizeLoaders(count))
         starting = {number: sign for number, sign in tick.signs.items() if self._is_starting(number)}
         working = {number: sign for number, sign in tick.signs.items() if self._is_at_work(number)}
+        reading = (
+            {} if self._placement.has_loader_processes else {n: working.pop(n) for n in tick.waiting & working.keys()}
+        )
         hung = self._at_start.look(tick.now, starting) | self._at_work.look(tick.now, working)
+        hung |= self._at_reading.look(tick.now, reading)
         for number, seconds in hung.items():
             self._replicas[number].is_hung = True
             self._do(run_events.EndHung(number, seconds))

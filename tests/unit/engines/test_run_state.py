@@ -382,6 +382,13 @@ def test_replica_that_waits_for_loaders_does_not_hang() -> None:
     assert ticks(run, 0, 500.0, 600.0) != []
 
 
+def test_replica_that_reads_by_itself_may_wait_longer_for_its_input() -> None:
+    run = working()
+    for second in range(601):
+        assert run.handle(Tick(float(second), signs={0: 0}, waiting=frozenset({0}))) == []
+    assert run.handle(Tick(601.0, signs={0: 0}, waiting=frozenset({0}))) == [EndHung(0, 601.0)]
+
+
 def test_drain_waits_for_a_replica_that_hangs_no_longer_than_for_any_other() -> None:
     run = working()
     run.handle(StopRequested())

@@ -185,6 +185,11 @@ class WorkerProcess:
         return self._heard > 0
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it runs, but no batch is under way: it waits for its input."""
+        return self.is_between_rows and not _is_stopped(self.pid)
+
+    @property
     def is_between_rows(self) -> bool:
         """Whether no row is under way, for which there is a limit of its own."""
         return self.hung_s is None and self.board.read() is None
