@@ -165,6 +165,10 @@ def waiting(block):
     time.sleep(0.002 * len(block["path"]))
     return {"photo": block["image"]}
 
+def named(block):
+    time.sleep(0.002 * len(block["path"]))
+    return {"name": [os.path.basename(path) for path in block["path"]]}
+
 def interrupted(row):
     if row["path"].endswith("00017.jpg"):
         raise KeyboardInterrupt
@@ -197,6 +201,20 @@ def test_stopped_loaders_are_replaced_and_fail_no_row(light_models: Path, place:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert read_rows(output).column("row").to_pylist() == list(range(200))
+    assert "was stopped for" in (output / "_penstock" / "log.txt").read_text()
+    assert marked(mark) == []
+
+
+def test_stopped_finisher_is_replaced_and_fails_no_row(light_models: Path, place: Path, tmp_path: Path) -> None:
+    mark, output = new_mark(), tmp_path / "out"
+    more = ["--postprocess", "functions:named", "--keep", "path", "--hang-timeout", 3, "--row-timeout", 3]
+    process = start(photos_command(light_models, output, *more), mark, place)
+    wait_until(lambda: journal_length(output) >= 1 or process.poll() is not None)
+    for finisher in marked(mark, "processes.finisher"):
+        finisher.send_signal(signal.SIGSTOP)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert read_rows(output).column("name").to_pylist() == [f"{row:05d}.jpg" for row in range(200)]
     assert "was stopped for" in (output / "_penstock" / "log.txt").read_text()
     assert marked(mark) == []
 
@@ -251,7 +269,7 @@ import os, signal, time
 import numpy as np
 
 def faulty(block):
-    x = block["x"]
+    x = block["x"].copy()
     for kind in x[x[:, 0] < -100, 0]:
         match int(kind):
             case -101: raise KeyError("poison")
@@ -263,6 +281,7 @@ def faulty(block):
 """
 
 
+@pytest.mark.slow
 def test_poison_rows_of_a_function_among_a_hundred_thousand_fail_alone(tmp_path: Path) -> None:
     """It raises, crashes, hangs, gives a row of the wrong shape; what is not a number is predicted, and counted."""
     x = np.abs(random_rows(100_000))

@@ -202,12 +202,13 @@ class LocalEngine:
 
     def _tick(self, now: float) -> run_events.Tick:
         signs = {number: handle.progress for number, handle in self._replicas.items()}
-        waiting = frozenset(number for number, handle in self._replicas.items() if handle.is_waiting)
+        waiting = frozenset(number for number, handle in self._replicas.items() if handle.is_between_rows)
+        stopped = frozenset(number for number, handle in self._replicas.items() if handle.is_stopped)
         if self._feed is None:
-            return run_events.Tick(now, signs=signs, waiting=waiting)
+            return run_events.Tick(now, signs=signs, waiting=waiting, stopped=stopped)
         pool = self._feed.pool
         pool.check_time(now)
-        return run_events.Tick(now, pool.busy_s, pool.wait_s, pool.has_newcomers, signs, waiting)
+        return run_events.Tick(now, pool.busy_s, pool.wait_s, pool.has_newcomers, signs, waiting, stopped)
 
     def _hear(self, handle: ReplicaHandle, message: Any) -> None:
         match message:
@@ -232,7 +233,9 @@ class LocalEngine:
             line = failed.last_line
             return ReplicaEnd(handle.pid, f"gave up with {line}", None, line, notice, oom_kills())
         how, words = handle.describe_end(), "\n".join(self._launch.last_lines())
-        return ReplicaEnd(handle.pid, how, handle.exit_code, words, notice, oom_kills(), handle.hung_s)
+        return ReplicaEnd(
+            handle.pid, how, handle.exit_code, words, notice, oom_kills(), handle.hung_s, handle.was_stopped
+        )
 
     def _handle(self, event: run_events.Event) -> None:
         for command in self._state.handle(event):

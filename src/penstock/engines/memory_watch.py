@@ -55,6 +55,7 @@ class ReplicaEnd:
         notice: The batch that it was at.
         oom_kills: How many processes the kernel has killed for want of memory so far.
         hung_s: How long it had made no progress, where it was killed for that.
+        was_stopped: Whether somebody had stopped it before: then it says nothing about the rows.
     """
 
     pid: int
@@ -64,6 +65,7 @@ class ReplicaEnd:
     notice: Notice | None = None
     oom_kills: int = 0
     hung_s: float | None = None
+    was_stopped: bool = False
 
     @property
     def may_be_memory(self) -> bool:

@@ -39,7 +39,7 @@ class RowSearch:
         is_sure = where in self._suspects or not death.is_prepared
         for span in death.spans:
             self._suspects.setdefault(span.index, {})
-        if notice is None or notice.batch_row < 0:
+        if notice is None or notice.batch_row < 0 or death.end.was_stopped:
             return Verdict.ORDINARY
         if notice.calls > 1 and not is_sure:
             return Verdict.SUSPICIOUS

@@ -111,6 +111,7 @@ class Tick(Event):
     """Time has passed. The other figures are those of all loader processes so far.
 
     `signs`: of every replica, what changes when it makes progress. `waiting`: replicas that run no batch just now.
+    `stopped`: those that somebody stopped (SIGSTOP).
     """
 
     now: float
@@ -119,6 +120,7 @@ class Tick(Event):
     has_new_loaders: bool = False
     signs: Mapping[int, Hashable] = field(default_factory=dict)
     waiting: frozenset[int] = frozenset()
+    stopped: frozenset[int] = frozenset()
 
 
 class Command:

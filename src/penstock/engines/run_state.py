@@ -364,9 +364,9 @@ class RunState:
                 self._do(run_events.ResizeLoaders(count))
         starting = {number: sign for number, sign in tick.signs.items() if self._is_starting(number)}
         working = {number: sign for number, sign in tick.signs.items() if self._is_at_work(number)}
-        reading = (
-            {} if self._placement.has_loader_processes else {n: working.pop(n) for n in tick.waiting & working.keys()}
-        )
+        working |= {number: starting.pop(number) for number in tick.stopped & starting.keys()}
+        waiting = tick.waiting - tick.stopped if not self._placement.has_loader_processes else frozenset[int]()
+        reading = {number: working.pop(number) for number in waiting & working.keys()}
         hung = self._at_start.look(tick.now, starting) | self._at_work.look(tick.now, working)
         hung |= self._at_reading.look(tick.now, reading)
         for number, seconds in hung.items():
@@ -443,15 +443,17 @@ class RunState:
         if self._probe is not None or verdict is Verdict.HOPELESS:
             return True
         if self._scheduler is None:
-            is_hung = death.end.hung_s is not None and death.end.notice is None
-            return verdict is Verdict.ORDINARY and (is_hung or self._is_trial)
+            is_endless = death.end.hung_s is not None and death.end.notice is None and not death.end.was_stopped
+            return verdict is Verdict.ORDINARY and (is_endless or self._is_trial)
         # With the state that the model kept, what all other answers depend on is gone.
         return self._taken is not None and self._taken.job.state == VARIABLES
 
     def _doing(self) -> str:
         if self.signature is None:
             return "loading the model"
-        return "it was tried" if self._probe is not None else "predicting"
+        if self._probe is not None:
+            return "it was tried"
+        return "predicting" if self._scheduler is not None else "compiling the model and running its first batch"
 
     def _limit_others(self, number: int, device: Device) -> None:
         """What one replica found out about a memory holds for all that share it."""

@@ -318,7 +318,7 @@ def test_replica_that_dies_before_its_first_span_is_replaced_and_the_third_ends_
         assert errors(commands) == []
         assert started(commands) == [CPUS.devices[0]]
     (error,) = errors(run.handle(ReplicaDied(DEATHS_IN_A_ROW - 1, KILLED)))
-    assert "predicting" in str(error) if is_loaded else "loading the model" in str(error)
+    assert ("first batch" if is_loaded else "loading the model") in str(error)
 
 
 def test_way_that_is_only_tried_is_given_up_with_its_first_death() -> None:
@@ -407,6 +407,17 @@ def test_loading_has_a_limit_of_its_own_and_ends_with_its_reason() -> None:
     (error,) = errors(run.handle(ReplicaDied(0, ReplicaEnd(7, "hung for 1800 s", -9, hung_s=1800.0))))
     assert "hung while loading the model" in str(error)
     assert "--start-timeout" in str(error)
+
+
+def test_replica_that_is_stopped_while_it_loads_is_replaced_like_any_other() -> None:
+    run = RunState(CPUS)
+    run.handle(DeviceJoined(CPUS.devices[0]))
+    for second in range(61):
+        assert run.handle(Tick(float(second), signs={0: 0}, stopped=frozenset({0}))) == []
+    assert run.handle(Tick(61.0, signs={0: 0}, stopped=frozenset({0}))) == [EndHung(0, 61.0)]
+    commands = run.handle(ReplicaDied(0, ReplicaEnd(7, "was stopped for 61 s", -9, hung_s=61.0, was_stopped=True)))
+    assert errors(commands) == []
+    assert started(commands) == [CPUS.devices[0]]
 
 
 def test_crash_speaks_of_what_happened_and_not_of_the_batch_size() -> None:

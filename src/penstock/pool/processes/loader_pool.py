@@ -218,14 +218,12 @@ class LoaderPool:
         """Kill a loader that hangs; its end is dealt with like any other."""
         for loader in self._loaders.values():
             loader.kill_if_hung(self._timeout_s, now)
-        between = {number: each for number, each in self._loaders.items() if each.is_between_rows}
-        working = {number: each.progress for number, each in between.items() if each.has_spoken and each.has_room}
-        is_learning = self._learning is not None
-        starting = {
-            number: each.progress
-            for number, each in between.items()
-            if not each.has_spoken and (is_learning or each.has_room)
-        }
+        working: dict[int, tuple[int, int]] = {}
+        starting: dict[int, tuple[int, int]] = {}
+        for number, loader in self._loaders.items():
+            if loader.is_between_rows and (loader.has_room or self._learning is not None):
+                is_at_work = loader.has_spoken or loader.is_stopped
+                (working if is_at_work else starting)[number] = loader.progress
         for number, seconds in (self._at_work.look(now, working) | self._at_start.look(now, starting)).items():
             self._loaders[number].end_hung(seconds)
 

@@ -185,9 +185,13 @@ class WorkerProcess:
         return self._heard > 0
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it runs, but no batch is under way: it waits for its input."""
-        return self.is_between_rows and not _is_stopped(self.pid)
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped it (SIGSTOP), as far as that can be seen here."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8") as file:
+                return file.read().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
 
     @property
     def is_between_rows(self) -> bool:
@@ -203,7 +207,7 @@ class WorkerProcess:
     def end_hung(self, seconds: float) -> None:
         """Kill a process that has made no progress for so long; its end is dealt with like any other."""
         if self.hung_s is None:
-            self.hung_s, self.was_stopped = seconds, _is_stopped(self.pid)
+            self.hung_s, self.was_stopped = seconds, self.is_stopped
             self.kill()
 
     def describe_end(self) -> str:
@@ -236,15 +240,6 @@ class WorkerProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self.board.close()
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether somebody stopped a process (SIGSTOP), as far as that can be seen here."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 class ReplicaHandle(WorkerProcess):
