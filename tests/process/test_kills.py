@@ -109,6 +109,7 @@ def test_terminal_that_closes_stops_the_run_as_sigterm_does(
         os.read(ours, 65536)
     children = psutil.Process(process.pid).children(recursive=True)
     os.close(ours)
+    process.send_signal(signal.SIGHUP)  # the shell sends one, and the kernel another
     assert process.wait(timeout=60) == 129
     assert psutil.wait_procs(children, timeout=20)[1] == []
     rows = read_rows(output).column("row").to_pylist()

@@ -17,6 +17,7 @@ import click
 from penstock import __version__
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
+from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
 from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options.records import PredictOptions
 from penstock.options.table import read_given
@@ -33,9 +34,9 @@ class _Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_streams()
-        signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` asks for
-            signal.signal(signal.SIGHUP, _terminate)
+        for number in stopping_signals():
+            if number != signal.SIGINT:
+                signal.signal(number, _terminate)
         given = args[0] if args else kwargs.get("args")
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", sys.argv[1:] if given is None else given)
         try:
@@ -113,6 +114,7 @@ def _as_usage_error(error: click.ClickException) -> UsageError:
 
 
 def _terminate(number: int, frame: object) -> None:
+    let_go_of_lost_terminal()
     raise Interrupted.by_signal(number, "terminated")
 
 

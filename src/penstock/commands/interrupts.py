@@ -1,7 +1,9 @@
 """Ctrl-C once finishes what is in flight; twice stops at once. So do SIGTERM and a terminal that closes (SIGHUP)."""
 
 import contextlib
+import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,16 @@ def stopping_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
+def let_go_of_lost_terminal() -> None:
+    """Where the terminal is closed, send to nowhere what is written to it: every write would be an error."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
 @contextmanager
 def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
     """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
@@ -30,11 +42,13 @@ def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if flag.is_raised and number == signal.SIGHUP:
+            return  # a terminal that closes sends it twice: from the shell, and from the kernel
         if flag.is_raised:
             raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            tell("stopping: what is in flight is finished and committed (again to stop at once)")
+        let_go_of_lost_terminal()
+        tell("stopping: what is in flight is finished and committed (again to stop at once)")
 
     previous = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:
