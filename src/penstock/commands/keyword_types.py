@@ -3,8 +3,6 @@
 Written from the table of options: python -m tests.support.keyword_types
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
