@@ -205,6 +205,7 @@ def test_stopped_loaders_are_replaced_and_fail_no_row(light_models: Path, place:
     assert marked(mark) == []
 
 
+@pytest.mark.slow
 def test_stopped_finisher_is_replaced_and_fails_no_row(light_models: Path, place: Path, tmp_path: Path) -> None:
     mark, output = new_mark(), tmp_path / "out"
     more = ["--postprocess", "functions:named", "--keep", "path", "--hang-timeout", 3, "--row-timeout", 3]
@@ -249,6 +250,7 @@ def write_endless_model(path: Path) -> None:
     onnx_models.save(path, [loop], GIVEN, ANSWERED, initializers={"yes": np.array(True)})
 
 
+@pytest.mark.slow
 def test_model_that_loops_for_ever_ends_with_its_reason_and_leaves_nothing(tmp_path: Path) -> None:
     mark = new_mark()
     write_endless_model(tmp_path / "endless.onnx")

@@ -120,6 +120,7 @@ def test_terminal_that_closes_stops_the_run_as_sigterm_does(
     assert_all_rows(output)
 
 
+@pytest.mark.slow
 def test_nohup_goes_on_when_the_terminal_closes(light_models: Path, digits: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     command = ["nohup", *penstock_command(*predict_arguments(light_models, digits, output), "--devices", "cpu:1")]
