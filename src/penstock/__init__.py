@@ -33,12 +33,14 @@ __all__ = [
     "plan",
     "predict",
     "resume",
+    "retry",
     "status",
     "stream",
+    "verify",
 ]
 
 if TYPE_CHECKING:
-    from penstock.api import devices, inspect, plan, predict, resume, status, stream
+    from penstock.api import devices, inspect, plan, predict, resume, retry, status, stream, verify
     from penstock.errors import (
         DeviceError,
         InputError,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from penstock.commands import appending, to_folder
+from penstock.commands import appending, folder_state, retrying, to_folder
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
@@ -15,7 +15,7 @@ from penstock.commands.inspect import describe_data, describe_input, describe_mo
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import Keywords, PredictKeywords
 from penstock.core.plans import Plan
-from penstock.errors import OutputError, UsageError
+from penstock.errors import UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
@@ -26,9 +26,7 @@ from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.python.streaming import Rows as Rows
-from penstock.storage.ledger import committed_records, is_finished
-from penstock.storage.manifest import Manifest, load_manifest, older_job
-from penstock.storage.places import Place, place_of
+from penstock.storage.manifest import Manifest
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
@@ -122,15 +120,20 @@ def resume(
     *,
     devices: str = "all",
     max_failures: float | None = None,
+    verify: bool = False,
     progress: bool | Progress | None = None,
     verbose: bool = False,
 ) -> Summary:
     """Go on with the job in a folder, on the devices of its kind that are here now.
 
+    Parts that are missing, or have another size than when they were written, are predicted again, and nothing else is
+    touched.
+
     Args:
         output: The folder, or the URL of a remote prefix.
         devices: Which devices, as in `predict`.
         max_failures: As in `predict`; None takes the share that the job was begun with.
+        verify: Read all parts first, and predict again those whose content is not what was written.
         progress: Whether to show progress, or the object that shows it.
         verbose: Let the frameworks write all they want.
 
@@ -139,61 +142,101 @@ def resume(
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
-    folder = os.fspath(output)
-    place = place_of(folder)
-    manifest = load_manifest(place)
-    if manifest is None:
-        raise OutputError("the folder holds no job of penstock", received=folder)
-    refusal = _refusal_to_resume(place, manifest)
-    if refusal is not None:
-        raise refusal
+    folder, manifest = _job_of_files(output)
     request = manifest.request
     allowed = manifest.max_failures if max_failures is None else max_failures
     options = from_request(request, devices=devices, max_failures=allowed)
     task = make_task(request["model"], request["data"], folder, options)
-    return to_folder.run(replace(task, is_resumed=True, is_verbose=verbose), _progress(progress)(), began)
+    task = replace(task, is_resumed=True, verify=verify, is_verbose=verbose)
+    return to_folder.run(task, _progress(progress)(), began)
+
+
+def retry(
+    output: str | os.PathLike[str],
+    *,
+    devices: str = "all",
+    preprocess: Any = None,
+    preprocess_row: Any = None,
+    progress: bool | Progress | None = None,
+    verbose: bool = False,
+) -> Summary:
+    """Predict the failed rows of a finished job again, after the data or the function was mended.
+
+    A row runs at its old place in its batch, with the recipe of the job, and is put into its part; no other row
+    changes. Files in which no row failed must be as they were, and every file must have as many rows as it had.
+
+    Args:
+        output: The folder, or the URL of a remote prefix.
+        devices: Which devices, as in `predict`.
+        preprocess: The mended function, as in `predict`; None takes the one of the job, as it is now.
+        preprocess_row: The same, for a function that takes one row.
+        progress: Whether to show progress, or the object that shows it.
+        verbose: Let the frameworks write all they want.
+
+    Returns:
+        A Summary of the whole job. Rows that failed again are among its `failed`, with their new reasons recorded.
+
+    Raises:
+        OutputError: The folder holds no finished job, or one of a model that keeps state.
+        InputError: Something else was changed than what had failed.
+
+    Example:
+        >>> penstock.retry("predictions/").failed    # doctest: +SKIP
+        0
+    """
+    began = time.perf_counter()
+    functions = {"preprocess": preprocess, "preprocess_row": preprocess_row}
+    mended = {name: function for name, function in functions.items() if function is not None}
+    folder, manifest = _job_of_files(output)
+    request = manifest.request
+    options = from_request(request, devices=devices, max_failures=1.0, **mended)
+    task = make_task(request["model"], request["data"], folder, options)
+    return retrying.run(replace(task, is_resumed=True, is_verbose=verbose), _progress(progress)(), began)
+
+
+def _job_of_files(output: str | os.PathLike[str]) -> tuple[str, Manifest]:
+    """The job in a folder, where its model and its input can be opened again.
+
+    Raises:
+        OutputError: They were in memory, or an older penstock wrote the job, or there is none.
+    """
+    folder = os.fspath(output)
+    place, manifest = folder_state.open_job(folder)
+    refusal = folder_state.refusal_to_resume(place, manifest)
+    if refusal is not None:
+        raise refusal
+    return folder, manifest
 
 
 def status(output: str | os.PathLike[str]) -> dict[str, Any]:
     """How far the job in a folder is. Changes nothing.
 
     Returns:
-        `output`, `state` (`running`, `unfinished` or `finished`), `rows`, `committed`, `failed`, `parts`, `model`,
-        `recipe`, `resumable`, and `hint`: the command that resumes the job, or what to do where none can.
+        `output`; `state`: `running`, `finished`, or `unfinished` where no run is alive; `rows`, of which so many are
+        `committed`, `failed` or `left`; `rows_per_s` over the last parts, None where these are too few; `run`, the
+        living run that holds the folder, or None; `parts`, `model`, `recipe`, `resumable`, and `hint`: the command
+        that resumes the job, or what to do where none can.
     """
-    folder = os.fspath(output)
-    place = place_of(folder)
-    manifest = load_manifest(place)
-    if manifest is None:
-        raise OutputError("the folder holds no job of penstock", received=folder)
-    records = committed_records(place, manifest)
-    state = "finished" if is_finished(manifest, records) else "running" if place.is_locked() else "unfinished"
-    refusal = _refusal_to_resume(place, manifest)
-    return {
-        "output": folder,
-        "state": state,
-        "rows": manifest.rows,
-        "committed": sum(record.rows for record in records),
-        "failed": sum(record.failed for record in records),
-        "parts": sum(bool(record.files) for record in records),
-        "model": manifest.request["model"],
-        "recipe": manifest.recipe.as_json(),
-        "resumable": refusal is None,
-        "hint": f"penstock resume {folder}" if refusal is None else refusal.hint,
-    }
+    return folder_state.status(os.fspath(output))
 
 
-def _refusal_to_resume(place: Place, manifest: Manifest) -> OutputError | None:
-    """The error for a job that `resume` cannot go on with; None for one that it can."""
-    if manifest.is_older:
-        return older_job(place, manifest)
-    if manifest.request["data"] is None or manifest.request["model"] is None:
-        return OutputError(
-            "the model or the input of this job was in memory",
-            received=place.address(),
-            hint="call penstock.predict again with the same model, the same data and the same output",
-        )
-    return None
+def verify(output: str | os.PathLike[str]) -> dict[str, Any]:
+    """Compare the output in a folder with its journal: every part by size, checksum and rows. Changes nothing.
+
+    What is found to be damaged is predicted again by `resume` with `verify=True`.
+
+    Returns:
+        `output`, `state`, `rows`, `committed`, `failed` and `parts` as in `status`, `is_whole`, and `problems`, each
+        with the `name` of a file and what the `problem` is.
+
+    Raises:
+        OutputError: The folder holds no job, the manifest cannot be read, or a run is writing to it.
+
+    Example:
+        >>> penstock.verify("predictions/")["is_whole"]    # doctest: +SKIP
+        True
+    """
+    return folder_state.verify(os.fspath(output))
 
 
 def stream(

@@ -31,8 +31,10 @@ EXPECTED = {
     "plan",
     "predict",
     "resume",
+    "retry",
     "status",
     "stream",
+    "verify",
 }
 
 
@@ -65,7 +67,7 @@ def test_every_error_class_is_public() -> None:
 
 
 def test_public_functions_are_those_of_the_api() -> None:
-    for name in ("devices", "inspect", "predict", "resume", "status", "stream"):
+    for name in ("devices", "inspect", "predict", "resume", "retry", "status", "stream", "verify"):
         assert inspect.unwrap(getattr(penstock, name)) is getattr(api, name)
 
 

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from penstock.errors import OutputError
-from penstock.storage.lease import LOCK, STALE_S, WATCH_S, LockHolder, OutputLease, is_leased
+from penstock.storage.lease import LOCK, STALE_S, WATCH_S, LockHolder, OutputLease, holder_of
 from penstock.storage.objects import Objects
 from tests.support import s3_server
 
@@ -76,13 +76,13 @@ def lease(objects: Objects, now: float = 1000.0, sleep: Callable[[float], object
 def test_prefix_that_a_living_process_holds_is_refused_and_the_holder_is_named(store: Any) -> None:
     objects = Objects("s3://bucket/living")
     with holder(objects) as process:
-        assert is_leased(objects)
+        assert holder_of(objects)
         with pytest.raises(OutputError) as caught, OutputLease(objects):
             pass
         assert caught.value.exit_code == 7
         assert "s3://bucket/living" in (caught.value.received or "")
         assert f"process {process.pid} on" in (caught.value.received or "")
-        assert is_leased(objects), "a refusal must not take the lock away"
+        assert holder_of(objects), "a refusal must not take the lock away"
     assert objects.read(LOCK) is None, "a run that ends removes its lock"
 
 
@@ -92,7 +92,7 @@ def test_lock_of_a_killed_process_is_taken_over_at_once(store: Any) -> None:
         process.kill()
         process.wait(timeout=20)
         assert objects.read(LOCK) is not None
-        assert not is_leased(objects)
+        assert not holder_of(objects)
         with lease(objects):
             assert json.loads(objects.read(LOCK) or b"")["pid"] == os.getpid()
 
@@ -121,7 +121,7 @@ def test_of_many_who_want_the_lock_one_gets_it(store: Any) -> None:
 
 def test_lock_is_free_after_use_and_after_an_error(objects: Objects) -> None:
     with lease(objects):
-        assert is_leased(objects)
+        assert holder_of(objects)
     assert objects.read(LOCK) is None
     with pytest.raises(RuntimeError), lease(objects):
         raise RuntimeError("inside")
@@ -224,5 +224,5 @@ def test_holder_whose_lock_was_removed_notices(objects: Objects) -> None:
 
 
 def test_looking_makes_no_lock(objects: Objects) -> None:
-    assert not is_leased(objects)
+    assert not holder_of(objects)
     assert objects.read(LOCK) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OutputError
-from penstock.storage.lock import OutputLock, is_locked
+from penstock.storage.lock import OutputLock, holder_of
 
 HOLD = """
 import sys
@@ -46,35 +46,35 @@ def output(tmp_path: Path) -> str:
 
 def test_folder_that_a_living_process_holds_is_refused_and_the_holder_is_named(output: str) -> None:
     with holder(output) as process:
-        assert is_locked(output)
+        assert holder_of(output)
         with pytest.raises(OutputError) as caught, OutputLock(output):
             pass
         assert caught.value.exit_code == 7
         assert output in (caught.value.received or "")
         assert f"process {process.pid}" in (caught.value.received or "")
-        assert is_locked(output), "a refusal must not take the lock away"
+        assert holder_of(output), "a refusal must not take the lock away"
 
 
 def test_lock_of_a_killed_process_is_free(output: str) -> None:
     with holder(output) as process:
         process.kill()
         process.wait(timeout=20)
-        assert not is_locked(output)
+        assert not holder_of(output)
         with OutputLock(output):
-            assert is_locked(output)
+            assert holder_of(output)
 
 
 def test_lock_of_a_process_that_ended_is_free(output: str) -> None:
     with holder(output):
         pass
-    assert not is_locked(output)
+    assert not holder_of(output)
 
 
 def test_lock_makes_the_folder_and_is_free_after_use(output: str) -> None:
     with OutputLock(output):
-        assert is_locked(output)
+        assert holder_of(output)
         assert Path(output, "_penstock", "lock").read_text(encoding="utf-8").startswith(f"process {os.getpid()} on ")
-    assert not is_locked(output)
+    assert not holder_of(output)
     with OutputLock(output):
         pass
 
@@ -82,7 +82,7 @@ def test_lock_makes_the_folder_and_is_free_after_use(output: str) -> None:
 def test_lock_is_free_after_an_error(output: str) -> None:
     with pytest.raises(RuntimeError), OutputLock(output):
         raise RuntimeError("inside")
-    assert not is_locked(output)
+    assert not holder_of(output)
 
 
 def test_lock_on_a_file_that_was_removed_meanwhile_is_taken_again(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_lock_on_a_file_that_was_removed_meanwhile_is_taken_again(output: str, m
     monkeypatch.setattr(fcntl, "flock", flock)
     with OutputLock(output):
         assert path.exists()
-        assert is_locked(output)
+        assert holder_of(output)
 
 
 def test_second_lock_of_the_same_process_is_refused_too(output: str) -> None:
@@ -106,11 +106,11 @@ def test_second_lock_of_the_same_process_is_refused_too(output: str) -> None:
 
 
 def test_folder_without_a_lock_is_not_locked_and_looking_makes_none(tmp_path: Path) -> None:
-    assert not is_locked(str(tmp_path))
+    assert not holder_of(str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
 def test_locks_of_different_folders_do_not_meet(tmp_path: Path) -> None:
     with OutputLock(str(tmp_path / "a")), OutputLock(str(tmp_path / "b")):
-        assert is_locked(str(tmp_path / "a"))
-        assert is_locked(str(tmp_path / "b"))
+        assert holder_of(str(tmp_path / "a"))
+        assert holder_of(str(tmp_path / "b"))

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
+from penstock.core.protocols import Merges
+from penstock.core.records import Result
 from penstock.core.retrying import wait_after
 from penstock.errors import OutputError, UsageError
 from penstock.storage.ledger import committed_records, is_finished, part_files, remove_job
@@ -23,8 +27,10 @@ from penstock.storage.manifest import is_fresh, load_manifest
 from penstock.storage.part_builder import StagedPart
 from penstock.storage.places import Place, place_of
 from penstock.storage.remote_prefix import RemotePrefix
+from penstock.storage.retried import stage_retried
+from penstock.storage.verifying import find_problems
 from tests.support import flaky_proxy, s3_server
-from tests.unit.storage.test_ledger import SINKS, SPANS, Run, manifest_of
+from tests.unit.storage.test_ledger import FAILED, SINKS, SPANS, Run, manifest_of, result_of
 
 BUCKET = "bucket"
 
@@ -124,6 +130,39 @@ def test_removed_job_leaves_a_fresh_place(place: Place, sink: str) -> None:
     remove_job(place, manifest_of(sink=sink))
     assert is_fresh(place)
     assert place.children() == ["_penstock"]
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_failed_rows_are_put_into_their_parts(place: Place, sink: str, tmp_path: Path) -> None:
+    run(place, sink)
+    manifest, writer = manifest_of(sink=sink), SINKS[sink]
+    assert isinstance(writer, Merges)
+    left = frozenset({12, 17})
+    with closing(Run(place, sink)) as running:
+        for part, spans in enumerate((SPANS[:2], SPANS[2:3], SPANS[3:4], SPANS[4:])):
+            results = [only_failed(result_of(span, left)) for span in spans]
+            retried = [result for result in results if result.span.rows]
+            running.ledger.replace(stage_retried(place, manifest, running.ledger, writer, part, retried))
+        running.finish()
+    assert list(find_problems(place, manifest)) == []
+    records = committed_records(place, manifest)
+    assert is_finished(manifest, records)
+    assert (sum(record.rows for record in records), sum(record.failed for record in records)) == (33, 2)
+    other = place_of(str(tmp_path / "at once"))
+    with other.lock(), closing(Run(other, sink)) as running:
+        for span in SPANS:
+            running.parts.accept(result_of(span, left))
+        running.finish()
+    at_once = everything(other, sink).items()
+    assert {name.replace("_0001", ""): content for name, content in everything(place, sink).items()} == dict(at_once)
+
+
+def only_failed(result: Result) -> Result:
+    """Of a result the rows that had failed in the first run."""
+    rows = np.array([row for row in range(result.span.start, result.span.stop) if row in FAILED], np.int64)
+    keep = np.isin(result.row_numbers(), rows)
+    span = replace(result.span, rows=len(rows), numbers=tuple((int(row), 1) for row in rows))
+    return replace(result, span=span, columns={name: column[keep] for name, column in result.columns.items()})
 
 
 def test_job_is_removed_from_a_remote_store_that_has_real_folders(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.columns import describe, to_array, to_arrow
-from penstock.core.protocols import Sink
+from penstock.core.columns import describe, take_rows, to_array, to_arrow
+from penstock.core.protocols import Merges, Sink
 from penstock.core.records import STRING, Column, OutputSchema, Result, RowFailure, Span, TensorSpec
 from penstock.errors import OutputError, UsageError
 from penstock.sinks import staging
@@ -521,3 +521,53 @@ class TestReadingTheFolderWithOthers:
         found = duckdb.sql(f"select row, word, y from '{parquet_folder}/*.parquet'").fetchall()
         assert [row for row, _, _ in found] == list(range(40))
         assert found[7] == (7, "w7", (7.0, -7.0)) or found[7] == (7, "w7", [7.0, -7.0])
+
+
+def mixed_columns(rows: range) -> tuple[dict[str, Column], OutputSchema]:
+    """Outputs and kept columns of many kinds, by the numbers of their rows."""
+    numbers = np.array(rows, np.float32)
+    texts = [f'line {row}\n"quoted", {row}' if row % 3 else "" for row in rows]
+    columns: dict[str, Column] = {
+        "y": numbers / 7,
+        "image": np.repeat(numbers, 6).reshape(-1, 2, 3) * np.float32(0.1),
+        "half": (numbers * 100).astype(np.float16),
+        "text": pa.array(texts, pa.large_string()),
+        "lists": pa.array([[row] * (row % 4) for row in rows]),
+        "day": pa.array([datetime.date(2020, 1, 1 + row % 28) for row in rows]),
+    }
+    return columns, OutputSchema(tuple(describe(name, column) for name, column in columns.items()), 3)
+
+
+@pytest.mark.parametrize("group_bytes", [2000, staging.GROUP_BYTES])
+@pytest.mark.parametrize("has_text", [True, False])
+def test_merged_parts_have_the_bytes_of_one_that_was_written_at_once(
+    sink: str, has_text: bool, group_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "GROUP_BYTES", group_bytes)
+    made = SINKS[sink]
+    assert isinstance(made, Merges)
+    spans = [Span(index, index * 50, 50, ()) for index in range(8)]
+    _, schema = mixed_columns(range(1))
+    if not has_text or sink == "npy":
+        schema = OutputSchema(schema.columns[:3], 3)
+
+    def write(name: str, wanted: Callable[[int], bool]) -> dict[str, str]:
+        """A part of the rows that are wanted; returns folder to path."""
+        writer = made.open_part(name, str(tmp_path), schema)
+        for span in spans:
+            every, _ = mixed_columns(range(span.start, span.stop))
+            keep = np.array([wanted(row) for row in range(span.start, span.stop)])
+            failures = [RowFailure(row, "", "", "", "") for row in range(span.start, span.stop) if not wanted(row)]
+            columns = {column: take_rows(every[column], keep) for column in schema.names}
+            if keep.any():
+                writer.write(Result(span, columns, tuple(failures)))
+        return {os.path.dirname(final): path for path, final in writer.finish().items()}
+
+    late = {0, 49, 50, 137, 399} | set(range(200, 250))  # first and last rows of spans, and a whole one
+    old = write("old", lambda row: row not in late)
+    new = write("new", lambda row: row in late)
+    merged = made.merge([old, new], made.open_part("merged", str(tmp_path), schema), spans)
+    at_once = write("at_once", lambda row: True)
+    assert [os.path.dirname(final) for final in merged.values()] == list(at_once)
+    for path, final in merged.items():
+        assert Path(path).read_bytes() == Path(at_once[os.path.dirname(final)]).read_bytes(), final

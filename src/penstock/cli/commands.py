@@ -18,7 +18,7 @@ from penstock import __version__
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
-from penstock.errors import Interrupted, PenstockError, UsageError
+from penstock.errors import Interrupted, OutputError, PenstockError, UsageError
 from penstock.options.records import PredictOptions
 from penstock.options.table import read_given
 
@@ -246,13 +246,29 @@ def plan(
 @click.argument("output")
 @some_options("devices")
 @click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
+@click.option("--verify", is_flag=True, help="Read all parts first; what has flipped bits is predicted again, too.")
 @output_options
-def resume(output: str, devices: str, max_failures: float | None, as_json: bool, quiet: bool, verbose: bool) -> int:
-    """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C."""
+def resume(output: str, as_json: bool, quiet: bool, **values: Any) -> int:
+    """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C; predict damaged parts again."""
     from penstock import api
 
-    summary = api.resume(output, devices=devices, max_failures=max_failures, progress=_progress(quiet), verbose=verbose)
+    summary = api.resume(output, progress=_progress(quiet), **values)
     return _report(summary, as_json=as_json, quiet=quiet)
+
+
+@main.command()
+@click.argument("output")
+@some_options("devices", "preprocess", "preprocess_row")
+@output_options
+def retry(output: str, as_json: bool, quiet: bool, **values: Any) -> int:
+    """Predict the failed rows of the finished job in OUTPUT again, after the data or the function was mended.
+
+    Each row runs at its old place in its batch and is put into its part; no other row changes. Files in which no row
+    failed must be as they were, and every file must have as many rows as it had.
+    """
+    from penstock import api
+
+    return _report(api.retry(output, progress=_progress(quiet), **values), as_json=as_json, quiet=quiet)
 
 
 @main.command()
@@ -266,15 +282,44 @@ def status(output: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(progress))
         return 0
-    share = (progress["committed"] + progress["failed"]) / max(1, progress["rows"])
     done = progress["committed"] + progress["failed"]
-    click.echo(f"{progress['state']}: {done:,} of {progress['rows']:,} rows done ({share:.0%})")
+    by = f", by {progress['run']}" if progress["run"] else ""
+    click.echo(
+        f"{progress['state']}: {done:,} of {progress['rows']:,} rows done ({done / max(1, progress['rows']):.0%}){by}"
+    )
+    if progress["state"] == "running" and progress["rows_per_s"]:
+        rate = progress["rows_per_s"]
+        click.echo(f"{progress['left']:,} rows left, at {rate:,.0f} rows/s about {progress['left'] / rate:,.0f} s")
     parts = f"{progress['parts']} part{'s' if progress['parts'] != 1 else ''}"
     written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":
         click.echo(("go on with: " if progress["resumable"] else "the job cannot be resumed: ") + progress["hint"])
     return 0
+
+
+@main.command()
+@click.argument("output")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def verify(output: str, as_json: bool) -> int:
+    """Compare every part in the folder OUTPUT with its record: size, checksum, rows. Something wrong is exit code 7."""
+    from penstock import api
+
+    found = api.verify(output)
+    if as_json:
+        click.echo(json.dumps(found))
+        return 0 if found["is_whole"] else OutputError.exit_code
+    for each in found["problems"]:
+        click.echo(f"{each['name']}: {each['problem']}")
+    parts = f"{found['parts']} part{'s' if found['parts'] != 1 else ''}"
+    count = len(found["problems"])
+    verdict = "every part is whole" if not count else f"{count} problem{'s' if count != 1 else ''}"
+    click.echo(f"{verdict}: {found['committed']:,} rows in {parts}, {found['failed']:,} failed ({found['state']})")
+    if count:
+        click.echo(
+            f"hint: penstock resume {output} --verify predicts again what is damaged, and nothing else", err=True
+        )
+    return OutputError.exit_code if count else 0
 
 
 @main.command()

@@ -167,12 +167,12 @@ def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
             allowed=_named(manifest.schema.columns),
             hint="predict them in another job, with another --output",
         )
-    spans = list(started.divide(task.options.part_rows))
+    how_divided = started.division(task.options.part_rows)
+    spans = list(started.source.divide(*how_divided))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     fragments = (*manifest.fragments, *task.source.source.fragments())
-    generation = Generation(
-        len(manifest.fragments), len(manifest.spans), len(manifest.parts), packed_paths(task.source.source)
-    )
+    firsts = len(manifest.fragments), len(manifest.spans), len(manifest.parts)
+    generation = Generation(*firsts, packed_paths(task.source.source), how_divided)
     return replace(
         manifest,
         request=task.request,

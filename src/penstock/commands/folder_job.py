@@ -36,6 +36,8 @@ class FolderJob:
     options: PredictOptions
     request: dict[str, Any]
     overwrite: bool = False
+    verify: bool = False
+    """Whether the parts that are there are read and compared with their checksums before the job goes on."""
     is_verbose: bool = False
     append: bool = False
     """Files that a finished job does not have are predicted, too."""

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +32,13 @@ from penstock.storage.ledger import (
     OpenParts,
     committed_records,
     is_finished,
+    planned_records,
     put_failures_together,
     remove_job,
 )
 from penstock.storage.manifest import (
     IS_NEW,
+    MANIFEST_VERSION,
     Generation,
     Manifest,
     changed_files,
@@ -46,12 +48,14 @@ from penstock.storage.manifest import (
     older_job,
 )
 from penstock.storage.places import Place, place_of
+from penstock.storage.verifying import altered_files
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
 from penstock.telemetry.trace import trace_to
 
 _JUDGED_FROM_ROWS = 100
+_MOST_TOLD = 5
 
 
 def run(task: FolderJob, progress: Progress, began: float) -> Summary:
@@ -92,9 +96,12 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
 
 def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest) -> tuple[Summary, bool]:
     """Go on with the job in a place, or append to it; also tells whether files are left that can be appended now."""
-    records = committed_records(place, existing)
     if existing.is_older:
         raise older_job(place, existing)
+    altered: Collection[str] = ()
+    if task.verify:
+        altered = {each.name for each in altered_files(place, planned_records(place.records(), existing))}
+    records = committed_records(place, existing, altered)
     if task.append:
         appending.check_job(task, existing)
     arranged = appending.arrange(task, existing)
@@ -105,19 +112,29 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         if task.append and len(existing.generations) == 1:
             raise appending.unfinished(task.output)
         here = appending.reading_only(arranged.task, appending.unfinished_generations(existing, records))
-        return _execute(here, place, progress, began, existing), task.append and arranged.grown is not None
+        summary = _execute(here, place, progress, began, existing, altered=altered)
+        return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
         progress.note(f"appending {appending.counted(arranged.num_new)} after {existing.rows:,} rows")
         return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
     if task.append:
         progress.note("nothing to append: the input has no new files")
     with output_errors():
+        if task.verify:
+            Ledger(place, existing).close()  # removes what the journal does not know
         put_failures_together(place, records)
-    return _finished_before(task.output, existing, records, began), False
+    return finished_before(task.output, existing, records, began), False
 
 
 def _execute(
-    task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest | None, is_append: bool = False
+    task: FolderJob,
+    place: Place,
+    progress: Progress,
+    began: float,
+    existing: Manifest | None,
+    *,
+    is_append: bool = False,
+    altered: Collection[str] = (),
 ) -> Summary:
     with (
         trace_to(task.options.trace, began) as trace,
@@ -126,7 +143,7 @@ def _execute(
     ):
         meter = Meter(trace)
         context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-        return _Run(task, place, progress, began, context, meter).execute(existing, is_append)
+        return Run(task, place, progress, began, context, meter, altered).execute(existing, is_append=is_append)
 
 
 def _same_job(
@@ -202,7 +219,7 @@ def _leave_no_trace(place: Place, existed: bool) -> None:
             place.leave_no_trace(existed=existed)
 
 
-def _finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
+def finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
     """The summary of a job that was finished before."""
     return Summary(
         output=output,
@@ -226,25 +243,27 @@ def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
     }
 
 
-def _rows_in(records: Sequence[PartRecord]) -> int:
+def rows_in(records: Sequence[PartRecord]) -> int:
     """All rows that committed parts account for, also those that failed."""
     return sum(record.rows + record.failed for record in records)
 
 
 @dataclass
-class _Run:
+class Run:
     """One execution of a job in a place that is locked."""
 
-    _task: FolderJob
-    _place: Place
-    _progress: Progress
-    _began: float
-    _context: RunContext
-    _meter: Meter
+    task: FolderJob
+    place: Place
+    progress: Progress
+    began: float
+    context: RunContext
+    meter: Meter
+    altered: Collection[str] = ()
+    """Files of parts that have another content than was written."""
 
-    def execute(self, existing: Manifest | None, is_append: bool) -> Summary:
+    def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
-        task = self._task
+        task = self.task
         manifest = None if task.overwrite else existing
         resumed = None
         if manifest is not None:
@@ -252,65 +271,71 @@ class _Run:
             resumed = Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
         if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
-                self._progress.note(line)
-        self._progress.note(f"loading {task.request['model'] or 'the model'}")
-        started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self._context)
+                self.progress.note(line)
+        self.progress.note(f"loading {task.request['model'] or 'the model'}")
+        started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self.context)
         with contextlib.closing(started):
             for line in (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)):
-                self._progress.note(line)
+                self.progress.note(line)
             if task.options.check:
-                self._progress.note(self._check(started))
+                self.progress.note(self._check(started))
             output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
             if manifest is None:
                 manifest = make_manifest(task, started)
                 with output_errors():
                     # Only now that the new job is known to begin is the old one removed.
                     if existing is not None:
-                        remove_job(self._place, existing)
-                    manifest.save(self._place)
+                        remove_job(self.place, existing)
+                    manifest.save(self.place)
             elif is_append:
                 manifest = appending.begin(manifest, task, started)
                 with output_errors():
-                    manifest.save(self._place)
+                    manifest.save(self.place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)
-            return self._predict(started, manifest)
+            elif manifest.version < MANIFEST_VERSION:
+                with output_errors():
+                    manifest.save(self.place)  # what is journalled from here on is of today's form
+            return self.predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:
         """Remove what is written: a model that keeps state must see all rows again, from the first."""
-        rows = _rows_in(committed_records(self._place, manifest))
+        rows = rows_in(committed_records(self.place, manifest))
         if rows:
-            self._progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
+            self.progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
         with output_errors():
-            remove_job(self._place, manifest)
-            manifest.save(self._place)
+            remove_job(self.place, manifest)
+            manifest.save(self.place)
 
     def _check(self, started: Started) -> str:
-        if not isinstance(self._task.model, ModelFile):
+        if not isinstance(self.task.model, ModelFile):
             return "a live model is its own framework: there is nothing to check"
-        return check_answers(self._task.model, started, self._context)
+        return check_answers(self.task.model, started, self.context)
 
-    def _predict(self, started: Started, manifest: Manifest) -> Summary:
-        ready, stop = time.perf_counter(), self._context.stop
+    def predict(self, started: Started, manifest: Manifest) -> Summary:
+        """Predict what is not committed."""
+        ready, stop = time.perf_counter(), self.context.stop
         with output_errors():
-            ledger = Ledger(self._place, manifest)
+            ledger = Ledger(self.place, manifest, self.altered)
         with contextlib.closing(ledger):
+            for damage in ledger.repairs[:_MOST_TOLD]:
+                self.progress.note(f"{damage}: what it held is predicted again")
             before = ledger.records
-            rows_before = _rows_in(before)
-            self._meter.failed = sum(record.failed for record in before)
+            rows_before = rows_in(before)
+            self.meter.failed = sum(record.failed for record in before)
             if before:
-                self._progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
-            self._meter.begin()
-            self._progress.begin(self._meter, manifest.rows, rows_before)
+                self.progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
+            self.meter.begin()
+            self.progress.begin(self.meter, manifest.rows, rows_before)
             try:
                 spans = started.divide(manifest.part_rows) if started.is_streamed else ledger.pending
                 # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
                 results = started.engine.run(spans, is_ordered=started.is_streamed)
                 order = None if started.is_streamed else ledger.pending
-                limit = _FailureLimit(self._task.options.max_failures, before, order)
+                limit = _FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
             finally:
-                self._progress.end()
+                self.progress.end()
             if started.is_streamed:
                 manifest = self._end_stream(manifest, ledger)
             elif stop.signal_number is not None and ledger.pending:
@@ -318,15 +343,15 @@ class _Run:
                 how = "the model keeps state: begin again with" if keeps_state else "go on with"
                 raise Interrupted.by_signal(
                     stop.signal_number,
-                    f"stopped with {_rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-                    hint=f"{how}: penstock resume {self._task.output}",
+                    f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
+                    hint=f"{how}: penstock resume {self.task.output}",
                 )
-            return self._summarise(started, manifest, ledger, rows_before, ready)
+            return self.summarise(started, manifest, ledger, rows_before, ready)
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
         """Record how many rows a stream had: it is known only at its end, and then the job is finished."""
-        records, stop = ledger.records, self._context.stop
-        rows = _rows_in(records)
+        records, stop = ledger.records, self.context.stop
+        rows = rows_in(records)
         if stop.signal_number is not None:
             raise Interrupted.by_signal(
                 stop.signal_number,
@@ -335,7 +360,7 @@ class _Run:
             )
         ended = replace(manifest, streamed=(records[-1].stop_span if records else 0, rows))
         with output_errors():
-            ended.save(self._place)
+            ended.save(self.place)
         return ended
 
     def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: _FailureLimit) -> None:
@@ -343,20 +368,20 @@ class _Run:
         problem: PenstockError | None = None
         parts = OpenParts(
             ledger,
-            kinds.sink(self._task.options.format),
-            lambda record: self._meter.commit(record.rows, record.failed),
-            self._meter.step,
+            kinds.sink(self.task.options.format),
+            lambda record: self.meter.commit(record.rows, record.failed),
+            self.meter.step,
         )
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
             # Closed before an error is raised: finishers would go on with rows that nobody takes.
             contextlib.closing(output_columns.finished(started, results)) as finished,
-            contextlib.closing(_Writer(parts, self._meter, digester)) as writer,
+            contextlib.closing(_Writer(parts, self.meter, digester)) as writer,
         ):
             try:
                 for result in finished:
                     writer.put(result)
-                    self._meter.failed += len(result.failures)
+                    self.meter.failed += len(result.failures)
                     problem = limit.check(result)
                     if problem is not None:
                         break
@@ -364,7 +389,7 @@ class _Run:
                 raise
             except InputError as error:
                 # A file that is being rewritten looks damaged: what happened to it is the better thing to tell.
-                problem = unchanged.find_changed(self._task.source.fragments()) or error
+                problem = unchanged.find_changed(self.task.source.fragments()) or error
             except PenstockError as error:
                 problem = error
             with output_errors():
@@ -373,30 +398,30 @@ class _Run:
         if problem is not None:
             raise problem
 
-    def _summarise(
+    def summarise(
         self, started: Started, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float
     ) -> Summary:
         now = time.perf_counter()
         records = ledger.records
         short = started.engine.shortages().items()
         return Summary(
-            output=self._task.output,
+            output=self.task.output,
             **_counted(records),
-            seconds=now - self._began,
-            start_seconds=ready - self._began,
+            seconds=now - self.began,
+            start_seconds=ready - self.began,
             search_seconds=started.search_s,
             run_seconds=now - ready,
-            rows_per_s=(_rows_in(records) - rows_before) / (now - ready),
+            rows_per_s=(rows_in(records) - rows_before) / (now - ready),
             rows_before=rows_before,
             devices=tuple(str(device) for device in started.placement.devices),
             recipe=manifest.recipe.as_json(),
-            where=self._meter.where(),
-            bottleneck=self._meter.bottleneck(),
+            where=self.meter.where(),
+            bottleneck=self.meter.bottleneck(),
             loaders=started.engine.loaders(),
-            padding=self._meter.padding(),
+            padding=self.meter.padding(),
             plan=f"{started.plan.choice}; {started.plan.reason}" if started.plan is not None else "",
             memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
-            trace=self._meter.traced_to(),
+            trace=self.meter.traced_to(),
         )
 
 
@@ -411,7 +436,7 @@ class _FailureLimit:
 
     def __init__(self, allowed: float, records: Sequence[PartRecord], order: Sequence[Span] | None) -> None:
         self._allowed = allowed
-        self._rows = _rows_in(records)
+        self._rows = rows_in(records)
         self._failed = sum(record.failed for record in records)
         self._is_streamed = order is None
         self._order = deque(span.index for span in order or ())
@@ -446,7 +471,8 @@ def make_manifest(task: FolderJob, started: Started) -> Manifest:
     schema = output_columns.output_schema(started, started.options)
     sink = kinds.sink(task.options.format)
     sink.check(schema)
-    spans = [] if started.is_streamed else list(started.divide(task.options.part_rows))
+    how_divided = started.division(task.options.part_rows)
+    spans = [] if started.is_streamed else list(started.source.divide(*how_divided))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
     fragments = tuple(task.source.fragments())
     return Manifest(
@@ -467,7 +493,7 @@ def make_manifest(task: FolderJob, started: Started) -> Manifest:
         columns=started.job.columns,
         part_suffix=sink.suffix,
         part_folders=sink.folders(schema),
-        generations=(Generation(packed_paths=appending.packed_paths(task.source)),),
+        generations=(Generation(packed_paths=appending.packed_paths(task.source), division=how_divided),),
     )
 
 

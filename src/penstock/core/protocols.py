@@ -162,6 +162,24 @@ class Sink(Protocol):
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> PartWriter: ...
 
 
+@runtime_checkable
+class Merges(Sink, Protocol):
+    """A sink that can write several parts as one, in the order of their rows: what a retry needs."""
+
+    def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
+        """Write the rows of parts, each of which is in order, to one part that is new.
+
+        Args:
+            parts: Folder to path, of every file of each part; the folders are those of `folders`.
+            writer: The part to write, just opened.
+            spans: The spans of the part: its bytes are as if their results had been written to it.
+
+        Returns:
+            What `PartWriter.finish` returns.
+        """
+        ...
+
+
 class Engine(Protocol):
     """What runs a job: load the model, learn what the user's function gives, compile the step, predict spans."""
 

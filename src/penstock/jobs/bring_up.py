@@ -103,12 +103,16 @@ class Started:
 
     def divide(self, part_rows: int | None = None) -> Iterator[Span]:
         """Every span of the input."""
+        return iter(self.source.divide(*self.division(part_rows)))
+
+    def division(self, part_rows: int | None = None) -> tuple[int, int]:
+        """The rows of a span, and the most where the format wants more."""
         input_bytes = sum(binding.row_bytes for binding in shapes.sized(self.job.bindings, self.job.buckets))
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
         rows = division.rows_per_span(
             self.job.batch_size, input_bytes, output_bytes, part_rows, self.prepared.rows_loaded_per_s
         )
-        return iter(self.source.divide(rows, part_rows or division.PART_BYTES // output_bytes))
+        return rows, part_rows or max(1, division.PART_BYTES // output_bytes)
 
     def rows_per_second(self) -> float:
         """What the warm-up promises: an upper bound, as one batch says little about reading."""

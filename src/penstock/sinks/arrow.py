@@ -10,13 +10,17 @@ import os
 import pyarrow as pa
 
 from penstock.core.records import OutputSchema
-from penstock.sinks.staging import OneFileSink, TablePart
+from penstock.sinks.staging import TablePart, TableSink
 
 
-class ArrowSink(OneFileSink):
+class ArrowSink(TableSink):
     """One Arrow file for each part."""
 
     suffix = ".arrow"
+
+    def read_table(self, path: str) -> pa.Table:
+        with pa.OSFile(path) as file, pa.ipc.open_file(file) as reader:
+            return reader.read_all()
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> ArrowPart:
         return ArrowPart(os.path.join(folder, name + self.suffix))

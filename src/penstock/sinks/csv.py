@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import to_arrow
-from penstock.core.records import STRING, Column, OutputSchema, Result, TensorSpec
+from penstock.core.protocols import PartWriter
+from penstock.core.records import STRING, Column, OutputSchema, Result, Span, TensorSpec
 from penstock.errors import UsageError
 from penstock.sinks.jsonl import plain, to_list
 from penstock.sinks.staging import ROW, FilePart, OneFileSink, check_names
@@ -49,6 +50,10 @@ class CsvSink(OneFileSink):
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> CsvPart:
         return CsvPart(os.path.join(folder, name + self.suffix), schema)
 
+    def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
+        assert isinstance(writer, CsvPart)
+        return writer.finish_merged(parts, _records, _row_of)
+
 
 class CsvPart(FilePart):
     """A part of a header and lines."""
@@ -68,6 +73,22 @@ class CsvPart(FilePart):
 
 
 SINK = CsvSink()
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The records of a file: quoted text may have line ends in it."""
+    record = b""
+    for line in lines:
+        record += line
+        if not record.count(b'"') % 2:
+            yield record
+            record = b""
+
+
+def _row_of(record: bytes) -> int:
+    """The row of a record; -1 for the header, which comes first."""
+    field = record[: record.find(b",")]
+    return int(field) if field.isdigit() else -1
 
 
 def _names(spec: TensorSpec) -> list[str]:

@@ -6,13 +6,15 @@ import base64
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
-from penstock.core.records import Column, OutputSchema, Result
+from penstock.core.protocols import PartWriter
+from penstock.core.records import Column, OutputSchema, Result, Span
 from penstock.sinks.staging import ROW, FilePart, OneFileSink
 
 
@@ -23,6 +25,10 @@ class JsonLinesSink(OneFileSink):
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> JsonLinesPart:
         return JsonLinesPart(os.path.join(folder, name + self.suffix))
+
+    def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
+        assert isinstance(writer, JsonLinesPart)
+        return writer.finish_merged(parts, iter, _row_of)
 
 
 class JsonLinesPart(FilePart):
@@ -43,6 +49,10 @@ class JsonLinesPart(FilePart):
 
 
 SINK = JsonLinesSink()
+
+
+def _row_of(line: bytes) -> int:
+    return int(line[: line.index(b",")].partition(b":")[2])
 
 
 def to_list(column: Column) -> list[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from penstock.core.columns import OPAQUE, to_array
-from penstock.core.records import STRING, Array, Column, OutputSchema, Result
+from penstock.core.protocols import PartWriter
+from penstock.core.records import STRING, Array, Column, OutputSchema, Result, Span
 from penstock.errors import OutputError, UsageError
 from penstock.sinks.staging import ROW, check_names, fsync_file
 
@@ -40,6 +42,15 @@ class NpySink:
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> NpyPart:
         return NpyPart(name, folder, schema)
+
+    def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
+        columns = {name: np.concatenate([np.load(part[name]) for part in parts]) for name in parts[0]}
+        order = np.argsort(columns[ROW], kind="stable")
+        rows = columns.pop(ROW)[order]
+        numbers = tuple((int(row), 1) for row in rows)
+        every = Span(0, 0, len(rows), (), None, numbers)
+        writer.write(Result(every, {name: column[order] for name, column in columns.items()}))
+        return writer.finish()
 
 
 class NpyPart:

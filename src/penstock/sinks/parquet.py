@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.records import OutputSchema
-from penstock.sinks.staging import ROW, OneFileSink, TablePart
+from penstock.sinks.staging import ROW, TablePart, TableSink
 
 _TRIED_BYTES = 1 << 18
 _WORTH_IT = 0.85
@@ -18,10 +19,16 @@ _WORTH_IT = 0.85
 compressing takes half of the time and saves a tenth of the bytes (measured: 72 MB/s with it, 153 without)."""
 
 
-class ParquetSink(OneFileSink):
+class ParquetSink(TableSink):
     """One Parquet file for each part."""
 
     suffix = ".parquet"
+
+    def read_table(self, path: str) -> pa.Table:
+        table = pq.read_table(path)
+        # Parquet has names of its own for what is inside of lists; the types as they were written lie beside it.
+        written = pq.read_metadata(path).metadata[b"ARROW:schema"]
+        return table.cast(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written))))
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> ParquetPart:
         return ParquetPart(os.path.join(folder, name + self.suffix))

@@ -1,15 +1,19 @@
 """What every sink needs: names that do not clash, parts of one file, tables gathered to large pieces, fsync."""
 
 import contextlib
+import heapq
+import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
-from penstock.core.records import OutputSchema, Result
+from penstock.core.protocols import PartWriter
+from penstock.core.records import Array, OutputSchema, Result, Span
 from penstock.crash_points import crash_point
 from penstock.errors import UsageError
 
@@ -30,6 +34,23 @@ class OneFileSink:
         check_names(schema)
 
 
+class TableSink(OneFileSink):
+    """A sink whose parts are Arrow tables. It reads them, too."""
+
+    def read_table(self, path: str) -> pa.Table:
+        """A whole part."""
+        raise NotImplementedError
+
+    def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
+        assert isinstance(writer, TablePart)
+        tables = [self.read_table(path) for part in parts for path in part.values()]
+        table = pa.concat_tables(tables, promote_options="permissive")
+        for positions in positions_by_span(table[ROW].to_numpy(), spans):
+            # Copied, so that it has the bytes of these rows only: their number decides where a piece of a table ends.
+            writer.write_table(table.take(positions).combine_chunks())
+        return writer.finish()
+
+
 class FilePart:
     """A part of one file. Subclasses set `_writer`, which is closed at the end, and write rows with it."""
 
@@ -47,6 +68,22 @@ class FilePart:
             with contextlib.suppress(OSError, pa.ArrowException):  # closing writes, and the disk may be full
                 self._writer.close()
 
+    def finish_merged(
+        self,
+        parts: Iterable[Mapping[str, str]],
+        records_of: Callable[[Iterable[bytes]], Iterator[bytes]],
+        row_of: Callable[[bytes], int],
+    ) -> dict[str, str]:
+        """Write the records of parts of text, in the order of their rows, and nothing else."""
+        self.abandon()
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context(open(path, "rb")) for part in parts for path in part.values()]
+            merged: Iterator[bytes] = heapq.merge(*map(records_of, files), key=row_of)
+            written = opened.enter_context(open(self._path, "wb"))
+            written.writelines(record for record, _ in itertools.groupby(merged))  # every part has the header
+        fsync_file(self._path)
+        return {self._path: os.path.basename(self._path)}
+
 
 class TablePart(FilePart):
     """A part that is written as Arrow tables. Subclasses open the writer of their format."""
@@ -63,7 +100,10 @@ class TablePart(FilePart):
     def write(self, result: Result) -> None:
         columns = {ROW: to_arrow(result.row_numbers())}
         columns |= {name: to_arrow(column) for name, column in result.columns.items()}
-        table = pa.table(columns)
+        self.write_table(pa.table(columns))
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write the rows of a span."""
         self._gathered.append(table)
         self._bytes += table.nbytes
         # Whether text is all UTF-8, or raw bytes, is known at the end of the part.
@@ -84,6 +124,15 @@ class TablePart(FilePart):
             self._writer = self.open_writer(self._path, table)
         self._writer.write_table(table, max(1, table.num_rows))
         self._gathered, self._bytes = [], 0
+
+
+def positions_by_span(rows: Array, spans: Sequence[Span]) -> Iterator[Array]:
+    """Where the rows of each span are, in order. Spans without rows are left out."""
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows[order], [span.number(span.start) for span in spans])
+    for first, stop in itertools.pairwise([*bounds.tolist(), len(rows)]):
+        if first < stop:
+            yield order[first:stop]
 
 
 def fsync_file(path: str) -> None:

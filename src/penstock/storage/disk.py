@@ -4,11 +4,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import google_crc32c
+
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 
 INTERNAL = "_penstock"
 """The folder inside the output folder that belongs to penstock."""
+_STEP_BYTES = 1 << 20
 
 
 def internal(output: str, *names: str) -> str:
@@ -62,3 +65,17 @@ def make_folders(path: str) -> None:
     make_folders(parent)
     os.makedirs(path, exist_ok=True)
     fsync_folder(parent)
+
+
+def checksum_of(content: bytes) -> str:
+    """The CRC32C of the content of a file, as the journal has it."""
+    return f"{google_crc32c.value(content):08x}"
+
+
+def checksum_of_file(path: str) -> str:
+    """The same of a file, read in pieces: from the page cache, where it was just written."""
+    value = 0
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_STEP_BYTES):
+            value = google_crc32c.extend(value, piece)
+    return f"{value:08x}"

@@ -4,21 +4,23 @@ Records are only ever appended, in the order of the commits, which need not be t
 of a part replaces what earlier records of that part hold from its first span on. So a record without spans takes spans
 back, and a record of the whole part takes the place of all its pieces; no other part is touched by either.
 
-A local journal is a file of lines. An object cannot be appended to: a remote journal is one numbered object for each
-record.
+A local journal is a file of lines. A line that is torn or altered counts as never written: its part is predicted again,
+and all others stay. An object cannot be appended to: a remote journal is one numbered object for each record, and ends
+before the first that is altered.
 """
 
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import INTERNAL, fsync_folder
+from penstock.storage.disk import INTERNAL, fsync_folder, write_whole
 from penstock.storage.objects import RESUMABLE, Objects
+from penstock.storage.typed import check_types
 
 JOURNAL = f"{INTERNAL}/journal"
 FAILURES = f"{INTERNAL}/failures"
@@ -34,7 +36,9 @@ class PartRecord:
     maps names in the output folder to sizes; `failures_bytes` is the size of its file of failures. `reduced` maps spans
     to the batch size that they took, where that of the recipe did not fit into the memory: the bits are those of the
     recipe for all others. `digests` maps spans to the digests of the bytes that they were read from, where these lie in
-    files. `not_finite` of the rows have a prediction that is NaN or infinite.
+    files. `not_finite` of the rows have a prediction that is NaN or infinite. `checksums` maps the names of all files,
+    that of the failures too, to the CRC32C of their content; it is empty in records of an older penstock.
+    `written_at` is the time of the clock when it was written, which only `penstock status` uses.
     """
 
     part: int
@@ -48,6 +52,8 @@ class PartRecord:
     reduced: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     not_finite: int = 0
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    written_at: float = 0.0
 
     @property
     def failures_file(self) -> str:
@@ -70,26 +76,39 @@ def failures_file(part: int, cut: int) -> str:
 
 
 def valid_records(records: Iterable[PartRecord]) -> list[PartRecord]:
-    """The records that no later one replaces, in the order of the parts and of their pieces."""
+    """The records that no later one replaces, in the order of the parts and of their pieces.
+
+    A piece that does not begin where the one before it ends is left out: the record between them was lost.
+    """
     by_part: dict[int, list[PartRecord]] = {}
     for record in records:
         before = [other for other in by_part.get(record.part, ()) if other.stop_span <= record.first_span]
+        if before and before[-1].stop_span != record.first_span:
+            continue
         by_part[record.part] = [*before, record] if record.stop_span > record.first_span else before
     return [record for part in sorted(by_part) for record in by_part[part]]
 
 
 class Journal:
-    """An append-only file of records. Opening it cuts a torn tail."""
+    """An append-only file of records. Opening it removes torn and altered ones."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self.records: list[PartRecord] = []
         is_new = not os.path.exists(path)
+        lines = _lines(path)
+        records = {line: decode_record(line) for line in lines}
+        kept = [line for line in lines if records[line] is not None]
+        self.records = [record for line in lines if (record := records[line]) is not None]
+        self.problems = _damage(lines)
+        if kept != lines[: len(kept)]:
+            write_whole(path, b"".join(kept))
         # Without a buffer: what a full disk refused would be written again when the file is closed.
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - lives as long as the run
         if is_new:
             fsync_folder(os.path.dirname(path))
-        self._recover()
+        elif len(kept) < len(lines):
+            # Where only the end is torn it is cut off, which needs no space on the disk.
+            self._file.truncate(sum(map(len, kept)))
+            os.fsync(self._file.fileno())
 
     def append(self, record: PartRecord) -> None:
         """Make a part exist: when this returns, the record is on the disk."""
@@ -105,23 +124,30 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    def _recover(self) -> None:
-        self._file.seek(0)
-        good = 0
-        for record, end in decode_records(self._file.read()):
-            self.records.append(record)
-            good = end
-        if good < os.path.getsize(self._path):
-            self._file.truncate(good)
-            os.fsync(self._file.fileno())
-        self._file.seek(0, os.SEEK_END)
-
 
 def read_records(path: str) -> list[PartRecord]:
     """The whole records of a journal, without touching it."""
+    return [record for record in map(decode_record, _lines(path)) if record is not None]
+
+
+def find_damage(path: str) -> list[str]:
+    """What is wrong with a journal, in words, without touching it."""
+    return _damage(_lines(path))
+
+
+def _damage(lines: Sequence[bytes]) -> list[str]:
+    problems = [
+        f"record {number} is altered"
+        for number, line in enumerate(lines)
+        if line.endswith(b"\n") and decode_record(line) is None
+    ]
+    return [*problems, *(["its last record is torn"] if lines and not lines[-1].endswith(b"\n") else [])]
+
+
+def _lines(path: str) -> list[bytes]:
     try:
         with open(path, "rb") as file:
-            return [record for record, _ in decode_records(file.read())]
+            return file.readlines()
     except FileNotFoundError:
         return []
 
@@ -138,6 +164,7 @@ class NumberedJournal:
         self._token = token
         self._fence = fence
         self.records, beyond = read_numbered(objects)
+        self.problems = numbered_damage(self.records, beyond)
         if beyond:
             # A crash in the middle leaves a gap, and what is beyond a gap is removed before anything is appended.
             fence()
@@ -167,11 +194,16 @@ def read_numbered(objects: Objects) -> tuple[list[PartRecord], Sequence[str]]:
     unbroken = [name for number, name in enumerate(there) if name == _record_name(number)]
     records: list[PartRecord] = []
     for name, content in objects.read_each(unbroken):
-        decoded = [record for record, _ in decode_records(content[: content.find(b"\n") + 1])]
-        if not decoded or name != _record_name(len(records)):
+        record = decode_record(content[: content.find(b"\n") + 1])
+        if record is None or name != _record_name(len(records)):
             break
-        records += decoded
+        records.append(record)
     return records, there[len(records) :]
+
+
+def numbered_damage(records: Sequence[PartRecord], beyond: Sequence[str]) -> list[str]:
+    """What is wrong with a journal of objects, in words, from what `read_numbered` found."""
+    return [f"record {len(records)} is missing or altered: {len(beyond)} records do not count"] if beyond else []
 
 
 def _record_name(number: int) -> str:
@@ -180,22 +212,20 @@ def _record_name(number: int) -> str:
 
 def encode_record(record: PartRecord) -> bytes:
     """A record as a line that begins with the checksum of the rest. Rare fields are left out where they are empty."""
-    rare = ("reduced", "digests", "not_finite")
+    rare = ("reduced", "digests", "not_finite", "checksums", "written_at")
     fields = {name: value for name, value in asdict(record).items() if name not in rare or value}
     body = json.dumps(fields, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def decode_records(raw: bytes) -> Iterator[tuple[PartRecord, int]]:
-    """Every record up to the first that is torn or altered, with the position where it ends."""
-    position = 0
-    while (end := raw.find(b"\n", position)) >= 0:
-        checksum, _, body = raw[position:end].partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(body):
-            return
-        try:
-            record = PartRecord(**json.loads(body))
-        except (ValueError, TypeError):
-            return  # the checksum of nothing is right for nothing
-        yield record, end + 1
-        position = end + 1
+def decode_record(line: bytes) -> PartRecord | None:
+    """The record in a line with its end; None where the line is torn or altered."""
+    checksum, _, body = line.removesuffix(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    try:
+        record = PartRecord(**json.loads(body))
+        check_types(record)
+    except (ValueError, TypeError, RecursionError):
+        return None  # the checksum of nothing is right for nothing
+    return record

@@ -186,10 +186,11 @@ def is_alive(holder: LockHolder, now: float) -> bool:
     return holder.is_running() if holder.is_here() else now - holder.time < STALE_S
 
 
-def is_leased(objects: Objects) -> bool:
-    """Whether a living run holds the output, as far as one look can tell. Takes nothing and changes nothing."""
+def holder_of(objects: Objects) -> LockHolder | None:
+    """The living run that holds the output, as far as one look can tell. Takes nothing and changes nothing."""
     content = objects.read(LOCK)
-    return content is not None and is_alive(LockHolder.decode(content), time.time())
+    holder = LockHolder.decode(content) if content is not None else None
+    return holder if holder is not None and is_alive(holder, time.time()) else None
 
 
 def _boot() -> str:

@@ -18,7 +18,7 @@ loses nothing; the next start does it. `remote_prefix` says the same of object s
 import bisect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.core.protocols import Sink
@@ -38,14 +38,19 @@ bounds: it hands out no span that lies far beyond the oldest unfinished one."""
 
 
 class Ledger:
-    """Commits the parts of one job. Opening it brings the place to the state that the journal describes."""
+    """Commits the parts of one job. Opening it brings the place to the state that the journal describes.
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    `altered` are files of parts that were found to have another content than was written: they count as missing.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest, altered: Collection[str] = ()) -> None:
         self._place = place
         self._manifest = manifest
         self._journal = place.journal()
         self._by_part: dict[int, list[PartRecord]] = {}
-        self._recover()
+        self.repairs = [f"the journal: {problem}" for problem in self._journal.problems]
+        """What was damaged or missing, in words: it is to be predicted again."""
+        self._recover(altered)
         self.staging = place.staging()
         """Where parts are built. Another process that builds a part of a local folder needs the same file system."""
 
@@ -145,18 +150,19 @@ class Ledger:
         self._journal.append(record)
         self._by_part[record.part] = valid_records([*self._by_part.get(record.part, ()), record])
 
-    def _recover(self) -> None:
+    def _recover(self, altered: Collection[str]) -> None:
         """Remove what no record knows, and take parts out of the journal whose files are not what they were."""
-        records = valid_records(self._journal.records)
-        intact = {(record.part, record.cut) for record in intact_records(self._place, records)}
+        records = planned_records(self._journal.records, self._manifest)
+        intact = {(record.part, record.cut) for record in intact_records(self._place, records, altered)}
         for record in records:
             self._by_part.setdefault(record.part, []).append(record)
         damaged = {record.part: record for record in reversed(records) if (record.part, record.cut) not in intact}
         if damaged:
             self._place.remove([ALL_FAILURES])
+        self.repairs += [f"part {part} is missing or altered" for part in sorted(damaged)]
         for record in damaged.values():
             nothing = replace(record, stop_span=record.first_span, rows=0, failed=0, files={}, failures_bytes=0)
-            self._append(replace(nothing, reduced={}, digests={}, not_finite=0))
+            self._append(replace(nothing, reduced={}, digests={}, not_finite=0, checksums={}, written_at=0.0))
         self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
         crash_point("recovery_begun")
         known = {name for record in self.records for name in record.all_files}
@@ -228,22 +234,39 @@ class OpenParts:
         del self._builders[part]
 
 
-def committed_records(place: Place, manifest: Manifest) -> list[PartRecord]:
+def committed_records(place: Place, manifest: Manifest, altered: Collection[str] = ()) -> list[PartRecord]:
     """The committed parts of a job, by number, without those that were damaged since. Touches nothing."""
-    return intact_records(place, valid_records(place.records()), has_failures=not manifest.is_older)
+    records = planned_records(place.records(), manifest)
+    return intact_records(place, records, altered, has_failures=not manifest.is_older)
 
 
-def intact_records(place: Place, records: Sequence[PartRecord], *, has_failures: bool = True) -> list[PartRecord]:
+def planned_records(records: Iterable[PartRecord], manifest: Manifest) -> list[PartRecord]:
+    """The valid records of a journal that hold what the manifest planned for their parts.
+
+    Where a record was lost, what followed it in its part begins too late, and does not count either.
+    """
+    valid = valid_records(records)
+    if manifest.part_rows is not None:
+        return valid
+    bounds = dict(enumerate(zip(manifest.parts, (*manifest.parts[1:], len(manifest.spans)), strict=True)))
+    begun = {record.part for record in valid if record.first_span == bounds.get(record.part, (None,))[0]}
+    return [record for record in valid if record.part in begun and record.stop_span <= bounds[record.part][1]]
+
+
+def intact_records(
+    place: Place, records: Sequence[PartRecord], altered: Collection[str] = (), *, has_failures: bool = True
+) -> list[PartRecord]:
     """The records whose files are in the place as they say, without pieces that follow a damaged one of their part.
 
     Args:
         place: Where to look.
         records: By part and piece.
+        altered: Files that count as missing.
         has_failures: Whether every part has a file of failures of its own.
     """
     files = [record.all_files if has_failures else record.files for record in records]
     folders = {os.path.dirname(name) for names in files for name in names}
-    there = {name: size for folder in folders for name, size in place.sizes(folder).items()}
+    there = {name: size for folder in folders for name, size in place.sizes(folder).items() if name not in altered}
     damaged: set[int] = set()
     intact = []
     for record, expected in zip(records, files, strict=True):
@@ -287,13 +310,13 @@ def part_files(place: Place, manifest: Manifest) -> list[str]:
     pattern = re.compile(rf"part-\d{{8}}(_\d+)?{re.escape(manifest.part_suffix)}")
     return [
         name
-        for folder in _part_folders(manifest)
+        for folder in part_folders(manifest)
         for name in sorted(place.sizes(folder))
         if pattern.fullmatch(os.path.basename(name))
     ]
 
 
-def _part_folders(manifest: Manifest) -> list[str]:
+def part_folders(manifest: Manifest) -> list[str]:
     """The folders of the sink; names that lead anywhere else are left out."""
     return [name for name in manifest.part_folders if name not in (".", "..") and os.path.basename(name) == name]
 
@@ -308,7 +331,7 @@ def remove_job(place: Place, manifest: Manifest) -> None:
     place.remove([*place.sizes(JOURNAL), *(name for name in place.sizes(INTERNAL) if name == JOURNAL)])
     place.settle()
     place.remove([*place.sizes(FAILURES), ALL_FAILURES, *part_files(place, manifest)])
-    place.drop_folders([JOURNAL, FAILURES, *filter(None, _part_folders(manifest))])
+    place.drop_folders([JOURNAL, FAILURES, *filter(None, part_folders(manifest))])
     place.settle()
     place.remove([MANIFEST])
     place.settle()

@@ -9,8 +9,8 @@ from typing import IO, Any
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
-from penstock.storage.journal import Journal, PartRecord, read_records
-from penstock.storage.lock import OutputLock, is_locked
+from penstock.storage.journal import Journal, PartRecord, find_damage, read_records
+from penstock.storage.lock import OutputLock, holder_of
 
 
 class LocalFolder:
@@ -27,7 +27,10 @@ class LocalFolder:
         return OutputLock(self._path)
 
     def is_locked(self) -> bool:
-        return is_locked(self._path)
+        return self.holder() is not None
+
+    def holder(self) -> str | None:
+        return holder_of(self._path)
 
     def children(self) -> list[str] | None:
         if not os.path.exists(self._path):
@@ -104,6 +107,9 @@ class LocalFolder:
 
     def records(self) -> list[PartRecord]:
         return read_records(internal(self._path, "journal"))
+
+    def journal_damage(self) -> list[str]:
+        return find_damage(internal(self._path, "journal"))
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:

@@ -61,16 +61,16 @@ class OutputLock:
             self._descriptor = None
 
 
-def is_locked(output: str) -> bool:
-    """Whether a living run holds the folder. Takes nothing and changes nothing."""
+def holder_of(output: str) -> str | None:
+    """The living run that holds the folder; None where none does. Takes nothing and changes nothing."""
     try:
         descriptor = os.open(internal(output, "lock"), os.O_RDONLY)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return os.read(descriptor, 200).decode(errors="replace").strip() or "an unknown process"
     finally:
         os.close(descriptor)
-    return False
+    return None

@@ -16,13 +16,19 @@ from penstock.errors import OutputError
 from penstock.options.records import Nulls
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
+from penstock.storage.typed import check_types
 
-MANIFEST_VERSION = 5
+MANIFEST_VERSION = 6
+_RESUMABLE_VERSION = 5
+"""Without checksums of itself and of the parts. A run that goes on with it makes it one of today's version."""
 _READABLE_VERSION = 4
 """What its folders hold can be looked at and removed. Its journal has another form, and is not gone on with."""
+_SEALED = re.compile(rb'\{"checksum": "([0-9a-f]{8})", ')
+"""How a manifest begins: with the checksum of everything behind it. One that was edited by hand does not go on."""
 MANIFEST = f"{INTERNAL}/manifest.json"
 _VERSION = "penstock_manifest"
 IS_NEW = "it was not there then"
+_NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
@@ -38,12 +44,14 @@ class Generation:
         first_span: Their first span.
         first_part: Their first part.
         packed_paths: Their paths, where a fragment stands for several files (`pack_paths`); "" where each has its own.
+        division: How they were divided into spans: the rows of a span, and the most where the format wants more.
     """
 
     first_fragment: int = 0
     first_span: int = 0
     first_part: int = 0
     packed_paths: str = ""
+    division: tuple[int, int] | None = None
 
 
 def pack_paths(paths: Iterable[str]) -> str:
@@ -119,7 +127,7 @@ class Manifest:
     @property
     def is_older(self) -> bool:
         """Whether an older penstock wrote this: it can be looked at and removed."""
-        return self.version < MANIFEST_VERSION
+        return self.version < _RESUMABLE_VERSION
 
     @property
     def rows(self) -> int:
@@ -147,7 +155,7 @@ class Manifest:
         return [fragment.path for fragment in self.fragments[this.first_fragment : stop]]
 
     def save(self, place: Place) -> None:
-        """Put the manifest into its place, whole."""
+        """Put the manifest into its place, whole, as one of today's version."""
         document = vars(self) | {
             "fragments": [[f.path, f.size, f.mtime_ns] for f in self.fragments],
             "recipe": self.recipe.as_json(),
@@ -156,8 +164,9 @@ class Manifest:
             "spans": [[s.start, s.rows, s.locator, s.group, s.numbers] for s in self.spans],
             "generations": [asdict(generation) for generation in self.generations],
         }
-        document[_VERSION] = document.pop("version")
-        place.write(MANIFEST, json.dumps(document).encode())
+        del document["version"]
+        body = json.dumps({_VERSION: MANIFEST_VERSION, **document}).encode()[1:]
+        place.write(MANIFEST, b'{"checksum": "%08x", %s' % (zlib.crc32(body), body))
 
 
 def load_manifest(place: Place) -> Manifest | None:
@@ -172,10 +181,10 @@ def load_manifest(place: Place) -> Manifest | None:
         if content is None:
             return None
         document = json.loads(content)
-    except (ValueError, OSError) as error:
-        raise OutputError("the manifest cannot be read", received=f"{path}: {error}") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise OutputError("the manifest cannot be read", received=f"{path}: {error}", hint=_NOT_BY_HAND) from error
     version = document.get(_VERSION) if isinstance(document, dict) else None
-    if version not in (_READABLE_VERSION, MANIFEST_VERSION):
+    if not isinstance(version, int) or not _READABLE_VERSION <= version <= MANIFEST_VERSION:
         is_older = isinstance(version, int) and version < MANIFEST_VERSION
         raise OutputError(
             "the manifest is of another version of penstock",
@@ -184,9 +193,47 @@ def load_manifest(place: Place) -> Manifest | None:
             hint="go on with the penstock that began it, or begin again in another folder",
         )
     try:
-        return _from_document(document if version == MANIFEST_VERSION else _converted(document))
-    except (KeyError, TypeError, ValueError) as error:
-        raise OutputError("the manifest is damaged", received=f"{path}: {type(error).__name__} {error}") from error
+        if version == MANIFEST_VERSION:
+            _check_seal(content)
+        manifest = _from_document(document if version > _READABLE_VERSION else _converted(document))
+        _check(manifest)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        said = f"{path}: {type(error).__name__} {error}"
+        raise OutputError("the manifest is damaged", received=said, hint=_NOT_BY_HAND) from error
+    return manifest
+
+
+def _check_seal(content: bytes) -> None:
+    seal = _SEALED.match(content)
+    if seal is None or seal[1] != b"%08x" % zlib.crc32(content[seal.end() :]):
+        raise ValueError("it was changed since penstock wrote it: its checksum is another")
+
+
+def _check(manifest: Manifest) -> None:
+    """See that a manifest can be worked with.
+
+    Raises:
+        TypeError: A field has another type.
+        ValueError: A field has a value that no job has.
+    """
+    check_types(manifest)
+    _check_generations(manifest.generations, len(manifest.fragments), len(manifest.spans))
+    starts = [0, *itertools.accumulate(span.rows for span in manifest.spans)]
+    is_streamed = manifest.part_rows is not None
+    parts = manifest.parts
+    wrong = {
+        "spans": is_streamed == bool(manifest.spans) or [span.start for span in manifest.spans] != starts[:-1],
+        "rows of a span": any(span.rows < 1 for span in manifest.spans),
+        "parts": is_streamed == bool(parts) or parts[:1] != (0,)[: len(parts)] or list(parts) != sorted(set(parts)),
+        "the last part": bool(parts) and parts[-1] >= max(1, len(manifest.spans)),
+        "recipe": manifest.recipe.batch_size < 1 or manifest.recipe.threads < 0,
+        "schema": not 0 <= manifest.schema.num_outputs <= len(manifest.schema.columns),
+        "part_rows": manifest.part_rows is not None and manifest.part_rows < 1,
+        "division": any(min(each.division) < 1 for each in manifest.generations if each.division is not None),
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(f"no job has such {what}")
 
 
 def _from_document(document: dict[str, Any]) -> Manifest:
@@ -201,11 +248,14 @@ def _from_document(document: dict[str, Any]) -> Manifest:
             Span(index, start, rows, _tuples(locator), group, _tuples(numbers))
             for index, (start, rows, locator, group, numbers) in enumerate(document["spans"])
         ),
-        "generations": tuple(Generation(**entry) for entry in document.get("generations", ({},))),
+        "generations": tuple(
+            Generation(**{name: _tuples(value) for name, value in entry.items()})
+            for entry in document.get("generations", ({},))
+        ),
         "version": document[_VERSION],
     }
-    _check_generations(records["generations"], len(document["fragments"]), len(document["spans"]))
-    plain = {name: _tuples(value) for name, value in document.items() if name not in (*records, _VERSION)}
+    others = (*records, _VERSION, "checksum")
+    plain = {name: _tuples(value) for name, value in document.items() if name not in others}
     return Manifest(**plain, **records)
 
 

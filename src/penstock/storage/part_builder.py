@@ -7,7 +7,8 @@ them picklable; what it gives is a StagedPart, plain JSON, which the owner of th
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -15,8 +16,9 @@ from typing import Any, Self
 from penstock.core.columns import count_not_finite
 from penstock.core.protocols import PartWriter, Sink
 from penstock.core.records import OutputSchema, Result
-from penstock.core.tracing import FSYNC, NONE, WRITE
+from penstock.core.tracing import CHECKSUM, FSYNC, NONE, WRITE
 from penstock.crash_points import crash_point
+from penstock.storage.disk import checksum_of_file
 from penstock.storage.journal import PartRecord, failures_file, piece_number
 
 Step = Callable[[str, int, int], AbstractContextManager[None]]
@@ -62,6 +64,18 @@ class StagedPart:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         return cls(PartRecord(**document["record"]), document["paths"])
+
+
+def write_failures(path: str, failures: Sequence[str]) -> int:
+    """Write and fsync the failures of a part, a line each; returns the size of the file."""
+    with open(path, "wb") as file:
+        crash_point("failures_begun")
+        file.write(("\n".join(failures) + "\n").encode())
+        file.flush()
+        crash_point("failures_written")
+        os.fsync(file.fileno())
+        crash_point("failures_synced")
+        return file.tell()
 
 
 class PartBuilder:
@@ -150,8 +164,10 @@ class PartBuilder:
         failures_bytes = 0
         if self._failures:
             path = os.path.join(self._folder, f"{piece.name}.failures")
-            failures_bytes = self._write_failures(path)
+            failures_bytes = write_failures(path, self._failures)
             paths = {**paths, path: failures_file(piece.part, piece.cut)}
+        with self._step(CHECKSUM, NONE, NONE):
+            checksums = {name: checksum_of_file(path) for path, name in paths.items()}
         record = PartRecord(
             part=piece.part,
             cut=piece.cut,
@@ -164,18 +180,10 @@ class PartBuilder:
             reduced=self._reduced,
             digests=self._digests,
             not_finite=self._not_finite,
+            checksums=checksums,
+            written_at=round(time.time(), 3),
         )
         return StagedPart(record, paths)
-
-    def _write_failures(self, path: str) -> int:
-        with open(path, "wb") as file:
-            crash_point("failures_begun")
-            file.write(("\n".join(self._failures) + "\n").encode())
-            file.flush()
-            crash_point("failures_written")
-            os.fsync(file.fileno())
-            crash_point("failures_synced")
-            return file.tell()
 
     def abandon(self) -> None:
         """Close without keeping anything."""

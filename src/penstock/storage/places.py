@@ -1,8 +1,8 @@
 """Where the output of a job is kept: what storage asks of a place, and the place behind `--output`.
 
 There are two kinds, a folder of this machine and a prefix of a remote store. Names are relative to the place, with
-slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `records` and `is_locked`,
-which change nothing.
+slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `records`,
+`journal_damage`, `is_locked` and `holder`, which change nothing.
 """
 
 import re
@@ -25,6 +25,11 @@ class Records(Protocol):
         """Every record, in the order in which they were appended."""
         ...
 
+    @property
+    def problems(self) -> list[str]:
+        """What was wrong with it when it was opened, in words."""
+        ...
+
     def append(self, record: PartRecord) -> None: ...
 
     def close(self) -> None: ...
@@ -42,6 +47,10 @@ class Place(Protocol):
         ...
 
     def is_locked(self) -> bool: ...
+
+    def holder(self) -> str | None:
+        """The living run that holds the lock, in words; None where none does."""
+        ...
 
     def children(self) -> list[str] | None:
         """What lies directly in the place; None where it does not exist."""
@@ -89,6 +98,10 @@ class Place(Protocol):
 
     def records(self) -> list[PartRecord]:
         """The whole records of the journal, in the order in which they were appended."""
+        ...
+
+    def journal_damage(self) -> list[str]:
+        """What is wrong with the journal, in words."""
         ...
 
     def log(self) -> AbstractContextManager[IO[Any]]:

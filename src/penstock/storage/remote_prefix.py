@@ -23,8 +23,8 @@ from typing import IO, Any
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
-from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
-from penstock.storage.lease import OutputLease, is_leased
+from penstock.storage.journal import NumberedJournal, PartRecord, numbered_damage, read_numbered
+from penstock.storage.lease import OutputLease, holder_of
 from penstock.storage.objects import Objects
 from penstock.storage.scratch import Scratch
 
@@ -47,7 +47,11 @@ class RemotePrefix:
         return self._lease
 
     def is_locked(self) -> bool:
-        return is_leased(self._objects)
+        return self.holder() is not None
+
+    def holder(self) -> str | None:
+        holder = holder_of(self._objects)
+        return None if holder is None else str(holder)
 
     def children(self) -> list[str] | None:
         # The first contact with the store: a wrong address should be told in seconds.
@@ -112,6 +116,9 @@ class RemotePrefix:
 
     def records(self) -> list[PartRecord]:
         return read_numbered(self._objects)[0]
+
+    def journal_damage(self) -> list[str]:
+        return numbered_damage(*read_numbered(self._objects))
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:

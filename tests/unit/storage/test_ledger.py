@@ -86,9 +86,11 @@ def new_folder(path: Path) -> str:
 class Run:
     """A run that writes to a place: its ledger, and the parts that it builds."""
 
-    def __init__(self, place: Place, sink: str, manifest: Manifest | None = None) -> None:
+    def __init__(
+        self, place: Place, sink: str, manifest: Manifest | None = None, altered: Collection[str] = ()
+    ) -> None:
         self.committed: list[PartRecord] = []
-        self.ledger = Ledger(place, manifest or manifest_of(sink=sink))
+        self.ledger = Ledger(place, manifest or manifest_of(sink=sink), altered)
         self.parts = OpenParts(self.ledger, SINKS[sink], self.committed.append)
 
     def accept(self, *spans: Span) -> None:
@@ -778,6 +780,7 @@ def test_steps_of_writing_are_noted_with_their_rows(output: str) -> None:
         for span in SPANS[:4]:
             parts.accept(result_of(span))
     assert steps == [
-        ("write", 0, 4), ("write", 1, 5), ("close and fsync", -1, -1), ("publish", -1, 9),
-        ("write", 2, 3), ("close and fsync", -1, -1), ("publish", -1, 3), ("publish", -1, 0),
+        ("write", 0, 4), ("write", 1, 5), ("close and fsync", -1, -1), ("checksum", -1, -1), ("publish", -1, 9),
+        ("write", 2, 3), ("close and fsync", -1, -1), ("checksum", -1, -1), ("publish", -1, 3),
+        ("checksum", -1, -1), ("publish", -1, 0),
     ]  # fmt: skip

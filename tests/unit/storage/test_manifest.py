@@ -153,7 +153,7 @@ def test_version_of_another_penstock_is_told(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 1" in (caught.value.received or "")
-    assert caught.value.allowed == "version 5"
+    assert caught.value.allowed == "version 6"
     assert "begin again" in (caught.value.hint or "")
 
 
@@ -162,10 +162,23 @@ def test_older_job_is_told_why_it_is_not_gone_on_with(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 3, which made other pixels of images than --interpolation" in (caught.value.received or "")
-    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 6}', encoding="utf-8")
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 7}', encoding="utf-8")
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "pixels" not in (caught.value.received or "")
+
+
+def test_manifest_of_the_version_before_is_gone_on_with_and_becomes_one_of_today(output: str) -> None:
+    MANIFEST.save(place_of(output))
+    path = Path(internal(output, "manifest.json"))
+    document = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "checksum"}
+    del document["generations"]
+    path.write_text(json.dumps(document | {"penstock_manifest": 5}), encoding="utf-8")
+    older = load_manifest(place_of(output))
+    assert older == replace(MANIFEST, version=5, generations=(Generation(),))
+    assert not older.is_older
+    older.save(place_of(output))
+    assert load_manifest(place_of(output)) == replace(older, version=6)
 
 
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:

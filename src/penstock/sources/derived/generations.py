@@ -49,6 +49,14 @@ class Generations(Around):
         for span in self.source.divide(rows_per_span, most_rows):
             yield replace(span, index=self._first_span + span.index, start=self._first_rows[-1] + span.start)
 
+    def divide_all(self, divisions: Sequence[tuple[int, int]], first_spans: Sequence[int]) -> Iterator[Span]:
+        """The spans of all generations, each divided as it was."""
+        for number, source in enumerate((*self._before, self.source)):
+            assert source is not None, f"generation {number} was left out of this run"
+            for span in source.divide(*divisions[number]):
+                index, start = first_spans[number] + span.index, self._first_rows[number] + span.start
+                yield replace(span, index=index, start=start)
+
     def origin(self, span: Span, row: int) -> str:
         source, inner = self._inside(span)
         return source.origin(inner, row - span.start + inner.start)

@@ -7,7 +7,7 @@ changes with them, and reading them twice would cost money.
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import google_crc32c
 
@@ -96,7 +96,12 @@ class Digester:
 
 
 def compare(
-    source: Source, spans: Iterable[Span], digests: Mapping[str, str], columns: Sequence[str], touched: set[str]
+    source: Source,
+    spans: Iterable[Span],
+    digests: Mapping[str, str],
+    columns: Sequence[str],
+    touched: Collection[str],
+    accepted: Collection[str] = (),
 ) -> None:
     """Digest again what was read of files whose time changed.
 
@@ -106,6 +111,7 @@ def compare(
         digests: Span number to digest, from the journal.
         columns: What was read of every span.
         touched: Paths of fragments that have another time now, as `Source.fragments` calls them.
+        accepted: Paths of files that may have changed.
 
     Raises:
         InputError: The content of a file is not what was read.
@@ -118,14 +124,14 @@ def compare(
         if not extents:
             raise changed(next(iter(touched)), "it cannot be compared with what was read")
         for position, extent in enumerate(extents):
-            if extent.file.path not in touched and not has_groups:
+            if extent.file.path in accepted or (extent.file.path not in touched and not has_groups):
                 continue
             before = known[position * _DIGITS : (position + 1) * _DIGITS]
             if is_url(extent.file.path) or digest(extent) != before:
                 raise changed(extent.file.path, _differing(span, before))
 
 
-def _extents(source: Source, span: Span, columns: Sequence[str], touched: set[str]) -> list[Extent]:
+def _extents(source: Source, span: Span, columns: Sequence[str], touched: Collection[str]) -> list[Extent]:
     try:
         return list(source.extents(span, columns))
     except InputError as error:  # it has not even the form that it had

@@ -1,0 +1,92 @@
+"""Looks at the job in a folder: how far it is, whether it is whole. Changes nothing."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.errors import OutputError
+from penstock.storage.journal import PartRecord
+from penstock.storage.ledger import committed_records, is_finished
+from penstock.storage.manifest import Manifest, load_manifest, older_job
+from penstock.storage.places import Place, place_of
+from penstock.storage.verifying import find_problems
+
+_LAST_PARTS = 20
+
+
+def open_job(output: str) -> tuple[Place, Manifest]:
+    """The place of an output and the manifest of the job there.
+
+    Raises:
+        OutputError: There is none, or it cannot be read.
+    """
+    place = place_of(output)
+    manifest = load_manifest(place)
+    if manifest is None:
+        raise OutputError("the folder holds no job of penstock", received=output)
+    return place, manifest
+
+
+def status(output: str) -> dict[str, Any]:
+    """See `penstock.status`."""
+    place, manifest = open_job(output)
+    records = committed_records(place, manifest)
+    holder = place.holder()
+    refusal = refusal_to_resume(place, manifest)
+    state = "finished" if is_finished(manifest, records) else "running" if holder is not None else "unfinished"
+    committed, failed = sum(record.rows for record in records), sum(record.failed for record in records)
+    return {
+        "output": output,
+        "state": state,
+        "rows": manifest.rows,
+        "committed": committed,
+        "failed": failed,
+        "left": max(0, manifest.rows - committed - failed),
+        "rows_per_s": rows_per_s(records),
+        "run": holder,
+        "parts": sum(bool(record.files) for record in records),
+        "model": manifest.request.get("model"),
+        "recipe": manifest.recipe.as_json(),
+        "resumable": refusal is None,
+        "hint": f"penstock resume {output}" if refusal is None else refusal.hint,
+    }
+
+
+def refusal_to_resume(place: Place, manifest: Manifest) -> OutputError | None:
+    """The error for a job that `resume` cannot go on with; None for one that it can."""
+    if manifest.is_older:
+        return older_job(place, manifest)
+    if manifest.request.get("data") is None or manifest.request.get("model") is None:
+        return OutputError(
+            "the model or the input of this job was in memory",
+            received=place.address(),
+            hint="call penstock.predict again with the same model, the same data and the same output",
+        )
+    return None
+
+
+def rows_per_s(records: Sequence[PartRecord]) -> float | None:
+    """The rows of the last parts over the time between them; None where there are too few to tell."""
+    last = sorted(records, key=lambda record: record.written_at)[-_LAST_PARTS:]
+    seconds = last[-1].written_at - last[0].written_at if last and last[0].written_at else 0.0
+    return sum(record.rows + record.failed for record in last[1:]) / seconds if seconds > 0 else None
+
+
+def verify(output: str) -> dict[str, Any]:
+    """See `penstock.verify`."""
+    place, manifest = open_job(output)
+    if manifest.is_older:
+        raise older_job(place, manifest)
+    if place.is_locked():
+        raise OutputError(
+            "a run is writing to the output: it cannot be verified",
+            received=output,
+            hint=f"wait for it; penstock status {output} tells how far it is",
+        )
+    problems = list(find_problems(place, manifest))
+    # A part that is damaged does not count: its rows are not there.
+    counted = status(output)
+    return {name: counted[name] for name in ("output", "state", "rows", "committed", "failed", "parts")} | {
+        "is_whole": not problems,
+        "problems": [asdict(problem) for problem in problems],
+    }
