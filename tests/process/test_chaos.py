@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.process.chaos import Harness, Setup, run_until, write_inputs
 
-SEED, KILLS = 20, 14
+SEED, KILLS = 20, 10
 
 
 def test_killed_jobs_end_as_undisturbed_ones_byte_for_byte(tmp_path: Path) -> None:
