@@ -43,6 +43,7 @@ from penstock.storage.manifest import (
     Manifest,
     changed_files,
     describe_difference,
+    has_job,
     is_fresh,
     load_manifest,
     older_job,
@@ -84,7 +85,8 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
     existed = place.children() is not None
     with place.lock():
         try:
-            existing = check_place(place, overwrite=task.overwrite)
+            check_place(place, overwrite=task.overwrite)
+            existing = load_manifest(place)
             if existing is None or task.overwrite:
                 return _execute(task, place, progress, began, existing)
             summary, is_behind = _go_on(task, place, progress, began, existing)
@@ -187,35 +189,31 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
         if how is not None:
             raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
     digests = {span: digest for record in records for span, digest in record.digests.items()}
-    committed = [span for record in records for span in existing.spans[record.first_span : record.stop_span]]
+    committed = (span for record in records for span in existing.spans[record.first_span : record.stop_span])
     source = steps.select_rows(task.source, task.options)
     if existing.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
     unchanged.compare(source, committed, digests, existing.columns, set(files))
 
 
-def check_place(place: Place, *, overwrite: bool) -> Manifest | None:
-    """Refuse a place that is not ours to write to; returns the manifest of the job that it holds, if any.
+def check_place(place: Place, *, overwrite: bool) -> None:
+    """Refuse a place that is not ours to write to.
 
     Raises:
         OutputError: It is not empty and holds no job of penstock.
     """
-    if is_fresh(place):
-        return None
-    manifest = load_manifest(place)
-    if manifest is None:
+    if not is_fresh(place) and not has_job(place):
         raise OutputError(
             "the output folder is not empty and holds no job of penstock",
             received=f"{place.address()}: {', '.join(sorted(place.children() or ())[:5])}",
             hint="choose another --output" + ("; --overwrite removes only penstock's own" if overwrite else ""),
         )
-    return manifest
 
 
 def _leave_no_trace(place: Place, existed: bool) -> None:
     """A job that never began leaves no folder behind."""
     with contextlib.suppress(OutputError):  # the error that brought us here is the one to tell
-        if load_manifest(place) is None:
+        if not has_job(place):
             place.leave_no_trace(existed=existed)
 
 

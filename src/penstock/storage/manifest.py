@@ -16,6 +16,7 @@ from penstock.errors import OutputError
 from penstock.options.records import Nulls
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
+from penstock.storage.stored_spans import StoredSpans, entries_of, nested_tuples
 from penstock.storage.typed import check_types
 
 MANIFEST_VERSION = 6
@@ -110,7 +111,7 @@ class Manifest:
     recipe: Recipe
     bindings: tuple[Binding, ...]
     schema: OutputSchema
-    spans: tuple[Span, ...]
+    spans: StoredSpans | tuple[Span, ...]
     parts: tuple[int, ...]
     versions: dict[str, str] = field(default_factory=dict)
     weights: str | None = None
@@ -161,7 +162,7 @@ class Manifest:
             "recipe": self.recipe.as_json(),
             "bindings": [asdict(binding) for binding in self.bindings],
             "schema": asdict(self.schema),
-            "spans": [[s.start, s.rows, s.locator, s.group, s.numbers] for s in self.spans],
+            "spans": entries_of(self.spans),
             "generations": [asdict(generation) for generation in self.generations],
         }
         del document["version"]
@@ -218,12 +219,10 @@ def _check(manifest: Manifest) -> None:
     """
     check_types(manifest)
     _check_generations(manifest.generations, len(manifest.fragments), len(manifest.spans))
-    starts = [0, *itertools.accumulate(span.rows for span in manifest.spans)]
     is_streamed = manifest.part_rows is not None
     parts = manifest.parts
     wrong = {
-        "spans": is_streamed == bool(manifest.spans) or [span.start for span in manifest.spans] != starts[:-1],
-        "rows of a span": any(span.rows < 1 for span in manifest.spans),
+        "spans": is_streamed == bool(manifest.spans),
         "parts": is_streamed == bool(parts) or parts[:1] != (0,)[: len(parts)] or list(parts) != sorted(set(parts)),
         "the last part": bool(parts) and parts[-1] >= max(1, len(manifest.spans)),
         "recipe": manifest.recipe.batch_size < 1 or manifest.recipe.threads < 0,
@@ -244,18 +243,15 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         "recipe": Recipe(**document["recipe"]),
         "bindings": tuple(map(_binding, document["bindings"])),
         "schema": OutputSchema(tuple(map(_spec, schema["columns"])), schema["num_outputs"]),
-        "spans": tuple(
-            Span(index, start, rows, _tuples(locator), group, _tuples(numbers))
-            for index, (start, rows, locator, group, numbers) in enumerate(document["spans"])
-        ),
+        "spans": StoredSpans(document["spans"]),
         "generations": tuple(
-            Generation(**{name: _tuples(value) for name, value in entry.items()})
+            Generation(**{name: nested_tuples(value) for name, value in entry.items()})
             for entry in document.get("generations", ({},))
         ),
         "version": document[_VERSION],
     }
     others = (*records, _VERSION, "checksum")
-    plain = {name: _tuples(value) for name, value in document.items() if name not in others}
+    plain = {name: nested_tuples(value) for name, value in document.items() if name not in others}
     return Manifest(**plain, **records)
 
 
@@ -287,23 +283,24 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
 
 
 def _binding(entry: dict[str, Any]) -> Binding:
-    features = tuple(Feature(**feature | {"shape": _tuples(feature["shape"])}) for feature in entry["features"])
-    plain = {name: _tuples(value) for name, value in entry.items()}
+    features = tuple(Feature(**feature | {"shape": nested_tuples(feature["shape"])}) for feature in entry["features"])
+    plain = {name: nested_tuples(value) for name, value in entry.items()}
     return Binding(**plain | {"features": features, "nulls": Nulls(**entry["nulls"])})
 
 
 def _spec(entry: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(**entry | {"shape": _tuples(entry["shape"])})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return TensorSpec(**entry | {"shape": nested_tuples(entry["shape"])})
 
 
 def is_fresh(place: Place) -> bool:
     """Whether a job may start in this place: it is absent, empty, or holds only what a job left before it began."""
     children = place.children()
-    return children is None or (set(children) <= {INTERNAL} and load_manifest(place) is None)
+    return children is None or (set(children) <= {INTERNAL} and not has_job(place))
+
+
+def has_job(place: Place) -> bool:
+    """Whether there is a manifest, which is not read for that: it may be large."""
+    return MANIFEST in place.sizes(INTERNAL)
 
 
 def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
