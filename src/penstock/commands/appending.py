@@ -93,12 +93,12 @@ def arrange(task: FolderJob, manifest: Manifest) -> Arranged:
     may_grow = task.append or task.is_resumed
     if listing is None or manifest.request["data"] is None or not (may_grow or count > 1):
         return Arranged(task)
+    request = task.request | ({"data": manifest.request["data"]} if may_grow else {})
+    if count == 1 and len(listing) == (manifest.generations[0].num_packed or len(manifest.fragments)):
+        return Arranged(replace(task, request=request))  # whether they are the same files is seen by the fingerprint
     paths = [manifest.paths_of(number) for number in range(count)]
     *known, new = listing.distributed(paths)
     _check_all_there(paths, known)
-    request = task.request | ({"data": manifest.request["data"]} if may_grow else {})
-    if count == 1 and not new:
-        return Arranged(replace(task, request=request))
     sources = [open_listed(files, task.options.reading) for files in known]
     first_rows = [manifest.spans[generation.first_span].start for generation in manifest.generations]
     source = Generations(sources, first_rows, manifest.generations[-1].first_span)
@@ -170,9 +170,14 @@ def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
     how_divided = started.division(task.options.part_rows)
     spans = list(started.source.divide(*how_divided))
     part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
-    fragments = (*manifest.fragments, *task.source.source.fragments())
-    firsts = len(manifest.fragments), len(manifest.spans), len(manifest.parts)
-    generation = Generation(*firsts, packed_paths(task.source.source), how_divided)
+    new = task.source.source.fragments()
+    fragments = (*manifest.fragments, *new)
+    generation = replace(
+        first_generation(task.source.source, len(new), how_divided),
+        first_fragment=len(manifest.fragments),
+        first_span=len(manifest.spans),
+        first_part=len(manifest.parts),
+    )
     return replace(
         manifest,
         request=task.request,
@@ -184,12 +189,12 @@ def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
     )
 
 
-def packed_paths(source: Source) -> str:
-    """The paths of a source for its manifest, where its fragments do not tell them."""
+def first_generation(source: Source, num_fragments: int, how_divided: tuple[int, int]) -> Generation:
+    """The files of a job that begins, with their paths where its fragments do not tell them."""
     listing = _listing(source)
-    if listing is None or len(listing) == len(source.fragments()):
-        return ""
-    return pack_paths(listing)
+    if listing is None or len(listing) == num_fragments:
+        return Generation(division=how_divided)
+    return Generation(packed_paths=pack_paths(listing), num_packed=len(listing), division=how_divided)
 
 
 def _named(columns: Sequence[TensorSpec]) -> str:

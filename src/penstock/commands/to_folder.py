@@ -39,7 +39,6 @@ from penstock.storage.ledger import (
 from penstock.storage.manifest import (
     IS_NEW,
     MANIFEST_VERSION,
-    Generation,
     Manifest,
     changed_files,
     describe_difference,
@@ -491,7 +490,7 @@ def make_manifest(task: FolderJob, started: Started) -> Manifest:
         columns=started.job.columns,
         part_suffix=sink.suffix,
         part_folders=sink.folders(schema),
-        generations=(Generation(packed_paths=appending.packed_paths(task.source), division=how_divided),),
+        generations=(appending.first_generation(task.source, len(fragments), how_divided),),
     )
 
 

@@ -45,6 +45,7 @@ class Generation:
         first_span: Their first span.
         first_part: Their first part.
         packed_paths: Their paths, where a fragment stands for several files (`pack_paths`); "" where each has its own.
+        num_packed: How many these are.
         division: How they were divided into spans: the rows of a span, and the most where the format wants more.
     """
 
@@ -52,6 +53,7 @@ class Generation:
     first_span: int = 0
     first_part: int = 0
     packed_paths: str = ""
+    num_packed: int = 0
     division: tuple[int, int] | None = None
 
 
@@ -61,7 +63,9 @@ def pack_paths(paths: Iterable[str]) -> str:
     >>> unpack_paths(pack_paths(["/photos/1.jpg", "/photos/2.jpg"]))
     ['/photos/1.jpg', '/photos/2.jpg']
     """
-    return base64.b64encode(zlib.compress(b"\0".join(map(os.fsencode, paths)))).decode()
+    packer = zlib.compressobj(1)
+    pieces = [packer.compress(os.fsencode(path) + b"\0") for path in paths]
+    return base64.b64encode(b"".join((*pieces, packer.flush()))).decode()
 
 
 def unpack_paths(packed: str) -> list[str]:
@@ -71,7 +75,7 @@ def unpack_paths(packed: str) -> list[str]:
         ValueError: They were altered.
     """
     try:
-        return [os.fsdecode(path) for path in zlib.decompress(base64.b64decode(packed)).split(b"\0")]
+        return [os.fsdecode(path) for path in zlib.decompress(base64.b64decode(packed)).split(b"\0")[:-1]]
     except zlib.error as error:
         raise ValueError(f"the list of its files is damaged: {error}") from error
 

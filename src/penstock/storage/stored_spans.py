@@ -21,7 +21,7 @@ class StoredSpans(Sequence[Span]):
         row = 0
         for index, entry in enumerate(entries):
             if not _is_span(entry, row):
-                raise ValueError(f"no job has such spans: number {index}, {str(entry):.60}")
+                raise ValueError(f"no job has such spans: number {index}, {entry!s:.60}")
             row += entry[1]
 
     def __len__(self) -> int:
