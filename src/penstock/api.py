@@ -145,6 +145,7 @@ def resume(
     folder, manifest = _job_of_files(output)
     request = manifest.request
     allowed = manifest.max_failures if max_failures is None else max_failures
+    del manifest  # it may be large, and is read again under the lock
     options = from_request(request, devices=devices, max_failures=allowed)
     task = make_task(request["model"], request["data"], folder, options)
     task = replace(task, is_resumed=True, verify=verify, is_verbose=verbose)

@@ -113,6 +113,7 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         if task.append and len(existing.generations) == 1:
             raise appending.unfinished(task.output)
         here = appending.reading_only(arranged.task, appending.unfinished_generations(existing, records))
+        del records  # the ledger reads them again
         summary = _execute(here, place, progress, began, existing, altered=altered)
         return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
