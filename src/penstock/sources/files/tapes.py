@@ -1,8 +1,9 @@
 """The bytes of a file from front to back, inflated where its content is compressed."""
 
+import copy
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, Self
 
 import numpy as np
 
@@ -14,7 +15,8 @@ PIECE_BYTES = 1 << 20
 _INPUT_BYTES = 64 << 10
 _OUTPUT_BYTES = 1 << 20
 
-PLAIN, GZIP, ZLIB = "plain", "gzip", "zlib"
+PLAIN, GZIP, ZLIB, DEFLATE = "plain", "gzip", "zlib", "deflate"
+_WINDOW_BITS = {GZIP: 31, ZLIB: 15, DEFLATE: -15}
 
 
 class Tape(Protocol):
@@ -88,16 +90,24 @@ class PlainTape:
 
 
 class InflatedTape:
-    """A gzip file of any number of members, or a zlib stream. What comes before damage is read to the last byte.
+    """A gzip file of any number of members, a zlib stream, or deflated bytes without a frame, as in a zip file.
 
-    No file is held open: such a tape waits in `file_source.OpenStreams` for spans that may never come.
+    What comes before damage is read to the last byte. No file is held open: such a tape waits for spans that may never
+    come. No more is inflated than was asked for.
+
+    Args:
+        path: The file.
+        compression: One of the names above.
+        start: Where the compressed bytes begin.
+        stop: Where they end, if that is not the end of the file.
     """
 
-    def __init__(self, path: str, compression: str) -> None:
+    def __init__(self, path: str, compression: str, start: int = 0, stop: int | None = None) -> None:
         self._path = path
-        self._wbits = 31 if compression == GZIP else 15
+        self._wbits = _WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._wbits)
-        self._offset = 0
+        self._offset = start
+        self._stop = stop
         self._fetched = b""
         self._input = b""
         self._ready = bytearray()
@@ -106,7 +116,7 @@ class InflatedTape:
 
     def read(self, nbytes: int) -> bytes:
         while len(self._ready) < nbytes and not self._is_finished:
-            self._inflate()
+            self._inflate(min(_OUTPUT_BYTES, nbytes - len(self._ready)))
         raw = bytes(self._ready[:nbytes])
         del self._ready[:nbytes]
         return raw
@@ -117,32 +127,48 @@ class InflatedTape:
             moved += len(raw)
         return moved
 
+    def copy(self) -> Self:
+        """Another tape at this place. It fetches again what was not inflated yet, so that it holds little memory."""
+        made = copy.copy(self)
+        made._inflater = self._inflater.copy()
+        made._offset = self._offset - len(self._fetched) - len(self._input)
+        made._fetched = made._input = b""
+        made._ready = bytearray(self._ready)
+        return made
+
     def close(self) -> None:
         self._ready.clear()
 
-    def _inflate(self) -> None:
+    def _inflate(self, most: int) -> None:
         if self._inflater.eof:
             self._input = self._inflater.unused_data
             self._next_member()
             return
         if not self._input:
             self._input = self._fetch()
-        if not self._input:
-            self._end("the compressed data is cut")
-            return
+        is_last = not self._input
         before = self._inflater.copy()
         try:
-            self._ready += self._inflater.decompress(self._input, _OUTPUT_BYTES)
+            raw = self._inflater.decompress(self._input, most)
             self._input = self._inflater.unconsumed_tail
         except zlib.error as error:
             self._inflater = before
             self._inflate_to_the_damage(error)
+            return
+        self._take(raw)
+        # The inflater may hold content of bytes that it has read already.
+        if is_last and not raw and not self._inflater.eof:
+            self._end("the compressed data is cut")
+
+    def _take(self, raw: bytes) -> None:
+        self._ready += raw
 
     def _fetch(self) -> bytes:
         """The next few compressed bytes; they are read from the file in larger pieces."""
         if not self._fetched:
+            most = PIECE_BYTES if self._stop is None else min(PIECE_BYTES, self._stop - self._offset)
             try:
-                self._fetched = read_bytes(self._path, self._offset, PIECE_BYTES)
+                self._fetched = read_bytes(self._path, self._offset, most) if most > 0 else b""
             except OSError as error:
                 raise fail_unreadable(self._path, error) from error
             self._offset += len(self._fetched)
@@ -168,7 +194,7 @@ class InflatedTape:
         while step and rest:
             before = self._inflater.copy()
             try:
-                self._ready += self._inflater.decompress(rest[:step])
+                self._take(self._inflater.decompress(rest[:step]))
                 rest = rest[step:]
             except zlib.error:
                 self._inflater = before

@@ -1,10 +1,16 @@
 """`.npy` and `.npz` files. Arrays are mapped, not loaded: a span is a view of the page cache, or a range of a URL."""
 
+from __future__ import annotations
+
+import math
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any
 
 import numpy as np
 
@@ -13,12 +19,20 @@ from penstock.core.kinds import SourceFormat
 from penstock.core.records import Array, Block, Column, Columns, Extent, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.file_source import FileSource, origin_of_run, spans_of_files
+from penstock.sources.files.inflated import InflatedPieces, Rewindable
 from penstock.sources.files.paths import fail_empty, is_url, listed, open_binary, read_bytes, size_of
+from penstock.sources.files.tapes import DEFLATE, InflatedTape
 
 NPY_COLUMN = "data"
 _STREAM_BYTES = 4 << 20
 _HEADER_BYTES = 64 << 10
-_BROKEN = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, struct.error)
+_KEPT_BYTES = 32 << 20
+_MOST_INFLATED = 4
+_MOST_DEFLATED = 1032
+"""Bytes that a compressed byte can stand for: more is not possible with deflate."""
+_LARGEST_ROW = 2 << 30
+_MOST_EMPTY_ROWS = 1 << 24
+_BROKEN = (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
 
 
 class ArrayFiles(FileSource):
@@ -63,12 +77,31 @@ class ArrayFiles(FileSource):
                 row += taken
 
     def _read_run(self, path: str, start: int, rows: int, columns: Sequence[str]) -> Iterator[Mapping[str, Column]]:
-        arrays = self._remote.get(path) or _open(path)
+        inflated = self._inflated.get(path)
+        arrays = inflated.members if inflated is not None else self._remote.get(path) or _open(path)
         if all(arrays[name].is_stored for name in columns):
             yield {name: arrays[name].rows(start, rows) for name in columns}
-            return
-        with self._streams.at((path, tuple(columns)), start, lambda: _Inflated(path, columns)) as place:
-            yield from place.read(rows)
+        else:
+            yield from self._open_inflated(path, arrays).read(start, rows, columns)
+
+    def _open_inflated(self, path: str, arrays: Mapping[str, _Member]) -> _Inflated:
+        with self._lock:
+            found = self._inflated.pop(path, None) or _Inflated(path, arrays)
+            self._inflated[path] = found
+            while len(self._inflated) > _MOST_INFLATED:
+                self._inflated.pop(next(iter(self._inflated)))
+        return found
+
+    @cached_property
+    def _inflated(self) -> dict[str, _Inflated]:
+        return {}
+
+    @cached_property
+    def _lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key not in ("_inflated", "_lock")}
 
     def _scan(self) -> dict[str, TensorSpec]:
         schema: dict[str, TensorSpec] = {}
@@ -96,43 +129,84 @@ class ArrayFiles(FileSource):
         return schema
 
 
+@dataclass(frozen=True)
 class _Member:
-    """One array of a file: its shape and dtype, and where its bytes lie, if they lie in the file as they are."""
+    """One array of a file: its shape and dtype, and where its bytes lie, or those that they are inflated from.
 
-    def __init__(self, path: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], offset: int | None) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self._path = path
-        self._offset = offset
+    Args:
+        start: Where the member begins in the file.
+        header_bytes: How much of it, inflated, comes before the first row.
+        info: What the zip file says of it; None where it is no member of one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    start: int
+    header_bytes: int
+    info: zipfile.ZipInfo | None = None
 
     def spec(self, name: str) -> TensorSpec:
         return describe(name, np.empty((0, *self.shape[1:]), self.dtype))
 
     @property
     def is_stored(self) -> bool:
-        return self._offset is not None
+        return self.info is None or self.info.compress_type == zipfile.ZIP_STORED
 
     @property
     def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.header_bytes + self.shape[0] * self.row_bytes
 
     def place_of(self, start: int, rows: int) -> tuple[int, int]:
         """Where a run of rows lies in the file: first byte and number of bytes. The first run has the header."""
-        assert self._offset is not None
-        first = self._offset + start * self.row_bytes
+        first = self.start + self.header_bytes + start * self.row_bytes
         return (first, rows * self.row_bytes) if start else (0, first + rows * self.row_bytes)
 
     def rows(self, start: int, rows: int) -> Array:
         """A run of rows: a view of the file, or fetched from a URL in one range."""
-        assert self._offset is not None
         if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)[start : start + rows]
-        if not is_url(self._path):
-            return np.memmap(self._path, self.dtype, "r", self._offset, self.shape)[start : start + rows]
-        raw = read_bytes(self._path, self._offset + start * self.row_bytes, rows * self.row_bytes)
+            return np.empty((rows, *self.shape[1:]), self.dtype)
+        offset = self.start + self.header_bytes
+        if not is_url(self.path):
+            try:
+                return np.memmap(self.path, self.dtype, "r", offset, self.shape)[start : start + rows]
+            except (ValueError, OSError) as error:
+                raise _damaged(self.path, str(error)) from error
+        raw = read_bytes(self.path, offset + start * self.row_bytes, rows * self.row_bytes)
         if len(raw) != rows * self.row_bytes:
-            raise _damaged(self._path, f"{len(raw)} bytes in the place of {rows * self.row_bytes}")
+            raise _damaged(self.path, f"{len(raw)} bytes in the place of {rows * self.row_bytes}")
         return np.frombuffer(raw, self.dtype).reshape(rows, *self.shape[1:])
+
+    def open_tape(self) -> Rewindable:
+        """The compressed member, inflated from its beginning."""
+        assert self.info is not None
+        if self.info.compress_type == zipfile.ZIP_DEFLATED:
+            return _DeflatedMember(self.path, self.start, self.info)
+        return _OtherMember(self.path, self.info)
+
+    def check(self, nbytes: int) -> None:
+        """Check a header against what the file can hold: one that lies must not divide a job into endless rows.
+
+        Raises:
+            InputError: The rows do not fit into the file, or a single one is too large to be held.
+        """
+        if self.info is not None:
+            nbytes = self.info.file_size
+            if self.info.compress_type == zipfile.ZIP_DEFLATED and nbytes > _MOST_DEFLATED * self.info.compress_size:
+                told = f"{nbytes:,} bytes cannot come from {self.info.compress_size:,} compressed ones"
+                raise _damaged(self.path, f"{self.info.filename}: {told}")
+        if nbytes < self.nbytes:
+            raise _damaged(self.path, f"it should have {self.nbytes:,} bytes and has {nbytes:,}")
+        if self.row_bytes > _LARGEST_ROW or (not self.row_bytes and self.shape[0] > _MOST_EMPTY_ROWS):
+            raise InputError(
+                "this array cannot be read row by row",
+                received=f"{self.path}: shape {self.shape}, dtype {self.dtype}: {self.row_bytes:,} bytes a row",
+                allowed=f"at most {_LARGEST_ROW:,} bytes a row, and rows that hold something",
+            )
 
 
 def _open(path: str) -> dict[str, _Member]:
@@ -143,24 +217,29 @@ def _open(path: str) -> dict[str, _Member]:
                 return _open_npz(path)
             file.seek(0)
             shape, dtype = _header(file, path)
-            _check_length(path, file.tell(), shape, dtype)
-            return {NPY_COLUMN: _Member(path, shape, dtype, file.tell())}
+            member = _Member(path, shape, dtype, 0, file.tell())
+            member.check(size_of(path))
+            return {NPY_COLUMN: member}
     except _BROKEN as error:
         raise _damaged(path, str(error)) from error
 
 
 def _open_npz(path: str) -> dict[str, _Member]:
     members: dict[str, _Member] = {}
+    size = size_of(path)
     with open_binary(path, _HEADER_BYTES) as raw, zipfile.ZipFile(raw) as archive:
         for info in archive.infolist():
             with archive.open(info) as file:
                 shape, dtype = _header(file, path)
-                offset = None
-                if info.compress_type == zipfile.ZIP_STORED:
-                    raw.seek(info.header_offset)
-                    name_bytes, extra_bytes = struct.unpack("<HH", raw.read(30)[26:30])
-                    offset = info.header_offset + 30 + name_bytes + extra_bytes + file.tell()
-            members[info.filename.removesuffix(".npy")] = _Member(path, shape, dtype, offset)
+                header_bytes = file.tell()
+            raw.seek(info.header_offset)
+            name_bytes, extra_bytes = struct.unpack("<HH", raw.read(30)[26:30])
+            start = info.header_offset + 30 + name_bytes + extra_bytes
+            if start + info.compress_size > size:
+                raise _damaged(path, f"{info.filename} ends behind the end of the file")
+            member = _Member(path, shape, dtype, start, header_bytes, info)
+            member.check(size)
+            members[info.filename.removesuffix(".npy")] = member
     if not members:
         raise _damaged(path, "it holds no arrays")
     return members
@@ -170,7 +249,7 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
     version = np.lib.format.read_magic(file)
     reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = reader(file)
-    if dtype.hasobject or dtype.names or not shape or (fortran_order and len(shape) > 1):
+    if dtype.hasobject or dtype.names or not shape or min(shape) < 0 or (fortran_order and len(shape) > 1):
         raise InputError(
             "this array cannot be read row by row",
             received=f"{path}: shape {shape}, dtype {dtype}" + (", Fortran order" if fortran_order else ""),
@@ -180,51 +259,67 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
     return shape, dtype
 
 
-def _check_length(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-    expected = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    actual = size_of(path)
-    if actual < expected:
-        raise _damaged(path, f"it should have {expected} bytes and has {actual}")
-
-
 def _damaged(path: str, reason: str) -> InputError:
     return InputError("the file is damaged or not a numpy file", received=f"{path}: {reason}")
 
 
 class _Inflated:
-    """The arrays of a compressed `.npz`, inflated from front to back."""
+    """The arrays of a compressed `.npz`, each inflated once as long as spans come nearly in order."""
 
-    def __init__(self, path: str, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, members: Mapping[str, _Member]) -> None:
         self._path = path
-        self._files: dict[str, IO[bytes]] = {}
-        self._members = _open(path)
-        for name in columns:
-            # An archive for each column: of a URL, what was fetched for one would be dropped for the next.
-            archive = zipfile.ZipFile(open_binary(path, _STREAM_BYTES) if is_url(path) else path)
-            self._files[name] = archive.open(name + ".npy")
-            _header(self._files[name], path)
-        self._step = max(1, _STREAM_BYTES // max(1, sum(self._members[name].row_bytes for name in columns)))
+        self.members = members
+        kept = _KEPT_BYTES // len(members)
+        self._pieces = {name: InflatedPieces(member.open_tape, kept) for name, member in members.items()}
 
-    def read(self, rows: int) -> Iterator[Columns]:
-        while rows:
-            taken = min(rows, self._step)
-            yield {name: self._read_rows(name, taken) for name in self._files}
-            rows -= taken
+    def read(self, start: int, rows: int, columns: Sequence[str]) -> Iterator[Columns]:
+        row_bytes = sum(self.members[name].row_bytes for name in columns)
+        step = max(1, _STREAM_BYTES // max(1, row_bytes))
+        for first in range(start, start + rows, step):
+            taken = min(step, start + rows - first)
+            yield {name: self._rows(name, first, taken) for name in columns}
 
-    def skip(self, rows: int) -> None:
+    def _rows(self, name: str, start: int, rows: int) -> Array:
+        member = self.members[name]
+        if member.is_stored:
+            return member.rows(start, rows)
         try:
-            for name, file in self._files.items():
-                file.seek(rows * self._members[name].row_bytes, 1)
+            raw = self._pieces[name].read(member.header_bytes + start * member.row_bytes, rows * member.row_bytes)
         except _BROKEN as error:
             raise _damaged(self._path, str(error)) from error
+        if len(raw) != rows * member.row_bytes:
+            raise _damaged(self._path, f"the compressed data of {name} is cut or damaged")
+        return np.frombuffer(raw, member.dtype).reshape(rows, *member.shape[1:])
 
-    def _read_rows(self, name: str, rows: int) -> Array:
-        member = self._members[name]
-        try:
-            raw = self._files[name].read(rows * member.row_bytes)
-            return np.frombuffer(raw, member.dtype).reshape(rows, *member.shape[1:])
-        except _BROKEN as error:
-            raise _damaged(self._path, str(error)) from error
+
+class _DeflatedMember(InflatedTape):
+    """A member of a zip file, with its length and its checksum."""
+
+    def __init__(self, path: str, start: int, info: zipfile.ZipInfo) -> None:
+        super().__init__(path, DEFLATE, start, start + info.compress_size)
+        self._crc, self._left, self._info = 0, info.file_size, info
+
+    def _take(self, raw: bytes) -> None:
+        self._crc = zlib.crc32(raw, self._crc)
+        self._left -= len(raw)
+        if self._left < 0 or (self._left == 0 and self._crc != self._info.CRC):
+            wrong = "length" if self._left < 0 else "checksum"
+            raise _damaged(self._path, f"the {wrong} of {self._info.filename} is wrong")
+        super()._take(raw)
+
+
+class _OtherMember:
+    """A member that is compressed in a way that numpy does not write: going back means beginning again."""
+
+    def __init__(self, path: str, info: zipfile.ZipInfo) -> None:
+        archive = zipfile.ZipFile(open_binary(path, _STREAM_BYTES) if is_url(path) else path)
+        self._file = archive.open(info)
+
+    def read(self, nbytes: int) -> bytes:
+        return self._file.read(nbytes)
+
+    def copy(self) -> None:
+        return None
 
 
 FORMAT = SourceFormat((".npy", ".npz"), lambda paths, reading: ArrayFiles(paths))
