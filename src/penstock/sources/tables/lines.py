@@ -12,11 +12,13 @@ import pyarrow as pa
 from penstock.core.columns import whole
 from penstock.core.records import Array, Block, Extent, RowFailure, Span
 from penstock.errors import InputError
-from penstock.sources.files.file_source import FileSource
+from penstock.sources.files.file_source import FileSource, SpanCutter
 from penstock.sources.files.paths import fail_empty, fail_unreadable, listed, open_binary, read_bytes
 
 _SCAN_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 10
+_LONGEST_FIELD = 16 << 20
+"""A quoted field with line breaks that is longer was opened by a stray quote."""
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 BOM = b"\xef\xbb\xbf"
 
@@ -33,17 +35,19 @@ class Excerpt:
     rows: int
     raw: bytes
 
-    def failures(self, records: Sequence[bytes], reasons: Mapping[int, str], first_row: int) -> tuple[RowFailure, ...]:
+    def failures(self, records: Sequence[bytes], reasons: Mapping[int, str], first_row: int) -> Iterator[RowFailure]:
         """A failure for every record that has a reason, with the place where it begins."""
-        found: list[RowFailure] = []
         place = 0
         for position, record in enumerate(records if reasons else ()):
             place = max(place, self.raw.find(record, place))
             if position in reasons:
                 origin = f"{self.path}, byte {self.offset + place}"
-                found.append(RowFailure(first_row + position, origin, "read", "BadRecord", reasons[position]))
+                yield RowFailure(first_row + position, origin, "read", "BadRecord", reasons[position])
             place += len(record)
-        return tuple(found)
+
+
+Run = tuple[int, int, int, int, int]
+"""Records of one file: the file, first byte, end, number of the first record, records."""
 
 
 class LineFiles(FileSource):
@@ -58,31 +62,40 @@ class LineFiles(FileSource):
         self._delimiter = ord(delimiter) if delimiter else None
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        """Every record in order. A span stays inside one file: a locator is (file, first byte, end)."""
-        index = row = 0
+        """Every record in order. A locator is a few runs; files join without a gap."""
+        span = SpanCutter()
         for file, path in enumerate(self.paths):
-            for first, end, rows in self._ranges(path, rows_per_span):
-                yield Span(index, row, rows, (file, first, end))
-                index, row = index + 1, row + rows
-        if not row:
+            row = 0
+            for first, end, rows in self._ranges(path, rows_per_span - span.rows, rows_per_span):
+                span.add((file, first, end, row, rows), rows)
+                row += rows
+                if span.rows == rows_per_span:
+                    yield from span.cut()
+        yield from span.cut()
+        if not span.start:
             raise fail_empty(self.paths)
 
-    def excerpt(self, span: Span) -> Excerpt:
-        number, first, end = span.locator
+    def excerpts(self, span: Span) -> list[Excerpt]:
+        return [self._excerpt(run) for run in span.locator]
+
+    def _excerpt(self, run: Run) -> Excerpt:
+        number, first, end, _, rows = run
         path = self.paths[number]
         try:
             raw = read_bytes(path, first, end - first)
             if not raw.endswith(b"\n") and end != listed(self.paths, number).size:
                 raise _mixed_up(f"{path}: no record ends at byte {end} any more")
-            return Excerpt(path, first, span.rows, raw)
         except OSError as error:
             raise fail_unreadable(path, error) from error
+        if first == 0 and raw.startswith(BOM):
+            return Excerpt(path, len(BOM), rows, raw.removeprefix(BOM))
+        return Excerpt(path, first, rows, raw)
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
         """The bytes of a span; near the beginning of a file, all from its beginning: a header is read, too."""
-        number, first, end = span.locator[:3]
-        start = first if first > _HEADER_BYTES else 0
-        yield Extent(listed(self.paths, number), start, end - start)
+        for number, first, end, *_ in span.locator:
+            start = first if first > _HEADER_BYTES else 0
+            yield Extent(listed(self.paths, number), start, end - start)
 
     def records(self, excerpt: Excerpt) -> list[bytes]:
         """The records of an excerpt, divided as they were when they were counted.
@@ -90,7 +103,7 @@ class LineFiles(FileSource):
         Raises:
             InputError: There are more or fewer than were counted: rows would vanish or move.
         """
-        ends, _, _ = self._record_ends(excerpt.raw, _NEWLINE, False, False)
+        ends, _ = self._record_ends(excerpt.raw, is_last=True)
         edges = [0, *(ends + 1).tolist(), len(excerpt.raw)]
         pieces = [excerpt.raw[start:stop] for start, stop in itertools.pairwise(edges)]
         found = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
@@ -99,28 +112,43 @@ class LineFiles(FileSource):
             raise _mixed_up(f"{excerpt.path}, bytes from {excerpt.offset}: {counted}")
         return found
 
+    def run_of(self, span: Span, row: int) -> tuple[Run, int]:
+        """The run of a span that holds a row, and the number of the row in its file."""
+        place = row - span.start
+        for run in span.locator:
+            if place < run[4]:
+                return run, run[3] + place
+            place -= run[4]
+        raise IndexError(row)
+
     def origin(self, span: Span, row: int) -> str:
-        number, first, end = span.locator
+        (number, first, end, _, _), _ = self.run_of(span, row)
         return f"{self.paths[number]}, bytes {first} to {end}"
 
     def sample_path(self) -> str:
         """The first file that has records: some writers leave empty ones before it."""
         for path in self.paths:
-            if next(self._ranges(path, 1), None) is not None:
+            if next(self._ranges(path, 1, 1), None) is not None:
                 return path
         raise fail_empty(self.paths)
 
     def head(self, path: str, size: int) -> bytes:
-        """The first records of a file, whole ones, about `size` bytes."""
+        """The first records of a file, whole ones, about `size` bytes, without those whose quote is never closed."""
         with open_binary(path) as file:
             raw = file.read(size)
-            if len(raw) < size:
-                return raw
-            ends, _, _ = self._record_ends(raw, _NEWLINE, False, False)
-            return raw[: int(ends[-1]) + 1] if len(ends) else raw + file.readline()
+            is_whole = len(raw) < size
+            ends, unclosed = self._record_ends(raw, is_last=is_whole)
+            if not is_whole:
+                raw = raw[: int(ends[-1]) + 1] if len(ends) else raw + file.readline()
+        edges = [0, *(ends + 1).tolist(), len(raw)]
+        damaged = set(np.searchsorted(ends, unclosed).tolist())
+        if not damaged:
+            return raw
+        kept = (pair for number, pair in enumerate(itertools.pairwise(edges)) if number not in damaged)
+        return b"".join(raw[start:stop] for start, stop in kept)
 
-    def _ranges(self, path: str, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
-        """(first byte, end, records) of every run of at most `rows_per_span` records."""
+    def _ranges(self, path: str, room: int, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
+        """(first byte, end, records) of every run: `room` records for the first, then `rows_per_span`."""
         first = rows = end = 0
         must_skip_header = self.has_header
         for ends, are_blank in self._scan(path):
@@ -131,62 +159,119 @@ class LineFiles(FileSource):
             if not len(ends):
                 continue
             counts = np.cumsum(~are_blank) + rows
-            full = np.arange(rows_per_span, int(counts[-1]) + 1, rows_per_span)
+            full = np.arange(room, int(counts[-1]) + 1, rows_per_span)
             # Blank lines after the last record of a range belong to the next one: they hold nothing.
-            for last in np.searchsorted(counts, full):
-                yield first, int(ends[last]), rows_per_span
-                first = int(ends[last])
-            rows, end = int(counts[-1]) - len(full) * rows_per_span, int(ends[-1])
+            for last in np.searchsorted(counts, full) if len(full) else ():
+                yield first, int(ends[last]), room
+                first, room = int(ends[last]), rows_per_span
+            rows, end = int(counts[-1]) - (int(full[-1]) if len(full) else 0), int(ends[-1])
         if rows:
             yield first, end, rows
 
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
-        """For every piece of the file: where its records end (past the line break), and which are blank."""
-        offset = record_start = 0
-        is_open = after_closing = False
-        before = _NEWLINE
+        """For every piece of the file: where its records end (past the line break), and which are blank.
+
+        A piece begins with the record that the one before it did not end; of lines, only where that may be a blank one.
+        """
+        offset = start = 0  # the places of the piece and of the open record in the file
+        held, is_last = b"", False
+        wanted = min(_SCAN_BYTES, _HEADER_BYTES)  # of a small file, little memory is asked for
         with open_binary(path) as file:
-            while raw := file.read(_SCAN_BYTES):
-                ends, is_open, after_closing = self._record_ends(raw, before, is_open, after_closing)
-                absolute = ends + offset + 1
-                starts = np.concatenate(([record_start], absolute[:-1])) if len(ends) else absolute
-                lengths = absolute - starts
-                previous = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
-                if len(ends) and ends[0] == 0:
-                    previous[0] = before
-                yield absolute, (lengths == 1) | ((lengths == 2) & (previous == ord("\r")))
-                record_start = int(absolute[-1]) if len(ends) else record_start
-                offset, before = offset + len(raw), raw[-1]
-            if offset > record_start:
-                file.seek(record_start)
-                is_blank = offset - record_start < 3 and not file.read(2).strip(b"\r\n")
-                yield np.array([offset]), np.array([is_blank])
+            while not is_last:
+                more = file.read(wanted)
+                raw, is_last = held + more, len(more) < wanted
+                ends, _ = self._record_ends(raw, is_last)
+                stops = ends + offset + 1
+                if len(ends):
+                    lengths = stops.copy()
+                    lengths[1:] -= stops[:-1]
+                    lengths[0] -= start
+                    before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
+                    yield stops, (lengths == 1) | ((lengths == 2) & (before == ord("\r")))
+                    start = int(stops[-1])
+                held = raw[start - offset :] if start >= offset else raw
+                if self._delimiter is None and len(held) > 1:
+                    held = b""
+                offset += len(raw) - len(held)
+                wanted = max(_SCAN_BYTES, len(held))  # as much again, so that a giant record is not copied too often
+        end = offset + len(held)
+        if end > start:
+            yield np.array([end]), np.array([end - start < 3 and not held.strip(b"\r\n")])
 
-    def _record_ends(self, raw: bytes, before: int, is_open: bool, after_closing: bool) -> tuple[Array, bool, bool]:
-        """Where records end in `raw` (the line break's place), and the state at its end.
+    def _record_ends(self, raw: bytes, is_last: bool) -> tuple[Array, list[int]]:
+        """Where records end in `raw` (the line break's place), and the quotes that open a field and never close it.
 
-        `before` is the byte before `raw`; `is_open` says whether a quoted field is open there, and `after_closing`
-        whether that byte is the quote that closed one (two of them in a row stand for one in the field).
+        Args:
+            raw: Bytes that begin with a record.
+            is_last: Nothing comes after them, so that what is open now stays open.
         """
         values = np.frombuffer(raw, np.uint8)
-        ends = np.flatnonzero(values == _NEWLINE)
-        if self._delimiter is None:
-            return ends, False, False
-        quotes = np.flatnonzero(values == _QUOTE)
-        if not len(quotes):
-            return (ends[:0] if is_open else ends), is_open, False
-        previous = values[np.maximum(quotes - 1, 0)]
-        if quotes[0] == 0:
-            previous[0] = before
-        may_open = np.isin(previous, (self._delimiter, _NEWLINE, ord("\r"), _QUOTE, BOM[-1]))
-        is_split = bool(quotes[0] == 0) and before == _QUOTE
-        if is_split or not may_open[int(is_open) :: 2].all():
-            closed_at = -1 if after_closing else -2
-            found = _field_quotes(quotes.tolist(), may_open.tolist(), previous.tolist(), is_open, closed_at)
-            quotes = np.array(found, np.int64)
-        inside = (np.searchsorted(quotes, ends) + is_open) % 2
-        ends_open = bool((len(quotes) + is_open) % 2)
-        return ends[inside == 0], ends_open, bool(len(quotes)) and not ends_open and int(quotes[-1]) == len(raw) - 1
+        ends = (values == _NEWLINE).nonzero()[0]
+        if self._delimiter is None or b'"' not in raw:
+            return ends, []
+        quotes = (values == _QUOTE).nonzero()[0]
+        found, unclosed = _Quotes(values, ends, quotes, self._delimiter or 0, is_last).divide()
+        return ends[np.searchsorted(found, ends) % 2 == 0], unclosed
+
+
+@dataclass(frozen=True)
+class _Quotes:
+    """The quotes of a piece of CSV, of which some open and close fields.
+
+    A quote that closes a field stands before a delimiter, the end of a line or another quote. A field with line breaks
+    that closes elsewhere, or not at all, or after 16 MB was opened by mistake: only the line with that quote is
+    damaged, and the lines after it are records again. (Within a line, `"a"b` is read as it always was.)
+    """
+
+    values: Array
+    ends: Array
+    places: Array
+    delimiter: int
+    is_last: bool
+
+    def divide(self) -> tuple[Array, list[int]]:
+        """The quotes that open and close fields, in turn; and those that open one by mistake."""
+        places = self.places
+        previous = self.values[np.maximum(places - 1, 0)]
+        previous[0] = previous[0] if places[0] else _NEWLINE
+        may_open = np.isin(previous, (self.delimiter, _NEWLINE, ord("\r"), _QUOTE, BOM[-1]))
+        if may_open[::2].all() and not self._are_damaged(places[::2], places[1::2]).any():
+            return places, []
+        return self._divide_in_turn(may_open, previous)
+
+    def _are_damaged(self, opening: Array, closing: Array) -> Array:
+        """Which fields are opened by mistake; the last one may be open still."""
+        size = len(self.values)
+        is_open = len(opening) > len(closing)
+        stops = np.append(closing, size) if is_open else closing
+        after = self.values[np.minimum(closing + 1, size - 1)]
+        is_wrong = ~np.isin(after, (self.delimiter, _NEWLINE, ord("\r"), _QUOTE)) & (closing + 1 < size)
+        is_wrong = np.append(is_wrong, self.is_last) if is_open else is_wrong
+        has_breaks = np.searchsorted(self.ends, opening) < np.searchsorted(self.ends, stops)
+        damaged: Array = has_breaks & (is_wrong | (stops - opening > _LONGEST_FIELD))
+        return damaged
+
+    def _divide_in_turn(self, may_open: Array, previous: Array) -> tuple[Array, list[int]]:
+        """The same from quote to quote, without those that stand in the middle of an unquoted field: 5" pipe."""
+        places = self.places
+        stops = np.append(places[1:], len(self.values))
+        is_damaged = self._are_damaged(places, places[1:]).tolist()
+        opens = (may_open & (previous != _QUOTE)).tolist()
+        follows = (may_open & (previous == _QUOTE)).tolist()
+        kept: list[int] = []
+        unclosed: list[int] = []
+        number, closed = 0, -1
+        while number < len(places):
+            if not opens[number] and not (follows[number] and closed == number - 1):
+                number += 1
+            elif is_damaged[number]:
+                unclosed.append(int(places[number]))
+                line_end = self.ends[np.searchsorted(self.ends, places[number])]
+                number = int(np.searchsorted(places, line_end))
+            else:
+                kept += [int(places[number]), int(stops[number])][: len(places) - number]
+                number, closed = number + 2, number + 1
+        return np.array(kept, np.int64), unclosed
 
 
 class TableLines(LineFiles):
@@ -217,42 +302,36 @@ class TableLines(LineFiles):
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
-        excerpt = self.excerpt(span)
-        failures: tuple[RowFailure, ...] = ()
+        excerpts = self.excerpts(span)
+        failures: list[RowFailure] = []
         records: list[bytes] = []
         try:
-            table = self._parse(excerpt.raw, columns)
+            table = self._parse(b"".join(map(_with_line_break, excerpts)), columns)
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != span.rows:
             # Slow: a broken record must fail alone.
-            records = self.records(excerpt)
+            records = [record for excerpt in excerpts for record in self.records(excerpt)]
             nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
             table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
-            told = {place: self._in_words(reason) for place, reason in reasons.items()}
-            failures = excerpt.failures(records, told, span.start)
+            first = 0
+            for excerpt in excerpts:
+                own = range(first, first + excerpt.rows)
+                told = {place - first: self._in_words(reasons[place]) for place in own if place in reasons}
+                failures += excerpt.failures(records[first : own.stop], told, span.start + first)
+                first = own.stop
 
         def explain_null(column: str, position: int) -> str:
             if not records:
-                records.extend(self.records(excerpt))
+                records.extend(record for excerpt in excerpts for record in self.records(excerpt))
             return self._explain_null(records[position], column)
 
         read = {name: whole(table.column(name)) for name in columns}
-        yield Block(span.start, span.rows, read, failures, explain_null)
+        yield Block(span.start, span.rows, read, tuple(failures), explain_null)
 
 
-def _field_quotes(
-    quotes: list[int], may_open: list[bool], previous: list[int], is_open: bool, closed_at: int
-) -> list[int]:
-    """The quotes that open and close fields, without those that stand in the middle of an unquoted one: 5" pipe."""
-    kept: list[int] = []
-    for place, opens, byte in zip(quotes, may_open, previous, strict=True):
-        if not is_open and (not opens or (byte == _QUOTE and closed_at != place - 1)):
-            continue
-        kept.append(place)
-        is_open = not is_open
-        closed_at = closed_at if is_open else place
-    return kept
+def _with_line_break(excerpt: Excerpt) -> bytes:
+    return excerpt.raw if excerpt.raw.endswith(b"\n") else excerpt.raw + b"\n"
 
 
 def _mixed_up(received: str) -> InputError:

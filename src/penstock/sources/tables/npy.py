@@ -168,6 +168,8 @@ class _Member:
 
     def rows(self, start: int, rows: int) -> Array:
         """A run of rows: a view of the file, or fetched from a URL in one range."""
+        if start + rows > self.shape[0]:
+            raise _damaged(self.path, "it has fewer rows than it had")
         if 0 in self.shape:
             return np.empty((rows, *self.shape[1:]), self.dtype)
         offset = self.start + self.header_bytes

@@ -1,7 +1,7 @@
 """Text files: one row a line, blank lines too, so that row N of the answers belongs to line N of the text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -24,41 +24,35 @@ class TextLines(LineFiles):
     def schema(self) -> dict[str, TensorSpec]:
         return {TEXT_COLUMN: TensorSpec(TEXT_COLUMN, STRING, ())}
 
-    def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        """A locator is (file, first byte, end, lines before it in the file)."""
-        file = lines = 0
-        for span in super().divide(rows_per_span):
-            if span.locator[0] != file:
-                file, lines = span.locator[0], 0
-            yield replace(span, locator=(*span.locator, lines))
-            lines += span.rows
-
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
         """No line is passed over, blank ones neither."""
         for ends, _ in super()._scan(path):
             yield ends, np.zeros(len(ends), bool)
 
     def origin(self, span: Span, row: int) -> str:
-        file, _, _, lines = span.locator
-        return f"{self.paths[file]}, line {lines + row - span.start + 1}"
+        run, line = self.run_of(span, row)
+        return f"{self.paths[run[0]]}, line {line + 1}"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-        file, first, end, _ = span.locator
         row = span.start
-        for piece in _pieces(self.paths[file], first, end):
-            text, reasons = piece.parse()
-            failures = tuple(
-                RowFailure(row + place, f"{self.origin(span, row + place)}, byte {offset}", "read", "BadRecord", why)
-                for place, (offset, why) in sorted(reasons.items())
-            )
-            yield Block(row, len(text), dict.fromkeys(columns, text), failures)
-            row += len(text)
-        if row != span.stop:
-            raise InputError(
-                "the file changed while it was read",
-                received=f"{self.paths[file]}, bytes {first} to {end}: {row - span.start} lines",
-                allowed=f"{span.rows} lines, as were counted",
-            )
+        for file, first, end, _, lines in span.locator:
+            stop = row + lines
+            for piece in _pieces(self.paths[file], first, end):
+                text, reasons = piece.parse()
+                failures = tuple(
+                    RowFailure(
+                        row + place, f"{self.origin(span, row + place)}, byte {offset}", "read", "BadRecord", why
+                    )
+                    for place, (offset, why) in sorted(reasons.items())
+                )
+                yield Block(row, len(text), dict.fromkeys(columns, text), failures)
+                row += len(text)
+            if row != stop:
+                raise InputError(
+                    "the file changed while it was read",
+                    received=f"{self.paths[file]}, bytes {first} to {end}: {row - stop + lines} lines",
+                    allowed=f"{lines} lines, as were counted",
+                )
 
 
 @dataclass(frozen=True)

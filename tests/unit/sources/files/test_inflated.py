@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 import pytest
 
+from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.sources.files.inflated import MOST_MARKS, PIECE_BYTES, InflatedPieces
 from penstock.sources.files.tapes import DEFLATE, InflatedTape
@@ -93,9 +94,9 @@ def test_compressed_arrays_are_read_in_any_order_by_several_threads(tmp_path: Pa
     spans = list(source.divide(1000))
     random.Random(5).shuffle(spans)
 
-    def read(span: object) -> bool:
-        (block,) = source.read(span, ["rows"])  # type: ignore[arg-type]
-        return np.array_equal(block.columns["rows"], rows[block.start : block.start + block.rows])
+    def read(span: Span) -> bool:
+        (block,) = source.read(span, ["rows"])
+        return np.array_equal(np.asarray(block.columns["rows"]), rows[block.start : block.start + block.rows])
 
     with ThreadPoolExecutor(4) as loaders:
         assert all(loaders.map(read, spans))

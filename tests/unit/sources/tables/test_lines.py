@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.records import Block, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables import lines
+from penstock.sources.tables.csv import CsvFiles
 from penstock.sources.tables.lines import LineFiles, parse_surviving
 
 
@@ -83,7 +84,7 @@ def check(path: Path, records: list[str], rows: int, piece: int, *, delimiter: s
     spans = scan(path, raw, rows, delimiter=delimiter, piece=piece)
     assert [span.rows for span in spans[:-1]] == [rows] * (len(spans) - 1)
     assert [span.start for span in spans] == list(range(0, len(expected), rows))
-    excerpts = [raw[span.locator[1] : span.locator[2]].decode() for span in spans]
+    excerpts = [raw[first:end].decode() for span in spans for _, first, end, _, _ in span.locator]
     for position, excerpt in enumerate(excerpts):
         wanted = "".join(expected[position * rows : (position + 1) * rows])
         assert without_blanks(excerpt, expected) == wanted
@@ -102,31 +103,100 @@ def without_blanks(excerpt: str, expected: list[str]) -> str:
     return kept
 
 
-def test_spans_stay_inside_one_file(tmp_path: Path) -> None:
-    for name, raw in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"\n\n"), ("d", b"4\n5")):
+def test_spans_cover_small_files_together(tmp_path: Path) -> None:
+    for name, raw in (("a", b"1\n2\n3\n"), ("b", b""), ("c", b"\n\n"), ("d", b"4\n5"), ("e", b"6\n7\n8\n")):
         (tmp_path / name).write_bytes(raw)
-    files = PlainLines([str(tmp_path / name) for name in "abcd"])
-    assert list(files.divide(2)) == [
-        Span(0, 0, 2, (0, 0, 4)),
-        Span(1, 2, 1, (0, 4, 6)),
-        Span(2, 3, 2, (3, 0, 3)),
+    files = PlainLines([str(tmp_path / name) for name in "abcde"])
+    spans = list(files.divide(4))
+    assert spans == [
+        Span(0, 0, 4, ((0, 0, 6, 0, 3), (3, 0, 2, 0, 1))),
+        Span(1, 4, 4, ((3, 2, 3, 1, 1), (4, 0, 6, 0, 3))),
     ]
+    assert files.origin(spans[1], 4) == f"{tmp_path / 'd'}, bytes 2 to 3"
+    assert files.origin(spans[1], 7) == f"{tmp_path / 'e'}, bytes 0 to 6"
 
 
 def test_every_file_has_its_own_header(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(b"h\n1\n2\n")
     files = PlainLines([str(tmp_path / name) for name in "ab"], ",")
-    assert [(span.start, span.rows) for span in files.divide(10)] == [(0, 2), (2, 2)]
+    assert list(files.divide(10)) == [Span(0, 0, 4, ((0, 2, 6, 0, 2), (1, 2, 6, 0, 2)))]
 
 
-def test_excerpt_holds_the_bytes_of_its_span(tmp_path: Path) -> None:
+def test_excerpt_holds_the_bytes_of_its_run(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"h\n1\n2\n3\n")
     files = PlainLines([str(tmp_path / "a")], ",")
-    excerpts = [files.excerpt(span) for span in files.divide(2)]
+    excerpts = [excerpt for span in files.divide(2) for excerpt in files.excerpts(span)]
     assert [excerpt.raw for excerpt in excerpts] == [b"1\n2\n", b"3\n"]
     (failure,) = excerpts[0].failures([b"1\n", b"2\n"], {1: "broken"}, 10)
     assert (failure.row, failure.origin, failure.reason) == (11, f"{tmp_path / 'a'}, byte 4", "broken")
+
+
+DAMAGED = [
+    (b'h,i\n1,a\n2,"b\n3,c\n4,d\n', [1]),
+    (b'h,i\n1,a\n2,"b\n3,"c\n4,"d\n5,e\n', [1, 2, 3]),
+    (b'h,i\n1,"a\n2,b\n3,"c"\n4,"x\ny"\n', [0]),
+    (b'h,i\n1,"a ""b"" c\n2,b\n', [0]),
+    (b'h,i\n1,a\n2,"b', [1]),
+    (b'h,i\n1,"x\ny"\n2,"z\n', [1]),
+    (b'h,i\n1,"x" y\n2,b\n', []),
+]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize(("raw", "damaged"), DAMAGED)
+def test_quote_that_is_never_closed_damages_its_own_line(
+    tmp_path: Path, raw: bytes, damaged: list[int], piece: int
+) -> None:
+    records = raw.replace(b"x\ny", b"x y").splitlines()[1:]
+    path = tmp_path / "rows.csv"
+    spans = scan(path, raw, 1, delimiter=",", piece=piece)
+    assert len(spans) == len(records)
+    source = CsvFiles([str(path)])
+    for rows_per_span in (1, 2, 100):
+        failed = {}
+        rows: list[str] = []
+        for span in source.divide(rows_per_span):
+            for block in source.read(span, ["i"]):
+                rows += block.columns["i"].to_pylist()  # type: ignore[union-attr]
+                failed |= {failure.row: failure for failure in block.failures}
+        assert sorted(failed) == damaged
+        assert [len(row or "") > 0 for row in rows] == [row not in damaged for row in range(len(records))]
+        for row, failure in failed.items():
+            assert failure.reason == "a quote opens a field in this line and is never closed"
+            assert failure.origin == f"{path}, byte {raw.index(records[row])}"
+
+
+def test_field_that_is_open_for_too_long_damages_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    raw = b'h,i\n1,"a\n' + b"2,b\n" * 50 + b'3,"c"\n'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_LONGEST_FIELD", 100)
+        for piece in (7, 64, 1000):
+            spans = scan(path, raw, 10, delimiter=",", piece=piece)
+            assert [span.rows for span in spans] == [10] * 5 + [2]
+            files = PlainLines([str(path)], ",")
+            records = [
+                record for span in spans for excerpt in files.excerpts(span) for record in files.records(excerpt)
+            ]
+            assert records == raw.splitlines(keepends=True)[1:]
+
+
+@given(
+    st.lists(st.sampled_from(['"', ",", "\n", "a", "\r\n", '""']), max_size=30), st.integers(1, 40), st.integers(1, 9)
+)
+def test_any_quotes_give_the_same_records_whatever_is_read_at_once(
+    path: Path, pieces: list[str], piece: int, rows: int
+) -> None:
+    raw = "".join(["h,i\n", *pieces, "\nx,y\n"]).encode()
+    spans = scan(path, raw, rows, delimiter=",", piece=piece)
+    assert spans == scan(path, raw, rows, delimiter=",", piece=1000)
+    files = PlainLines([str(path)], ",")
+    found = [record for span in spans for excerpt in files.excerpts(span) for record in files.records(excerpt)]
+    assert len(found) == spans[-1].stop
+    assert b"".join(found).replace(b"\r\n", b"\n").replace(b"\n", b"") == raw[4:].replace(b"\r", b"").replace(
+        b"\n", b""
+    )
 
 
 @pytest.mark.parametrize("delimiter", [None, ","])
