@@ -84,4 +84,5 @@ def _format_of(paths: Paths, formats: Sequence[SourceFormat]) -> SourceFormat:
 def _check_access(paths: Paths) -> None:
     for path in paths:
         if not is_url(path) and not os.access(path, os.R_OK):
-            raise InputError("the file cannot be read", received=f"{path}: permission denied")
+            why = "permission denied" if os.path.exists(path) else "the link leads nowhere"
+            raise InputError("the file cannot be read", received=f"{path}: {why}")

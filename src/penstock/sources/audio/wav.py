@@ -83,6 +83,8 @@ def _describe(format_chunk: bytes, offset: int, length: int, size: int) -> WavHe
         return None
     if not channels or not rate or frame_bytes != channels * bits // 8:
         raise BadAudio(f"the header contradicts itself: {channels} × {bits} bits in frames of {frame_bytes} bytes")
+    if rate >= 1 << 31:
+        raise BadAudio(f"the header contradicts itself: {rate:,} samples a second")
     there = size - offset
     if length == _UNKNOWN_SIZE:
         length = there

@@ -266,14 +266,29 @@ def _look_into(
             if name.startswith((b".", b"_")):
                 continue
             relative = inside + b"/" + name if inside else name
-            if entry.is_dir():
+            suffix = suffix_of(os.fsdecode(name))
+            if _is_folder(entry, is_data=suffix in suffixes or suffix in last_resort):
                 folders.append(relative)
                 continue
-            suffix = suffix_of(os.fsdecode(name))
             wanted = found if suffix in suffixes else spare if suffix in last_resort else None
             if wanted is not None:
                 _collect(wanted, relative, entry, suffix)
     return folders
+
+
+def _is_folder(entry: os.DirEntry[bytes], is_data: bool) -> bool:
+    """Whether a name is a folder, or a link to one. A link that leads nowhere is a broken file if it is named like one.
+
+    Raises:
+        InputError: The link is part of a loop, or leads to what must not be seen.
+    """
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if is_data:
+            return False
+        received = f"{os.fsdecode(entry.path)}: {error.strerror}"
+        raise InputError("a link leads nowhere", received=received, hint="remove it, or the loop of links") from error
 
 
 def _collect(collector: Collector, name: bytes, entry: os.DirEntry[bytes], suffix: str) -> None:

@@ -5,6 +5,7 @@ A path may be a URL: `remote` reads those. `file://` is taken for a path at once
 
 import io
 import os
+import stat
 from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO, cast
 
@@ -75,9 +76,28 @@ def _outright(paths: Iterable[str]) -> Group:
     """Files that are named one by one, in their order."""
     found = listing.Collector()
     for path in paths:
+        if not is_url(path):
+            _check_is_file(path)
         known = fragment(path if is_url(path) else os.path.abspath(path))
         found.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
     return found.finish("", is_sorted=True)
+
+
+def _check_is_file(path: str) -> None:
+    """Refuse what cannot be read twice and from any place: to open a pipe waits for ever, and a device has no end.
+
+    Raises:
+        InputError: It is a pipe, a device or a socket.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise InputError(
+            f"{kind} cannot be read: the input is read more than once, by several processes",
+            received=path,
+            allowed="files, folders, globs and URLs",
+            hint="write it to a file first; or give penstock.predict a generator, which is read once",
+        )
 
 
 def open_binary(path: str, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:

@@ -129,6 +129,8 @@ def bring_memory(url: str) -> str:
         hint = "memory:// files exist only in the process that made them"
         raise InputError("no such file or folder", received=url, hint=hint)
     for path in found:
+        if ".." in path.split("/"):
+            raise InputError("the path of a memory:// file leads out of its folder", received=f"memory:/{path}")
         _copy_if_new(system.cat_file(path), os.path.join(place, path.lstrip("/")))
     return os.path.join(place, key)
 

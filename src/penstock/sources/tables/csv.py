@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,15 +93,24 @@ class CsvFiles(TableLines):
         names = self._names(path)
         if len(set(names)) != len(names):
             raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
+        head = self.head(path, _SAMPLE_BYTES)
         try:
-            options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
-            options.invalid_row_handler = lambda row: "skip"
-            head = io.BytesIO(self.head(path, _SAMPLE_BYTES))
-            reading = None if self.has_header else pacsv.ReadOptions(column_names=names)
-            convert = pacsv.ConvertOptions(null_values=_MISSING)
-            return pacsv.read_csv(head, read_options=reading, parse_options=options, convert_options=convert)
+            return self._parse_sample(head, names)
+        except pa.ArrowInvalid:
+            pass  # a broken record among the first must not hide the others
+        edges = [0, *(self._record_ends(head, is_last=True)[0] + 1).tolist(), len(head)]
+        records = [head[start:stop] for start, stop in itertools.pairwise(edges)]
+        whole_ones = [record for record in records if [len(row) for row in self._fields(record)] == [len(names)]]
+        try:
+            return self._parse_sample(b"".join(whole_ones), names)
         except pa.ArrowInvalid as error:
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
+
+    def _parse_sample(self, raw: bytes, names: Sequence[str]) -> pa.Table:
+        reading = None if self.has_header else pacsv.ReadOptions(column_names=names)
+        options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
+        convert = pacsv.ConvertOptions(null_values=_MISSING)
+        return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
 
     def _check_headers(self, expected: list[str]) -> None:
         alike = b""
@@ -155,6 +165,9 @@ class CsvFiles(TableLines):
     def _parse(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
         if self._is_unclosed(raw[raw.rfind(b"\n", 0, -1) + 1 :]):
             raise pa.ArrowInvalid(_UNCLOSED)  # Arrow would take it for text that ends with the data
+        return self._parse_closed(raw, columns)
+
+    def _parse_closed(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
         return pacsv.read_csv(
             io.BytesIO(raw),
             read_options=pacsv.ReadOptions(
@@ -187,17 +200,17 @@ class CsvFiles(TableLines):
         for record in records:
             if self._is_unclosed(record):
                 raise ValueError(_UNCLOSED)
-            rows = self._fields(record, "surrogateescape")
+            rows = self._fields(record)
             if len(rows) != 1:
                 raise ValueError("a carriage return in the middle of a record")
             if len(rows[0]) != width:
                 raise ValueError(f"{len(rows[0])} fields, not {width}")
-        return self._parse(b"".join(record.rstrip(b"\r\n") + b"\n" for record in records), columns)
+        return self._parse_closed(b"".join(record.rstrip(b"\r\n") + b"\n" for record in records), columns)
 
     def _is_unclosed(self, record: bytes) -> bool:
         return b'"' in record and bool(self._record_ends(record.rstrip(b"\r\n") + b"\n", is_last=True)[1])
 
-    def _fields(self, record: bytes, errors: str) -> list[list[str]]:
+    def _fields(self, record: bytes, errors: str = "surrogateescape") -> list[list[str]]:
         csv.field_size_limit(_LONGEST_FIELD)
         text = io.StringIO(record.decode("utf-8", errors=errors), newline="")
         return list(csv.reader(text, delimiter=self._separator))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,16 @@ _MOST_DEFLATED = 1032
 """Bytes that a compressed byte can stand for: more is not possible with deflate."""
 _LARGEST_ROW = 2 << 30
 _MOST_EMPTY_ROWS = 1 << 24
-_BROKEN = (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
+_BROKEN = (
+    ValueError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    tokenize.TokenError,
+)
 
 
 class ArrayFiles(FileSource):

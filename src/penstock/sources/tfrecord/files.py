@@ -128,7 +128,7 @@ class TFRecordFiles(FileSource):
             if first.is_lost and first.gaps[0].start == 0 and second is None:
                 raise InputError(
                     "this is not a TFRecord file",
-                    received=f"{path}: no length in it has a right checksum",
+                    received=f"{path}: no length in its first {first.gaps[0].end:,} bytes has a right checksum",
                     hint="leave it out, or give it the suffix of its own format",
                 )
             yield first

@@ -23,6 +23,12 @@ _KNOWN_LENGTHS = 1 << 14
 _STRIDE_TRIAL = 8
 """After so many records of one length it is worth comparing the headers of many at once."""
 _LARGEST = 1 << 40
+MOST_RECORD = 512 << 20
+"""A longer record is not read: memory has to hold it. It fails."""
+_MOST_LOST = MOST_RECORD
+"""So far a record is looked for behind a broken one: no record that is read is longer."""
+MOST_BEFORE = 64 << 20
+"""So far the first record of a file is looked for: a compressed file of nothing may inflate to any length."""
 _MOST_RECORDS = 4096
 """Records that are read at once: what is known of each must not outgrow small records themselves."""
 _SMALL_PIECE = 64 << 10
@@ -180,16 +186,17 @@ class Scan:
         self._raw = b""
         self._offset = 0
         self._wanted = PIECE_BYTES
+        self._is_over = False
 
     def stretches(self) -> Iterator[Stretch]:
-        while self._fill(HEADER_BYTES):
+        while not self._is_over and self._fill(HEADER_BYTES):
             ends = self._hopper.hop(self._raw, len(self._raw), len(self._raw))
             if ends:
                 yield Stretch(np.array(ends, np.int64) + self._offset)
                 self._drop(ends[-1])
             else:
                 yield self._one()
-        if self._raw or self._tape.problem is not None:
+        if not self._is_over and (self._raw or self._tape.problem is not None):
             yield self._tail(self._offset, None)
 
     def _one(self) -> Stretch:
@@ -200,7 +207,12 @@ class Scan:
         start, size = self._offset, length + FRAME_BYTES
         # Records this large are not worth reading ahead into the next.
         self._wanted = _SMALL_PIECE if size > PIECE_BYTES else PIECE_BYTES
-        return Stretch(np.array([start + size], np.int64)) if self._skip(size) else self._tail(start, length)
+        if not self._skip(size):
+            return self._tail(start, length)
+        gaps: tuple[Gap, ...] = ()
+        if length > MOST_RECORD:
+            gaps = (Gap(start, start + size, f"the record has {length:,} bytes; at most {MOST_RECORD:,} are read"),)
+        return Stretch(np.array([start + size], np.int64), gaps)
 
     def _gap(self) -> Stretch:
         start = self._offset
@@ -215,7 +227,12 @@ class Scan:
                 self._drop(len(self._raw))
                 break
             self._drop(len(self._raw) - HEADER_BYTES + 1)
+            if self._offset - start > (_MOST_LOST if start else MOST_BEFORE):
+                self._is_over = True
+                break
         reason = f"the length of a record is broken: bytes {start} to {self._offset} are skipped"
+        if self._is_over:
+            reason += ", and all that comes after them: no record begins there"
         return Stretch(np.array([self._offset], np.int64), (Gap(start, self._offset, reason),), True)
 
     def _tail(self, start: int, length: int | None) -> Stretch:
@@ -257,11 +274,13 @@ def _find_header(raw: bytes, largest: int) -> int | None:
     if count <= 0:
         return None
     lengths = np.ndarray((count,), "<u8", raw, 0, (1,))
-    places = np.flatnonzero(lengths < largest)
+    checks = np.ndarray((count,), "<u4", raw, 8, (1,))
+    is_wanted = lengths < largest
+    is_wanted[1:] &= (lengths[1:] != lengths[:-1]) | (checks[1:] != checks[:-1])  # gigabytes of zeros are one case
+    places = np.flatnonzero(is_wanted)
     for some in np.array_split(places, len(places) // (1 << 16) + 1):
         if len(some):
-            checks = np.ndarray((count,), "<u4", raw, 8, (1,))[some]
-            right = some[masked_crcs_of_words(np.frombuffer(raw, np.uint8), some) == checks]
+            right = some[masked_crcs_of_words(np.frombuffer(raw, np.uint8), some) == checks[some]]
             if len(right):
                 return int(right[0])
     return None

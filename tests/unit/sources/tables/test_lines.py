@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.records import Block, Span, TensorSpec
+from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables import lines
 from penstock.sources.tables.csv import CsvFiles
@@ -154,7 +154,7 @@ def test_quote_that_is_never_closed_damages_its_own_line(
     assert len(spans) == len(records)
     source = CsvFiles([str(path)])
     for rows_per_span in (1, 2, 100):
-        failed = {}
+        failed: dict[int, RowFailure] = {}
         rows: list[str] = []
         for span in source.divide(rows_per_span):
             for block in source.read(span, ["i"]):
