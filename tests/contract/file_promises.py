@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import cloudpickle
 import pytest
 
 from penstock.errors import InputError
 from penstock.sources.files import unchanged
+from penstock.sources.files.paths import expand
 
 from .case import Case
 from .promises import Paths, Promise, opened
@@ -140,6 +142,38 @@ def file_that_lost_rows_since_it_was_divided_is_noticed(case: Case, paths: Paths
         read_all(fresh, spans, case.columns)
 
 
+def change_while_a_job_runs_is_named(case: Case, paths: Paths) -> None:
+    """Whatever happens to a file: the results of its spans are not taken, and the message has its name."""
+
+    def grow(path: str) -> None:
+        with open(path, "ab") as file:
+            file.write(b"\n")
+
+    def rewrite(path: str) -> None:
+        Path(path).write_bytes(Path(path).read_bytes()[::-1])
+        touch(path)
+
+    for change in (touch, grow, rewrite, lambda path: os.truncate(path, os.path.getsize(path) // 2), os.remove):
+        for path in paths:
+            content = Path(path).read_bytes()
+            source = case.open(cast(Paths, expand(paths, ())))
+            spans = list(source.divide(7))
+            for span in spans:
+                unchanged.check(source, span, case.columns)
+            own = [span for span in spans if path in {e.file.path for e in source.extents(span, case.columns)}]
+            kept = cloudpickle.loads(cloudpickle.dumps(source))
+            change(path)
+            for span in own:
+                for reader in (source, kept):
+                    with pytest.raises(InputError, match="the input changed since the job began") as caught:
+                        unchanged.check(reader, span, case.columns)
+                    assert path in str(caught.value)
+            for span in spans:
+                if span not in own:
+                    unchanged.check(source, span, case.columns)
+            Path(path).write_bytes(content)
+
+
 def use(case: Case, paths: Paths) -> None:
     """All that a job does: a damaged file may be refused as soon as it is opened."""
     source = case.open(paths)
@@ -172,5 +206,6 @@ FILE_PROMISES: dict[Promise, Callable[[Case], bool]] = {
     damage_is_refused_or_cannot_be: lambda case: case.spoil is None,
     file_that_is_gone_is_named: lambda case: _is_table(case) or (case.is_row_a_file and case.numbers is None),
     file_that_lost_rows_since_it_was_divided_is_noticed: _is_table,
+    change_while_a_job_runs_is_named: _is_table,
 }
 """Promises, and the cases that can make them. What has no files is held by `fingerprint_changes_with_any_value`."""

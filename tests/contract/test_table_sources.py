@@ -316,3 +316,18 @@ def test_parquet_files_may_order_their_columns_as_they_like(tmp_path: Path) -> N
     pq.write_table(pa.table({"b": ["z"], "a": [3]}), paths[1])
     source = ParquetFiles(paths)
     assert read_all(source, source.divide(1), ["a", "b"]) == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+
+
+def test_dictionary_of_a_giant_text_is_expanded_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    """Sixteen kilobytes that stand for 250 GB."""
+    text = pa.array(["x" * (50 << 20)])
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), text)
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(
+        pa.table({"word": rows}), path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30
+    )
+    assert path.stat().st_size < 100_000
+    source = ParquetFiles([str(path)])
+    first = next(iter(source.divide(100)))
+    block = next(iter(source.read(first, ["word"])))
+    assert block.rows == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_array_that_is_rewritten_while_it_is_read_ends_the_job(
     wait_for(lambda: journal_length(output) >= 1, process)
     with open(pixels_file, "r+b") as file:
         np.save(file, 16 - pixels)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 5, errors
+    assert f"the input changed since the job began: {pixels_file}" in errors
+    assert 0 < len(read_rows(output)) < ROWS
+
+
+@pytest.mark.parametrize("happens", ["shrinks", "vanishes"])
+def test_array_that_shrinks_or_vanishes_while_it_is_read_ends_the_job(
+    light_models: Path, pixels_file: Path, tmp_path: Path, happens: str
+) -> None:
+    """The file is mapped: to read behind its new end kills a replica, and that is not what the message is about."""
+    output = tmp_path / "out"
+    process = start_predict(light_models, pixels_file, output, "--devices", "cpu:1")
+    wait_for(lambda: journal_length(output) >= 1, process)
+    if happens == "shrinks":
+        os.truncate(pixels_file, 1000)
+    else:
+        pixels_file.unlink()
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 5, errors
     assert f"the input changed since the job began: {pixels_file}" in errors

@@ -42,7 +42,13 @@ def check(source: Source, span: Span, columns: Sequence[str]) -> None:
     Raises:
         InputError: One of them changed: some rows may be old ones, others new ones.
     """
-    for file in {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}:
+    try:
+        files = {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}
+    except (InputError, OSError):  # a file is gone, or has not even the form that it had
+        for file in source.fragments():
+            _check_file(file)
+        raise
+    for file in files:
         _check_file(file)
 
 
