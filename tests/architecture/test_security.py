@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,5 +104,6 @@ def test_temporary_files_have_names_that_nobody_can_guess() -> None:
     assert (guessable, sorted(shared)) == ([], ["pool/devices/lease.py", "storage/scratch.py"])
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
