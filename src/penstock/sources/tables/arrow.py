@@ -52,9 +52,14 @@ class ArrowFiles(RowGroupFiles):
         for file, number, _, _ in span.locator:
             known = listed(self.paths, file)
             if file not in self._ends:
-                self._ends[file] = [] if is_url(known.path) or not _has_index(known.path) else _ends(known.path)
+                try:
+                    self._ends[file] = [] if is_url(known.path) or not _has_index(known.path) else _ends(known.path)
+                except (pa.ArrowException, OSError) as error:
+                    raise self.damaged(known.path, str(error)) from error
             ends = self._ends[file]
-            start = ends[number - 1] if number else 0
+            if ends and number >= len(ends):
+                raise self.damaged(known.path, "it has fewer record batches than it had")
+            start = ends[number - 1] if ends and number else 0
             yield Extent(known, start, ends[number] - start) if ends else Extent(known, 0, known.size)
 
     @cached_property
