@@ -44,7 +44,9 @@ class NpySink:
         return NpyPart(name, folder, schema)
 
     def merge(self, parts: Sequence[Mapping[str, str]], writer: PartWriter, spans: Sequence[Span]) -> dict[str, str]:
-        columns = {name: np.concatenate([np.load(part[name]) for part in parts]) for name in parts[0]}
+        columns = {
+            name: np.concatenate([np.load(part[name], allow_pickle=False) for part in parts]) for name in parts[0]
+        }
         order = np.argsort(columns[ROW], kind="stable")
         rows = columns.pop(ROW)[order]
         numbers = tuple((int(row), 1) for row in rows)
