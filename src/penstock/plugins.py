@@ -114,7 +114,7 @@ def load(group: str, name: str, kind: Any = object) -> Any:
         if not isinstance(loaded, kind):
             raise TypeError(f"this is no {kind.__name__}")
         return loaded
-    except Exception as error:  # whatever a foreign module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a foreign module does when it is imported
         raise DeviceError(
             f"the plugin {name} of the package {plugins[0].package} cannot be loaded",
             received=f"{plugins[0].value}: {one_line(error)}",

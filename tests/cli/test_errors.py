@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import Penstock
+from tests.support import onnx_models
 
 
 @pytest.fixture
@@ -31,6 +32,22 @@ def check(ran: object, code: int, *texts: str) -> None:
 def test_no_such_input(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
     ran = penstock_run("predict", light_models / "digits.onnx", tmp_path / "nowhere", "--output", tmp_path / "out")
     check(ran, 5, "no such file or folder", "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [(["part1", "part2"], "no such file or folder"), ([" "], "no such file or folder"), ([""], "is empty")],
+    ids=["names", "a space", "nothing"],
+)
+def test_argument_that_is_no_file_is_not_a_text_for_the_model(
+    penstock_run: Penstock, tmp_path: Path, given: list[str], problem: str
+) -> None:
+    text = {"text": ("STRING", ["rows"])}
+    model = onnx_models.save(
+        tmp_path / "m.onnx", [onnx_models.node("Identity", ["text"], ["same"])], text, {"same": text["text"]}
+    )
+    check(penstock_run("predict", model, *given, "--output", tmp_path / "out"), 5, problem, given[0])
     assert not (tmp_path / "out").exists()
 
 

@@ -68,7 +68,9 @@ def test_unknown_name_is_refused_with_the_names_there_are(site: Path) -> None:
     assert "parquet" in caught.value.allowed
 
 
-@pytest.mark.parametrize("code", ["import no_such_module_anywhere", "OTHER = 1", "raise SystemError('no')"])
+@pytest.mark.parametrize(
+    "code", ["import no_such_module_anywhere", "OTHER = 1", "raise SystemError('no')", "import sys; sys.exit(3)"]
+)
 def test_broken_plugin_is_reported_with_its_package_and_takes_nothing_else_down(
     site: Path, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:

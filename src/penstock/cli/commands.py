@@ -190,7 +190,17 @@ def predict(
     return _report(summary, as_json=as_json, quiet=quiet)
 
 
-def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[str]]:
+class _TypedPath(os.PathLike[str]):
+    """A path, glob or URL exactly as it was typed. A plain list of strings could be rows of text."""
+
+    def __init__(self, typed: str) -> None:
+        self._typed = typed
+
+    def __fspath__(self) -> str:
+        return self._typed
+
+
+def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[_TypedPath]]:
     """With --estimator, all that is given is the input."""
     model, *input_ = (estimator, *given) if estimator is not None else given
     if not input_:
@@ -199,10 +209,10 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
             received=f"MODEL {model}",
             hint=f"penstock {command} MODEL INPUT …; with --estimator there is no MODEL",
         )
-    return model, input_
+    return model, [_TypedPath(path) for path in input_]
 
 
-def _dry_run(model: str, input_: list[str], output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+def _dry_run(model: str, input_: Any, output: str | None, options: PredictOptions, *, as_json: bool) -> int:
     from penstock.commands.dry_run import describe, in_words
 
     description = describe(model, input_, output, options)

@@ -19,7 +19,7 @@ from penstock.planning import start_by_plan
 from penstock.storage.places import place_of
 
 
-def describe(model: str, inputs: list[str], output: str | None, options: PredictOptions) -> dict[str, Any]:
+def describe(model: str, data: Any, output: str | None, options: PredictOptions) -> dict[str, Any]:
     """Load the model, bind the columns, compile the step and divide the input; describe what the job would do.
 
     Raises:
@@ -27,7 +27,7 @@ def describe(model: str, inputs: list[str], output: str | None, options: Predict
     """
     if output is not None:
         to_folder.check_place(place_of(output), overwrite=False)
-    task = make_task(model, inputs, output or "OUT", options)
+    task = make_task(model, data, output or "OUT", options)
     with tempfile.TemporaryFile(buffering=0) as log:
         context = RunContext(log, StopFlag())
         started = start_by_plan.start(task.model, Request(task.source, task.options), context, may_search=False)

@@ -202,6 +202,8 @@ def open_data(data: Any, reading: ReadOptions, takes: str | None = None) -> tupl
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
     if takes == "text" and isinstance(data, str) and not _is_there(data):
         raise InputError("no such file", received=f"{data:.60}", hint="text for the model comes in a list: ['…', '…']")
+    if "" in map(os.fspath, paths):
+        raise InputError("a path of the input is empty", received="''", hint="the current folder is '.'")
     arguments = [absolute(os.fspath(path)) for path in paths]
     return open_files(arguments, reading), arguments
 

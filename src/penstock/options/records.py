@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -59,16 +59,18 @@ class DeviceRequest:
         """
         if text in ("all", "cpu", "gpu"):
             return cls(text)
-        if (match := re.fullmatch(r"cpu:([1-9][0-9]{0,3})", text)) is not None:
+        match = re.fullmatch(r"cpu:([1-9][0-9]{0,3})", text)
+        if match is not None and int(match[1]) <= kinds.MOST_WORKERS:
             return cls("cpu", cpu_replicas=int(match[1]))
-        if (match := re.fullmatch(r"gpu:([0-9]+(?:,[0-9]+)*)", text)) is not None:
+        if (match := re.fullmatch(r"gpu:([0-9]{1,4}(?:,[0-9]{1,4})*)", text)) is not None:
             indices = tuple(int(part) for part in match[1].split(","))
             if len(set(indices)) == len(indices):
                 return cls("gpu", gpu_indices=indices)
         raise UsageError(
             "--devices is not understood",
             received=f"devices={text!r}",
-            allowed="all, cpu, gpu, cpu:N (N replicas on the CPU), gpu:I,J,… (these GPUs, each once)",
+            allowed=f"all, cpu, gpu, cpu:N (N replicas on the CPU, at most {kinds.MOST_WORKERS:,}), "
+            "gpu:I,J,… (these GPUs, each once)",
         )
 
     def __str__(self) -> str:
@@ -120,21 +122,24 @@ def _is_number(text: str) -> bool:
 
 
 def _read_nulls(given: Any, flag: str) -> Nulls:
-    if isinstance(given, Mapping):
-        return Nulls(**given)
     if isinstance(given, Nulls):
         return given
+    if isinstance(given, Mapping):
+        given = [given.get("numbers", "fail"), given.get("texts", "fail")] if given.keys() <= _RULES else [repr(given)]
     return Nulls.parse([given] if isinstance(given, (str, float, int)) else given)
 
 
+_RULES = {entry.name for entry in fields(Nulls)}
 _DEVICES = Kind(
     lambda given, flag: given if isinstance(given, DeviceRequest) else DeviceRequest.parse(given),
     write=str,
+    also=(DeviceRequest,),
     metavar="WHICH",
 )
 _NULLS = Kind(
     _read_nulls,
     python="str | float | Sequence[str | float]",
+    also=(Nulls, Mapping[str, str]),
     metavar="fail|nan|VALUE|empty",
     shell=kinds.REPEATABLE,
 )
@@ -143,6 +148,7 @@ _TOLERANCE = kinds.number("SHARE", lambda share: 0 <= share < 1, "a share from 0
 _OUTPUTS = kinds.names("NAME,…", "an output is named twice", has_commas=True)
 _FAILURES = kinds.number("SHARE", lambda share: 0 <= share <= 1, "a share from 0 (stop at the first) to 1 (never stop)")
 _MEMORY = kinds.number("SHARE", lambda share: 0 < share <= 1, "a share of the free memory, above 0 and up to 1: 0.85")
+_WORKERS = kinds.count_or_auto(kinds.MOST_WORKERS)
 _SECONDS = kinds.number("SECONDS", lambda seconds: seconds > 0, "120, 0.5, …", problem="must be a number of seconds")
 
 
@@ -259,7 +265,7 @@ class PredictOptions:
         help="Try the job on N rows from all over the input.")
     sample_by: str | None = _rows(kinds.text("COLUMN"), OUTPUT, NO_KEY,
         help="Every value of COLUMN keeps its share in the sample.")
-    seed: int = _rows(kinds.SEED, OUTPUT, NO_KEY, default=0,
+    seed: int = _rows(kinds.WHOLE, OUTPUT, NO_KEY, default=0,
         help="Decides the sample, and what a random model draws.")
 
     outputs: tuple[str, ...] = _written(_OUTPUTS, OUTPUT, STEP, default=(),
@@ -285,11 +291,11 @@ class PredictOptions:
     max_failures: float = _written(_FAILURES, NOTHING, NO_KEY, default=0.1,
         help="Stop when more than this share of rows failed, once 100 were seen.")
 
-    batch_size: int | None = _run(kinds.COUNT_OR_AUTO, OUTPUT, RUN,
+    batch_size: int | None = _run(kinds.count_or_auto(kinds.MOST_ROWS), OUTPUT, RUN,
         help="Rows a device sees in one step; auto measures, where the job is long enough.")
     devices: DeviceRequest = _run(_DEVICES, SPEED, RUN, default=DeviceRequest(),
         help="all (every GPU, or the CPU), cpu, gpu, cpu:4 (four CPU replicas), gpu:0,2.")
-    replicas_per_device: int | None = _run(kinds.COUNT_OR_AUTO, SPEED, RUN,
+    replicas_per_device: int | None = _run(_WORKERS, SPEED, RUN,
         help="Processes that share each device; auto takes more than one where measuring shows a gain.")
     memory_fraction: float = _run(_MEMORY, SPEED, RUN, default=0.85,
         help="The share of a device's free memory that may be taken.")
@@ -297,9 +303,9 @@ class PredictOptions:
         help="Go by this plan of `penstock plan --json`; off: by rules of thumb. Default: a cached one, or a search.")
     trace: str | None = _run(kinds.path("FILE"), NOTHING, NO_KEY,
         help="Write a trace of every stage, batch and device, for Perfetto.")
-    threads: int | None = _run(kinds.COUNT_OR_AUTO, OUTPUT, RUN,
+    threads: int | None = _run(_WORKERS, OUTPUT, RUN,
         help="CPU threads of each replica.")
-    loaders: int | None = _run(kinds.COUNT_OR_AUTO, SPEED, NO_KEY,
+    loaders: int | None = _run(_WORKERS, SPEED, NO_KEY,
         help="Processes that decode and preprocess (or threads of each replica, where that is enough).")
     row_timeout: float = _run(_SECONDS, OUTPUT, NO_KEY, default=120.0,
         help="How long one row, or one call of your function, may take; then it is a failed row.")

@@ -4,6 +4,7 @@ Flags of the shell, keywords of Python, the request in a manifest, the fingerpri
 of messages all derive from it. A new option is one field of a record in `penstock.options.records`.
 """
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from penstock.errors import UsageError
+from penstock.options.value_types import WrongType, as_type, type_of
 
 AUTO = "auto"
 """What is found out by measuring or by a rule, in the shell and in Python."""
@@ -56,6 +58,7 @@ class Kind:
         check: Refuses a value; gets the option's name, too.
         write: From the value to JSON, which `read` understands.
         python: The type of the keyword.
+        also: Types of other forms that `read` takes: texts of the shell, JSON, and what it returned before.
         metavar: What stands for the value in the help.
         choices: The values that are allowed; asked for when they are needed, as plugins add theirs.
         shell: Settings of `click.option`.
@@ -68,6 +71,7 @@ class Kind:
     check: Callable[[str, Any], None] = lambda name, value: None
     write: Callable[[Any], Any] = plain
     python: str = "str"
+    also: tuple[Any, ...] = ()
     metavar: str | None = None
     choices: Callable[[], tuple[str, ...]] | None = None
     shell: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +109,25 @@ class Option:
     default: Any = None
 
     def read(self, given: Any) -> Any:
-        return self.default if self.kind.has_auto and given == AUTO else self.kind.read(given, self.flag.split("/")[0])
+        """The value of what was given.
+
+        Raises:
+            UsageError: It is of another type than the option's, or not understood.
+        """
+        if self.kind.has_auto and isinstance(given, str) and given == AUTO:
+            return self.default
+        return self.kind.read(self._typed(given), self.flag.split("/")[0])
+
+    def _typed(self, given: Any) -> Any:
+        for wanted in (type_of(self.kind.python), *self.kind.also):
+            with contextlib.suppress(WrongType):
+                return as_type(given, wanted)
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            self.check(given)  # it has better words, if it takes a value of any type
+        received = " ".join(repr(given).split())
+        raise UsageError(
+            f"{self.name} is not understood", received=f"{self.name}={received:.80}", allowed=self.kind.python
+        )
 
     def check(self, value: Any) -> None:
         if value is not None or self.default is not None:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock import plugins
@@ -15,27 +16,29 @@ from penstock.errors import UsageError
 from penstock.options.table import Kind
 
 MOST_PIXELS = 1 << 26
+MOST_ROWS = 2**62
+MOST_WORKERS = 4096
 REPEATABLE = {"multiple": True}
 _INPUTS = "NAME=COLUMN, NAME=COL1,COL2,… or NAME=prefix*; NAME is an input of the model, as `penstock inspect` lists it"
 
 
+def _check_text(name: str, value: Any) -> None:
+    if not value.strip():
+        raise UsageError(f"{name} is empty", received=f"{name}={value!r}")
+
+
 def text(metavar: str) -> Kind:
-    return Kind(metavar=metavar)
+    return Kind(check=_check_text, metavar=metavar)
 
 
 def path(metavar: str, *, is_kept: bool = False) -> Kind:
     """A path. One that is kept with the job is absolute: a resumed run may be started from another folder."""
 
     def read(given: Any, flag: str) -> str:
-        where = str(os.fspath(given))
-        return os.path.abspath(where) if is_kept and "://" not in where else where
+        is_relative = is_kept and given.strip() and "://" not in given
+        return os.path.abspath(given) if is_relative else str(given)
 
-    return Kind(read, python="str | os.PathLike[str]", metavar=metavar)
-
-
-def _read_switch(given: Any, flag: str) -> Any:
-    plain = given.item() if type(given).__module__ == "numpy" else given
-    return bool(plain) if isinstance(plain, int) else plain
+    return Kind(read, _check_text, python="str | os.PathLike[str]", metavar=metavar)
 
 
 def _check_switch(name: str, value: Any) -> None:
@@ -43,8 +46,8 @@ def _check_switch(name: str, value: Any) -> None:
         raise UsageError(f"{name} is on or off", received=f"{name}={value!r}", allowed="True, False")
 
 
-SWITCH = Kind(_read_switch, _check_switch, python="bool", shell={"is_flag": True})
-YES_OR_NO = Kind(_read_switch, _check_switch, python="bool")
+SWITCH = Kind(check=_check_switch, python="bool", shell={"is_flag": True})
+YES_OR_NO = Kind(check=_check_switch, python="bool")
 """A switch of which both sides have a flag."""
 
 
@@ -60,7 +63,7 @@ def plugin(group: str, *, has_auto: bool = False) -> Kind:
     """The name of a plugin: of penstock's own, or of other packages."""
 
     def check(name: str, value: Any) -> None:
-        if not plugins.is_known(group, value):
+        if not isinstance(value, str) or not plugins.is_known(group, value):
             allowed = ", ".join(plugins.names(group))
             raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=allowed)
 
@@ -71,20 +74,23 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _check_count(name: str, value: Any) -> None:
+def _check_count(name: str, value: Any, most: int = MOST_ROWS) -> None:
     if not _is_whole(value, 1):
         raise UsageError(f"{name} must be a positive whole number", received=f"{name}={value!r}", allowed="1, 2, 3, …")
+    if value > most:
+        raise UsageError(f"{name} is too large", received=f"{name}={value!r:.30}", allowed=f"at most {most:,}")
 
 
 def _check_whole(name: str, value: Any) -> None:
     if not _is_whole(value, 0):
         raise UsageError(f"{name} must be a whole number", received=f"{name}={value!r}", allowed="0, 1, 2, …")
+    _check_count(name, value or 1)
 
 
 def _read_count_or_auto(given: Any, flag: str) -> Any:
     if not isinstance(given, str):
         return given
-    if not given.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", given):
         raise UsageError(f"{flag} is not understood", received=f"{flag} {given!r}", allowed="auto, 1, 2, 3, …")
     return int(given)
 
@@ -93,14 +99,18 @@ def count(metavar: str = "N") -> Kind:
     return Kind(check=_check_count, python="int", metavar=metavar, shell={"type": int})
 
 
-COUNT_OR_AUTO = Kind(_read_count_or_auto, _check_count, python="int | str", metavar="N|auto", has_auto=True)
+def count_or_auto(most: int) -> Kind:
+    """How many of something, or `auto`."""
+    check = partial(_check_count, most=most)
+    return Kind(_read_count_or_auto, check, python="int | str", metavar="N|auto", has_auto=True)
+
+
 WHOLE = Kind(check=_check_whole, python="int", metavar="N", shell={"type": int})
-SEED = Kind(python="int", metavar="N", shell={"type": int})
 
 
 def number(metavar: str, is_allowed: Callable[[Any], bool], allowed: str, problem: str = "is out of range") -> Kind:
     def check(name: str, value: Any) -> None:
-        if not is_allowed(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_allowed(value):
             raise UsageError(f"{name} {problem}", received=f"{name}={value!r}", allowed=allowed)
 
     return Kind(check=check, python="float", metavar=metavar, shell={"type": float})
@@ -111,10 +121,12 @@ def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -
 
     def read(given: Any, flag: str) -> tuple[str, ...]:
         if not isinstance(given, str):
-            return tuple(given)
+            return tuple(given)  # of JSON
         return tuple(name.strip() for name in given.split(",")) if has_commas else (given,)
 
     def check(name: str, value: Any) -> None:
+        if not all(each.strip() for each in value):
+            raise UsageError("a name is empty", received=f"{name}={', '.join(map(repr, value))}")
         if twice is not None and len(set(value)) != len(value):
             raise UsageError(twice, received=f"{name}={', '.join(value)}")
 
@@ -124,15 +136,16 @@ def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -
 
 def _read_numbers(given: Any, flag: str) -> tuple[float, ...]:
     """One number, or several; in the shell `0.5,1,2`."""
-    if not isinstance(given, str):
-        return tuple(given) if isinstance(given, Sequence) else (given,)
+    numbers: tuple[float, ...] = given if isinstance(given, tuple) else (given,)
     try:
-        numbers = tuple(float(part) for part in given.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(math.isfinite(number) for number in numbers):
+        if isinstance(given, str):
+            numbers = tuple(float(part) for part in given.split(","))
+        is_understood = bool(numbers) and all(map(math.isfinite, numbers))
+    except (ValueError, OverflowError):
+        is_understood = False
+    if not is_understood:
         allowed = "a number, or one for each channel: 1,2,3"
-        raise UsageError(f"{flag} is not understood", received=repr(given), allowed=allowed)
+        raise UsageError(f"{flag} is not understood", received=f"{given!r:.80}", allowed=allowed)
     return numbers
 
 
@@ -145,8 +158,10 @@ def _check_lengths(name: str, value: Any) -> None:
         raise UsageError(f"{name} are lengths that grow", received=f"{name}={value!r}", allowed="for example 32,64,128")
 
 
-NUMBERS = Kind(_read_numbers, python="float | Sequence[float]", metavar="X[,…]")
-LENGTHS = Kind(_read_lengths, _check_lengths, python="Sequence[int]", metavar="N,N,…")
+NUMBERS = Kind(_read_numbers, python="float | Sequence[float]", also=(str,), metavar="X[,…]")
+LENGTHS = Kind(
+    _read_lengths, _check_lengths, python="Sequence[int]", also=(Sequence[float], float, str), metavar="N,N,…"
+)
 
 
 def _read_pairs(entries: Sequence[str], flag: str, allowed: str, *, may_be_empty: bool = False) -> dict[str, str]:
@@ -168,7 +183,19 @@ def pairs(metavar: str, allowed: str) -> Kind:
     def read(given: Any, flag: str) -> dict[str, str]:
         return dict(given) if isinstance(given, Mapping) else _read_pairs(given, flag, allowed)
 
-    return Kind(read, python="Mapping[str, str]", metavar=metavar, shell=REPEATABLE, is_mapping=True)
+    def check(name: str, value: Any) -> None:
+        if not all(text.strip() for pair in value.items() for text in pair):
+            raise UsageError("a name is empty", received=f"{name}={value!r}", allowed=allowed)
+
+    return Kind(
+        read,
+        check,
+        python="Mapping[str, str]",
+        also=(Sequence[str],),
+        metavar=metavar,
+        shell=REPEATABLE,
+        is_mapping=True,
+    )
 
 
 def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:
@@ -181,6 +208,13 @@ def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:
         if not all(inputs[name]):
             raise UsageError(f"{flag} is not understood", received=f"{flag} {f'{name}={value}'!r}", allowed=_INPUTS)
     return inputs
+
+
+def _check_inputs(name: str, value: Any) -> None:
+    odd = [name for name, columns in value.items() if not columns or not all(map(str.strip, (name, *columns)))]
+    if odd:
+        received = f"{name}={{{odd[0]!r}: {value[odd[0]]!r}}}"
+        raise UsageError(f"{name} is not understood", received=received, allowed=_INPUTS)
 
 
 def _read_constants(given: Any, flag: str) -> dict[str, str]:
@@ -224,7 +258,7 @@ def _read_params(given: Any, flag: str) -> Any:
 def _check_params(name: str, value: Any) -> None:
     try:
         json.dumps(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"{name} are plain values: they are kept with the job", received=f"{name}={value!r}: {error}"
         ) from None
@@ -232,24 +266,33 @@ def _check_params(name: str, value: Any) -> None:
 
 INPUTS = Kind(
     _read_inputs,
+    _check_inputs,
     python="Mapping[str, str | Sequence[str]]",
+    also=(Sequence[str],),
     metavar="NAME=COLUMN[,…]",
     shell=REPEATABLE,
     is_mapping=True,
 )
-CONSTANTS = Kind(_read_constants, python="Mapping[str, Any]", metavar="NAME=VALUE", shell=REPEATABLE, is_mapping=True)
-PARAMS = Kind(_read_params, _check_params, python="Mapping[str, Any]", metavar="JSON|FILE")
+CONSTANTS = Kind(
+    _read_constants,
+    python="Mapping[str, Any]",
+    also=(Sequence[str],),
+    metavar="NAME=VALUE",
+    shell=REPEATABLE,
+    is_mapping=True,
+)
+PARAMS = Kind(_read_params, _check_params, python="Mapping[str, Any]", also=(str,), metavar="JSON|FILE")
 
 
 def _read_labels(given: Any, flag: str) -> tuple[str, ...]:
     """The names of classes, or a file of them: one a line, a JSON list, or a JSON object from numbers to names."""
-    if not isinstance(given, (str, os.PathLike)):
+    if not isinstance(given, str):
         return tuple(given)
-    path = os.fspath(given)
+    path = given
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError("the labels cannot be read", received=f"{flag} {path}: {error}") from None
     try:
         if path.lower().endswith(".json"):
@@ -281,7 +324,7 @@ def _read_size(given: Any, flag: str) -> tuple[int, int]:
             raise UsageError("the image size is not understood", received=f"{given!r}", allowed=allowed)
         return int(match[1]), int(match[2] or match[1])
     height, width = (given, given) if isinstance(given, int) else given
-    return int(height), int(width)
+    return height, width
 
 
 def _check_size(name: str, value: tuple[int, int]) -> None:
@@ -302,6 +345,8 @@ def _read_function(given: Any, flag: str) -> Any:
     """A function, `module:function`, or what a request says of one: its place, and whether it travelled by value."""
     if not isinstance(given, Mapping):
         return given
+    if not {"by_value", "location"} <= given.keys():
+        raise UsageError(f"{flag} is not understood", received=f"{given!r:.80}", allowed="a function, or its place")
     if given["by_value"]:
         raise UsageError(
             f"the {_stage(flag[2:])}ing function of this job was of the script that began it",
@@ -323,11 +368,16 @@ def _stage(name: str) -> str:
 
 
 FUNCTION = Kind(
-    _read_function, _check_function, python="str | Callable[..., Any]", metavar="MODULE:FUNCTION", is_function=True
+    _read_function,
+    _check_function,
+    python="str | Callable[..., Any]",
+    also=(Mapping[str, Any],),
+    metavar="MODULE:FUNCTION",
+    is_function=True,
 )
 
 
-ESTIMATOR = Kind(lambda given, flag: bool(given), python="bool", metavar="MODULE:FUNCTION")
+ESTIMATOR = Kind(check=_check_switch, python="bool", metavar="MODULE:FUNCTION")
 """In the shell the place of the function; in Python that is the model, and this says what it is."""
 
 
@@ -335,14 +385,22 @@ def _write_plan(plan: Any) -> Any:
     """What a plan decides of the output: the recipe that it names. Without a plan the job decides it once."""
     if plan is None or isinstance(plan, (str, Mapping)):
         return None if plan == NO_PLAN else plan
-    return {name: getattr(plan.choice, name) for name in ("runtime", "batch_size", "threads", "precision")}
+    return {name: getattr(plan.choice, name) for name in _OF_A_PLAN}
+
+
+def _check_plan(name: str, value: Any) -> None:
+    if isinstance(value, Mapping) and value.keys() != set(_OF_A_PLAN):
+        allowed = "a file, off, or what penstock.plan returns"
+        raise UsageError(f"{name} is not understood", received=f"{name}={value!r:.80}", allowed=allowed)
 
 
 NO_PLAN = "off"
 """In the place of a plan's file: the rules of thumb, without a search."""
+_OF_A_PLAN = ("runtime", "batch_size", "threads", "precision")
 PLAN = Kind(
-    lambda given, flag: os.fspath(given) if isinstance(given, os.PathLike) else given,
+    check=_check_plan,
     write=_write_plan,
     python="str | os.PathLike[str] | Plan",
+    also=(Mapping[str, Any],),
     metavar="FILE|off",
 )

@@ -75,9 +75,7 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
     if sparse is not None:
         return sparse
     found = as_value(value)
-    if isinstance(found, (list, tuple)) or (
-        isinstance(found, np.ndarray) and found.dtype == object and found.ndim == 1
-    ):
+    if isinstance(found, (list, tuple)) or (isinstance(found, np.ndarray) and _are_objects(found)):
         return from_rows(list(found), what)
     if not isinstance(found, np.ndarray) or found.ndim == 0:
         is_number = isinstance(found, (int, float, np.number, np.ndarray))
@@ -91,6 +89,14 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
             "complex numbers cannot be fed", received=f"{what}: {found.dtype}", allowed="real and imaginary parts"
         )
     return found
+
+
+def _are_objects(array: Array) -> bool:
+    """Whether the rows of an array are looked at one by one: objects, but not rows of text, which are a column."""
+    if array.dtype != object or array.ndim < 2:
+        return array.dtype == object and array.ndim == 1
+    first = next((value for value in array.flat if value is not None), None)
+    return isinstance(first, (int, float, np.number))
 
 
 def from_rows(rows: Sequence[Any], what: str = "an array") -> Column:

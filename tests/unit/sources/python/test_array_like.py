@@ -58,6 +58,13 @@ class TestRows:
     def test_null_among_lists_is_a_null(self) -> None:
         assert column([[1.0, 2.0], None]).to_pylist() == [[1.0, 2.0], None]
 
+    def test_null_among_the_numbers_of_a_row_is_a_null_and_the_column_stays_one_of_numbers(self) -> None:
+        given: list[Any] = [[[1.0, 2.0], [1, None]], [[None, 2.0], [1.0, 1.0]], np.array([[1.0, None]], object)]
+        for rows in given:
+            assert column(rows).to_pylist() == [list(row) for row in rows]
+            assert describe("x", column(rows)).dtype == "float64"
+        assert column(np.array([["a", None]], object)).tolist() == [["a", None]]
+
     @pytest.mark.parametrize(
         "rows",
         [[np.zeros(2), np.zeros((2, 2))], [1, [2, 3]], [[1, "a"], [2.5]], [{"a": 1}, 2], [[object()], [1, 2]]],
