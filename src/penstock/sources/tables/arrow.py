@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.core.kinds import SourceFormat
 from penstock.core.records import Extent, Span
 from penstock.sources.files.paths import is_url, listed, open_as_listed, open_binary, read_bytes
-from penstock.sources.tables.row_groups import RowGroupFiles
+from penstock.sources.tables.row_groups import BROKEN, RowGroupFiles
 
 _FILE, _OLD_FEATHER = b"ARROW1\0\0", b"FEA1"
 
@@ -54,7 +54,7 @@ class ArrowFiles(RowGroupFiles):
             if file not in self._ends:
                 try:
                     self._ends[file] = [] if is_url(known.path) or not _has_index(known.path) else _ends(known.path)
-                except (pa.ArrowException, OSError) as error:
+                except BROKEN as error:
                     raise self.damaged(known.path, str(error)) from error
             ends = self._ends[file]
             if ends and number >= len(ends):

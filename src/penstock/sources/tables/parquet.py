@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from penstock.core.kinds import SourceFormat
 from penstock.core.records import Extent, Span
 from penstock.sources.files.paths import is_url, listed, open_as_listed, open_binary, read_bytes
-from penstock.sources.tables.row_groups import RowGroupFiles
+from penstock.sources.tables.row_groups import BROKEN, RowGroupFiles
 
 READ_BYTES = 1 << 20
 """How much is decoded at once. Nested columns decode 3 times faster in steps that stay in the core's cache
@@ -47,7 +47,9 @@ class ParquetFiles(RowGroupFiles):
 
     def open_group(self, file: int, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         opened = self._open_again(file)
-        step = min(self._read_rows(columns), _rows_of_dictionaries(self.paths[file], opened.metadata, number, columns))
+        step = self._read_rows(columns)
+        if self._schema is not None:
+            step = min(step, _rows_of_dictionaries(self.paths[file], opened.metadata, number, columns))
         batches: Iterator[pa.RecordBatch] = opened.iter_batches(
             batch_size=step, row_groups=[number], columns=list(columns), use_threads=False
         )
@@ -60,7 +62,7 @@ class ParquetFiles(RowGroupFiles):
             if not is_url(path):
                 return _open(path)
             opened = _open_remote(open_as_listed(self.paths, file), self._footers.get(file))
-        except (pa.ArrowException, OSError) as error:
+        except BROKEN as error:
             raise self.damaged(path, str(error)) from error
         self._keep_footer(file, opened.metadata)
         return opened
@@ -90,8 +92,8 @@ def _rows_of_dictionaries(path: str, footer: pq.FileMetaData, number: int, colum
     A few kilobytes can stand for a text of a gigabyte in every row. Of a URL this is not known without more requests.
     """
     largest = 1
-    for chunk in _chunks(footer, number, columns) if not is_url(path) else ():
-        if chunk.physical_type == "BYTE_ARRAY" and chunk.dictionary_page_offset:
+    for chunk in _chunks(footer, number, columns, "BYTE_ARRAY") if not is_url(path) else ():
+        if chunk.dictionary_page_offset:
             largest = max(largest, _page_bytes(read_bytes(path, chunk.dictionary_page_offset, _PAGE_HEADER_BYTES)))
     return max(1, _EXPANDED_BYTES // largest)
 
@@ -127,13 +129,19 @@ def _places(footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> Ite
         yield min(start for start in starts if start), chunk.total_compressed_size
 
 
-def _chunks(footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> Iterator[pq.ColumnChunkMetaData]:
-    """The chunks of a row group that hold these columns."""
+def _chunks(
+    footer: pq.FileMetaData, number: int, columns: Sequence[str], kind: str | None = None
+) -> Iterator[pq.ColumnChunkMetaData]:
+    """The chunks of a row group that hold these columns, or those of one physical type among them.
+
+    No others are looked at: for some damaged footers, Arrow ends the process.
+    """
     row_group = footer.row_group(number)
     for position in range(row_group.num_columns):
-        chunk = row_group.column(position)
-        if any(chunk.path_in_schema == name or chunk.path_in_schema.startswith(f"{name}.") for name in columns):
-            yield chunk
+        known = footer.schema.column(position)
+        is_wanted = any(known.path == name or known.path.startswith(f"{name}.") for name in columns)
+        if is_wanted and kind in (None, known.physical_type):
+            yield row_group.column(position)
 
 
 FORMAT = SourceFormat((".parquet", ".pq", ".parq"), lambda paths, reading: ParquetFiles(paths))

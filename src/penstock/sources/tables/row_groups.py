@@ -17,6 +17,9 @@ from penstock.sources.files.paths import fail_empty
 WHOLE_ROW_GROUP = 8
 """A group of up to this many spans is not cut: it can only be decoded from the front."""
 
+BROKEN = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What Arrow raises for a damaged file; the last one for names of columns that are no text."""
+
 
 class RowGroupFiles(FileSource):
     """Files with the same columns. Subclasses open the files of their format."""
@@ -82,7 +85,7 @@ class RowGroupFiles(FileSource):
                     taken = len(next(iter(piece.values())))
                     yield Block(row, taken, piece)
                     row += taken
-            except (pa.ArrowException, OSError) as error:
+            except BROKEN as error:
                 raise self.damaged(self.paths[file], f"group {number} of its rows: {error}") from error
 
     def _read_run(
@@ -101,7 +104,7 @@ class RowGroupFiles(FileSource):
         for path in self.paths:
             try:
                 schema, groups = self.scan_file(path)
-            except (pa.ArrowException, OSError) as error:
+            except BROKEN as error:
                 raise self.damaged(path, str(error)) from error
             if first is not None and _types(schema) != _types(first):
                 raise InputError(
@@ -124,9 +127,12 @@ class RowGroupFiles(FileSource):
             number = next((number for number, rows in enumerate(row_groups) if rows), None)
             if number is not None:
                 try:
-                    return pa.Table.from_batches([next(self.open_group(file, number, schema.names)).slice(0, 16)])
-                except (pa.ArrowException, OSError) as error:
+                    first = next(self.open_group(file, number, schema.names), None)
+                except BROKEN as error:
                     raise self.damaged(self.paths[file], str(error)) from error
+                if first is None:
+                    raise self.damaged(self.paths[file], f"group {number} of its rows is empty")
+                return pa.Table.from_batches([first.slice(0, 16)])
         return schema.empty_table()
 
     def damaged(self, path: str, reason: str) -> InputError:
