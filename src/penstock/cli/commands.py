@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -14,8 +15,10 @@ import click
 
 from penstock import __version__
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
+from penstock.core.figures import counted
 from penstock.errors import Interrupted, PenstockError, UsageError
 from penstock.options.records import PredictOptions
+from penstock.options.spelling import in_shell
 from penstock.options.table import read_given
 
 if TYPE_CHECKING:
@@ -53,8 +56,8 @@ class _Commands(click.Group):
             return result if isinstance(result, int) else 0
         except PenstockError as error:
             _ignore_signals()
-            _print_error(error)
-            failure = error
+            failure = in_shell(error) if isinstance(error, UsageError) else error
+            _print_error(failure)
         except click.ClickException as error:
             error.show()
             failure = _as_usage_error(error)
@@ -87,7 +90,14 @@ def _print_error(error: PenstockError) -> None:
 def _as_usage_error(error: click.ClickException) -> UsageError:
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "penstock"
-    return UsageError(error.format_message().rstrip("."), hint=f"{path} --help")
+    received = allowed = None
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        refused = re.fullmatch(r"(?P<value>'.*'|\".*\") is not (?:one of|a valid) (?P<allowed>.+?)\.?", error.message)
+        if refused is not None:
+            received, allowed = f"{error.param.opts[0]} {refused['value']}", refused["allowed"]
+    elif isinstance(error, click.NoSuchOption):
+        received = error.option_name
+    return UsageError(error.format_message().rstrip("."), received=received, allowed=allowed, hint=f"{path} --help")
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -134,9 +144,9 @@ def predict(
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
     MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (Keras, tf.estimator,
-    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .arrow, .csv, .tsv, .jsonl),
-    arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs
-    (s3://…).
+    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .arrow, .feather, .csv, .tsv,
+    .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or
+    their URLs (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/
@@ -253,9 +263,10 @@ def status(output: str, as_json: bool) -> int:
         return 0
     share = (progress["committed"] + progress["failed"]) / max(1, progress["rows"])
     done = progress["committed"] + progress["failed"]
-    click.echo(f"{progress['state']}: {done:,} of {progress['rows']:,} rows done ({share:.0%})")
-    parts = f"{progress['parts']} part{'s' if progress['parts'] != 1 else ''}"
-    written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
+    click.echo(f"{progress['state']}: {done:,} of {counted(progress['rows'], 'row')} done ({share:.0%})")
+    written = (
+        f"{progress['committed']:,} written in {counted(progress['parts'], 'part')}, {progress['failed']:,} failed"
+    )
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":
         click.echo(("go on with: " if progress["resumable"] else "the job cannot be resumed: ") + progress["hint"])

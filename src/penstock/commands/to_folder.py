@@ -85,7 +85,7 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
                 existing = _same_job(task, place, existing, records, mark, progress)
                 if is_finished(existing, records):
                     put_failures_together(place, records)
-                    return _finished_before(task.output, existing, records, began)
+                    return finished_before(task.output, existing, records, began)
             with (
                 trace_to(task.options.trace, began) as trace,
                 place.log() as log,
@@ -172,7 +172,7 @@ def _leave_no_trace(place: Place, existed: bool) -> None:
             place.leave_no_trace(existed=existed)
 
 
-def _finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
+def finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
     """The summary of a job that was finished before."""
     return Summary(
         output=output,
