@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from penstock.commands import appending, folder_state, retrying, to_folder
+from penstock.commands.dry_run import describe as dry_run_of
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
@@ -21,11 +22,13 @@ from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
-from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions, make_options
+from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions, make_options
+from penstock.options.value_types import WrongType, as_type
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.python.streaming import Rows as Rows
+from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
@@ -43,6 +46,7 @@ def predict(
     output: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     append: bool = False,
+    dry_run: bool = False,
     progress: bool | Progress | None = None,
     on_error: str | None = None,
     **keywords: Unpack[PredictKeywords],
@@ -64,6 +68,7 @@ def predict(
         output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
         append: Predict the files that the finished job in the folder does not have yet, behind those that it has.
+        dry_run: Check everything and describe what would be done, as a dict; predict and write nothing.
         progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
         on_error: What to do when rows fail and predictions are returned: "raise" (the default), "skip" leaves the
             rows out, "nan" puts NaN in their place. With `output`, failed rows are recorded.
@@ -81,22 +86,26 @@ def predict(
         >>> penstock.predict("model.keras", "rows.parquet", output="predictions/")     # doctest: +SKIP
     """
     began = time.perf_counter()
-    options = make_options({**keywords, **({} if batch_size is None else {"batch_size": batch_size})})
+    options = make_options({**keywords, **({} if batch_size is None else {"batch_size": batch_size})}, predict)
     shown = _progress(progress, verbose)
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
+    if dry_run:
+        return dry_run_of(model, data, None if output is None else _folder(output), options)
     if output is None:
         _check_returned(options, on_error, steps)
+        given = {**keywords, **({"overwrite": overwrite} if overwrite else {})}
+        _refuse_unused(given, "overwrite", *_OF_FOLDERS)
         wanted = Wanted(on_error, steps, callbacks, _delayed(shown), verbose is True)
         return predict_arrays(resolved(model, options), data, options, wanted)
     for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
         if value is not None:
             raise UsageError(
                 f"{name} is for predictions that are returned",
-                received=f"{name}={value!r:.60}, output={os.fspath(output)!r}",
+                received=f"{name}={value!r:.60}, output={_folder(output)!r}",
                 hint="limit=… takes some of the rows, and max_failures=… says how many may fail",
             )
-    task = make_task(model, data, os.fspath(output), options)
+    task = make_task(model, data, _folder(output), options)
     task = replace(task, overwrite=overwrite, append=append, is_verbose=verbose is True)
     return to_folder.run(task, shown(), began)
 
@@ -113,6 +122,35 @@ def _check_returned(options: PredictOptions, on_error: str | None, steps: int | 
         )
     if options.trace is not None:
         raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
+
+
+_OF_FOLDERS = ("format", "part_rows", "max_failures")
+"""Options that say how predictions are written."""
+
+
+def _refuse_unused(given: Mapping[str, Any], *names: str) -> None:
+    """Refuse options that do something only with an output folder."""
+    for name in names:
+        if given.get(name) is not None:
+            raise UsageError(
+                f"{name} is for predictions that are written",
+                received=f"{name}={given[name]!r:.60}",
+                hint="give output=…, or leave it out",
+            )
+
+
+def _folder(output: str | os.PathLike[str]) -> str:
+    """The folder or URL that was given.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    try:
+        return str(as_type(output, str | os.PathLike))
+    except WrongType:
+        raise UsageError(
+            "the output is not understood", received=f"output={output!r:.80}", allowed="a path, or a URL"
+        ) from None
 
 
 def resume(
@@ -142,7 +180,15 @@ def resume(
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
-    folder, manifest = _job_of_files(output)
+    folder = _folder(output)
+    place, manifest = folder_state.open_job(folder)
+    refusal = folder_state.refusal_to_resume(place, manifest)
+    if refusal is not None and not manifest.is_older:
+        records = committed_records(place, manifest)
+        if is_finished(manifest, records):
+            return to_folder.finished_before(folder, manifest, records, began)
+    if refusal is not None:
+        raise refusal
     request = manifest.request
     allowed = manifest.max_failures if max_failures is None else max_failures
     del manifest  # it may be large, and is read again under the lock
@@ -201,7 +247,7 @@ def _job_of_files(output: str | os.PathLike[str]) -> tuple[str, Manifest]:
     Raises:
         OutputError: They were in memory, or an older penstock wrote the job, or there is none.
     """
-    folder = os.fspath(output)
+    folder = _folder(output)
     place, manifest = folder_state.open_job(folder)
     refusal = folder_state.refusal_to_resume(place, manifest)
     if refusal is not None:
@@ -218,7 +264,7 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         living run that holds the folder, or None; `parts`, `model`, `recipe`, `resumable`, and `hint`: the command
         that resumes the job, or what to do where none can.
     """
-    return folder_state.status(os.fspath(output))
+    return folder_state.status(_folder(output))
 
 
 def verify(output: str | os.PathLike[str]) -> dict[str, Any]:
@@ -237,7 +283,7 @@ def verify(output: str | os.PathLike[str]) -> dict[str, Any]:
         >>> penstock.verify("predictions/")["is_whole"]    # doctest: +SKIP
         True
     """
-    return folder_state.verify(os.fspath(output))
+    return folder_state.verify(_folder(output))
 
 
 def stream(
@@ -262,7 +308,8 @@ def stream(
         >>> for block in penstock.stream("model.keras", "rows.parquet"):    # doctest: +SKIP
         ...     print(block["row"][0], block["score"].mean())
     """
-    options = make_options(keywords)
+    options = make_options(keywords, stream)
+    _refuse_unused(keywords, *_OF_FOLDERS)
     check_on_error(on_error)
     wanted = Wanted(on_error, steps, None, _delayed(_progress(progress, verbose)), verbose is True)
     return stream_blocks(resolved(model, options), data, options, wanted)
@@ -294,7 +341,7 @@ def plan(
         openvino, batches of 8, 2 threads
     """
     shown = _progress(progress)()
-    return plan_for(model, data, make_options(keywords), progress=shown, is_fresh=fresh, is_verbose=verbose)
+    return plan_for(model, data, make_options(keywords, plan), progress=shown, is_fresh=fresh, is_verbose=verbose)
 
 
 def plan_for(
@@ -338,20 +385,21 @@ def inspect(
     """
     if not isinstance(target, (str, os.PathLike)):
         return describe_data(open_data(target, ReadOptions())[0])
-    runtime = OPTIONS["runtime"].read(runtime)
-    OPTIONS["runtime"].check(runtime)
+    given = {"signature": signature, "runtime": runtime, "trust_model": trust_model, "weights": weights}
+    options = make_options({**given, "custom_objects": custom_objects, "constants": constants})
+    loading = options.loading
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))
     # Not refused here: the description lists what needs trust, and nothing of that is loaded unless trust is given.
-    file = catalog.find_model(target, signature=signature, trust=True)
+    file = catalog.find_model(target, signature=options.signature, trust=True)
     if file is None and os.path.isfile(os.path.join(target, "checkpoint")):
         catalog.open_model(target)  # says what a folder of checkpoints is good for
     if file is None:
         return describe_input(target)
-    modules = (custom_objects,) if isinstance(custom_objects, str) else tuple(custom_objects)
-    texts = OPTIONS["constants"].read(constants or {})
-    file = with_belongings(replace(file, trust=trust_model, constants=texts), weights, modules, trust=trust_model)
-    return describe_model(file, runtime, target)
+    trust, constants = options.trust_model, loading.constants
+    file = replace(file, trust=trust, constants=constants)
+    file = with_belongings(file, loading.weights, loading.custom_objects, trust=trust)
+    return describe_model(file, options.runtime, target)
 
 
 def devices() -> list[dict[str, Any]]:

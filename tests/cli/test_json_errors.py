@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,6 @@ from click.testing import CliRunner, Result
 from penstock import api
 from penstock.cli.commands import main
 from penstock.errors import PenstockError
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """A command that ends ignores signals; the tests after it do not."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def invoke(*arguments: object) -> Result:

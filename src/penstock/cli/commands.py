@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,8 +19,10 @@ from penstock import __version__
 from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
+from penstock.core.figures import counted
 from penstock.errors import Interrupted, OutputError, PenstockError, UsageError
 from penstock.options.records import PredictOptions
+from penstock.options.spelling import in_shell
 from penstock.options.table import read_given
 
 if TYPE_CHECKING:
@@ -62,8 +65,8 @@ class _Commands(click.Group):
             return result if isinstance(result, int) else 0
         except PenstockError as error:
             _ignore_signals()
-            _print_error(error)
-            failure = error
+            failure = in_shell(error) if isinstance(error, UsageError) else error
+            _print_error(failure)
         except click.ClickException as error:
             error.show()
             failure = _as_usage_error(error)
@@ -110,7 +113,14 @@ def _refused(fault: PenstockError, *, as_json: bool) -> int:
 def _as_usage_error(error: click.ClickException) -> UsageError:
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "penstock"
-    return UsageError(error.format_message().rstrip("."), hint=f"{path} --help")
+    received = allowed = None
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        refused = re.fullmatch(r"(?P<value>'.*'|\".*\") is not (?:one of|a valid) (?P<allowed>.+?)\.?", error.message)
+        if refused is not None:
+            received, allowed = f"{error.param.opts[0]} {refused['value']}", refused["allowed"]
+    elif isinstance(error, click.NoSuchOption):
+        received = error.option_name
+    return UsageError(error.format_message().rstrip("."), received=received, allowed=allowed, hint=f"{path} --help")
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -164,9 +174,9 @@ def predict(
     """Predict every row of INPUT with MODEL, in order, on every device, into a folder.
 
     MODEL is a file (.keras, .h5, .onnx, .tflite, a frozen .pb, StableHLO), a SavedModel folder (Keras, tf.estimator,
-    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .arrow, .csv, .tsv, .jsonl),
-    arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or their URLs
-    (s3://…).
+    TF-Hub), or module:function that builds a Keras model. INPUT is tables (.parquet, .arrow, .feather, .csv, .tsv,
+    .jsonl), arrays (.npy, .npz), images, .tar, .tfrecord, .txt or audio (.wav, .flac): files, folders, globs, or
+    their URLs (s3://…).
 
     \b
       penstock predict model.keras rows.parquet --output predictions/
@@ -293,14 +303,14 @@ def status(output: str, as_json: bool) -> int:
         click.echo(json.dumps(progress))
         return 0
     done = progress["committed"] + progress["failed"]
+    share = done / max(1, progress["rows"])
     by = f", by {progress['run']}" if progress["run"] else ""
-    click.echo(
-        f"{progress['state']}: {done:,} of {progress['rows']:,} rows done ({done / max(1, progress['rows']):.0%}){by}"
-    )
+    click.echo(f"{progress['state']}: {done:,} of {counted(progress['rows'], 'row')} done ({share:.0%}){by}")
     if progress["state"] == "running" and progress["rows_per_s"]:
         rate = progress["rows_per_s"]
-        click.echo(f"{progress['left']:,} rows left, at {rate:,.0f} rows/s about {progress['left'] / rate:,.0f} s")
-    parts = f"{progress['parts']} part{'s' if progress['parts'] != 1 else ''}"
+        left = counted(progress["left"], "row")
+        click.echo(f"{left} left, at {rate:,.0f} rows/s about {progress['left'] / rate:,.0f} s")
+    parts = counted(progress["parts"], "part")
     written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.commands import to_folder
 from penstock.commands.folder_job import make_task
 from penstock.commands.inspect import num_files
-from penstock.core import mapping
+from penstock.core.figures import counted
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.jobs import output_columns
@@ -17,9 +17,10 @@ from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.planning import start_by_plan
 from penstock.storage.places import place_of
+from penstock.telemetry.summary import recipe_in_words
 
 
-def describe(model: str, data: Any, output: str | None, options: PredictOptions) -> dict[str, Any]:
+def describe(model: Any, data: Any, output: str | None, options: PredictOptions) -> dict[str, Any]:
     """Load the model, bind the columns, compile the step and divide the input; describe what the job would do.
 
     Raises:
@@ -41,7 +42,7 @@ def describe(model: str, data: Any, output: str | None, options: PredictOptions)
         "model": task.request["model"],
         "files": num_files(task.source),
         "rows": manifest.rows,
-        "inputs": [mapping.describe(binding) for binding in manifest.bindings],
+        "inputs": output_columns.describe_inputs(started),
         "outputs": {column.name: str(column) for column in manifest.schema.columns},
         "output": output,
         "format": options.format,
@@ -56,11 +57,6 @@ def describe(model: str, data: Any, output: str | None, options: PredictOptions)
     }
 
 
-def counted(number: int, what: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
-
-
 def in_words(job: dict[str, Any]) -> str:
     """The description of a job for people."""
     failures = job["first_failures"]
@@ -68,13 +64,13 @@ def in_words(job: dict[str, Any]) -> str:
     outputs = ", ".join(f"{name} {spec}" for name, spec in job["outputs"].items())
     return "\n".join(
         [
-            f"would read {job['rows']:,} rows of {counted(job['files'], 'file')}",
+            f"would read {counted(job['rows'], 'row')} of {counted(job['files'], 'file')}",
             *([failing + failures[0]] if failures else []),
             *([job["checked"]] if job["checked"] else []),
             *(f"input: {binding}" for binding in job["inputs"]),
             f"would write {counted(job['parts'], job['format'] + ' part')}, about {job['bytes'] / 1e6:,.1f} MB, "
             f"to {job['output'] or 'the folder given by --output'}",
             f"columns: row int64[], {outputs}",
-            f"on {', '.join(job['devices'])} with " + ", ".join(f"{k} {v}" for k, v in job["recipe"].items()),
+            f"on {', '.join(job['devices'])} with {recipe_in_words(job['recipe'])}",
         ]
     )

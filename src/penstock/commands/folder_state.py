@@ -34,6 +34,7 @@ def status(output: str) -> dict[str, Any]:
     holder = place.holder()
     refusal = refusal_to_resume(place, manifest)
     state = "finished" if is_finished(manifest, records) else "running" if holder is not None else "unfinished"
+    hint = f"penstock resume {output}" if refusal is None else refusal.hint
     committed, failed = sum(record.rows for record in records), sum(record.failed for record in records)
     return {
         "output": output,
@@ -47,8 +48,8 @@ def status(output: str) -> dict[str, Any]:
         "parts": sum(bool(record.files) for record in records),
         "model": manifest.request.get("model"),
         "recipe": manifest.recipe.as_json(),
-        "resumable": refusal is None,
-        "hint": f"penstock resume {output}" if refusal is None else refusal.hint,
+        "resumable": refusal is None and state != "finished",
+        "hint": "the job is finished: there is nothing to do" if state == "finished" else hint,
     }
 
 

@@ -44,7 +44,6 @@ from penstock.storage.manifest import (
     describe_difference,
     has_job,
     is_fresh,
-    load_manifest,
     older_job,
 )
 from penstock.storage.places import Place, place_of

@@ -1,4 +1,9 @@
-"""Durations, rates and sizes as text."""
+"""Durations, rates, sizes and counts as text."""
+
+
+def counted(number: int, what: str) -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def duration(seconds: float) -> str:

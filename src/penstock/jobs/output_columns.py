@@ -45,12 +45,16 @@ def describe_output(output: str, format_: str) -> list[str]:
     return [f"{output} will be a folder: predictions are written as files in it, {name} …{other}"]
 
 
+def describe_inputs(started: Started) -> list[str]:
+    """What feeds each input, and whether that was given or guessed."""
+    is_positional = started.source.is_positional or started.source.traits.is_frame
+    return mapping.describe_all(started.job.bindings, started.options.inputs, is_positional=is_positional)
+
+
 def describe_feeding(started: Started) -> list[str]:
     """Lines about how columns reach the model."""
     source, bindings = started.source, started.job.bindings
-    is_positional = source.is_positional or source.traits.is_frame
-    fed = mapping.describe_all(bindings, started.options.inputs, is_positional=is_positional)
-    lines = [*started.decision.notes, *(f"input: {each}" for each in fed)]
+    lines = [*started.decision.notes, *(f"input: {each}" for each in describe_inputs(started))]
     schema = source.schema()
     columns = {name for binding in bindings if binding.dtype != STRING for name in binding.columns}
     if any(name in schema and schema[name].encoding == "image" for name in columns):

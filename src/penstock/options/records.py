@@ -17,7 +17,7 @@ from typing import Any
 from penstock import plugins
 from penstock.errors import UsageError
 from penstock.options import value_kinds as kinds
-from penstock.options.table import Decides, Kind, PlanKey, check_values, make, option, options_of, part
+from penstock.options.table import Decides, Kind, PlanKey, check_known, check_values, make, option, options_of, part
 
 PRECISIONS = ("model", "bfloat16", "float16", "int8")
 RESIZES = ("stretch", "crop", "pad")
@@ -353,12 +353,15 @@ OPTIONS = options_of(PredictOptions)
 """Every option of a job, by its keyword. Where a field is not classified, this fails."""
 
 
-def make_options(given: Mapping[str, Any]) -> PredictOptions:
+def make_options(given: Mapping[str, Any], function: Callable[..., Any] | None = None) -> PredictOptions:
     """The options of a job, from what was given in the shell, in Python or in a request; None counts as not given.
+
+    `function` is the public function that was called, if there is one.
 
     Raises:
         UsageError: One is unknown, or not understood, or not allowed.
     """
+    check_known(given, OPTIONS, function)
     given = {name: value for name, value in given.items() if value is not None}
     # In Python `model` is the place of the function, and a checkpoint says what it is.
     return make(PredictOptions, {"estimator": "checkpoint" in given, **given})

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from types import GeneratorType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.options.records import OPTIONS
-from penstock.options.table import Option
+from penstock.options.table import Option, keywords_of
 
 _BY_FLAG = {option.flag.split("/")[0][2:].replace("-", "_"): option for option in OPTIONS.values()}
 _SWITCHES_OF_COMMANDS = ("overwrite", "append", "verbose", "fresh")
@@ -19,6 +19,7 @@ _WORDS = ("all", "cpu", "gpu", "off", "auto")
 """Values of options that have no list of choices."""
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
 _TWO_DICTS = re.compile(r"[}] (?:" + "|".join(name for name, each in OPTIONS.items() if each.kind.is_mapping) + ")=[{]")
+_GIVEN = re.compile(rf"(?:^|(?<=, ))({'|'.join(OPTIONS)})=")
 _SHELL = re.compile(r"(`[^`]*`)")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -97,6 +98,14 @@ def spelled(error: PenstockError) -> PenstockError:
     return error
 
 
+def in_shell(error: UsageError) -> UsageError:
+    """The same error with what was received as flags: `--batch-size 0` in the place of `batch_size=0`."""
+    if error.received is not None:
+        error.received = _GIVEN.sub(lambda match: f"{OPTIONS[match[1]].flag.split('/')[0]} ", error.received)
+        error.args = (str(error),)
+    return error
+
+
 def for_python(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """A public function whose errors spell options as keywords, and whose tracebacks show only the caller's lines.
 
@@ -111,6 +120,11 @@ def for_python(function: Callable[Arguments, Answer]) -> Callable[Arguments, Ans
             return _yielded(answer) if isinstance(answer, GeneratorType) else answer  # type: ignore[return-value]
         except PenstockError as error:
             refusal, cause = spelled(error).with_traceback(None), _cause_of_caller(error.__cause__)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            # The call itself does not fit the parameters.
+            refusal, cause = UsageError(str(error), allowed=", ".join(keywords_of(function))), None
         raise refusal from cause
 
     return called

@@ -7,6 +7,7 @@ of messages all derive from it. A new option is one field of a record in `pensto
 import contextlib
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -218,16 +219,30 @@ def read_given(record: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name].read(value) for name, value in given.items() if value is not None}
 
 
-def check_known(given: Iterable[str], options: Mapping[str, Option]) -> None:
+def check_known(
+    given: Iterable[str], options: Mapping[str, Option], function: Callable[..., Any] | None = None
+) -> None:
+    """Check that options exist. `function` has been called with them; its own keywords are listed, too.
+
+    Raises:
+        UsageError: One is unknown.
+    """
     unknown = sorted(set(given) - set(options))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], options, n=1)
+        known = [*(keywords_of(function) if function is not None else ()), *options]
+        close = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(
             "unknown option",
             received=", ".join(unknown),
-            allowed=", ".join(options),
+            allowed=", ".join(dict.fromkeys(known)),
             hint=f"did you mean {close[0]!r}?" if close else None,
         )
+
+
+def keywords_of(function: Callable[..., Any]) -> list[str]:
+    """The parameters of a function that may be given by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def make(record: type[Record], given: Mapping[str, Any]) -> Record:

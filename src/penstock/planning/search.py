@@ -133,7 +133,8 @@ class Search:
         by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
         if not by_rule:
             return rate(best.rate)
-        faster = f"{best.rate / by_rule:.2g} times as fast as"
+        times = f"{best.rate / by_rule:.2g}"
+        faster = "as fast as" if times == "1" else f"{times} times as fast as"
         return f"{rate(best.rate)}, {faster} {own.setting.runtime} with batches of {size:,}"
 
     @property

@@ -106,7 +106,7 @@ class _PlannedStart:
         if known is not None and not (known.is_cut_short and known.budget_s < tuning.MOST_SEARCH_S):
             rows = self._num_rows(known.choice.batch_size)
             if not known.is_outgrown_by(rows):
-                self.context.note("plan: found in the cache; --fresh searches again")
+                self.context.note("plan: found in the cache; `penstock plan --fresh` searches again")
                 return known.for_rows(rows)
         if known is None and not is_fresh:
             self._note_nearest()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, Protocol
 
+from penstock.errors import UsageError
 from penstock.storage.journal import PartRecord
 from penstock.storage.local_folder import LocalFolder
 from penstock.storage.remote_prefix import RemotePrefix
@@ -114,7 +115,15 @@ class Place(Protocol):
 
 
 def place_of(output: str) -> Place:
-    """The place that an output names: a folder, or a URL."""
+    """The place that an output names: a folder, or a URL.
+
+    Raises:
+        UsageError: The name is empty.
+    """
+    if not output.strip():
+        raise UsageError(
+            "the name of the output is empty", received=f"--output {output!r}", allowed="a folder or a URL"
+        )
     scheme = _URL.match(output)
     if scheme is None:
         return LocalFolder(output)

@@ -1,13 +1,24 @@
 """One summary at the end of a run."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from penstock.core.figures import counted
 from penstock.telemetry.notebook import table
 
 _LEAST_SHARE = 0.005
 _LONGEST_NAME = 24
 """Of the words before a colon that are the name of a line, and not its beginning."""
+
+
+def recipe_in_words(recipe: Mapping[str, Any]) -> str:
+    """A recipe for people: buckets have a line of their own, and no state is the rule."""
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in recipe.items()
+        if name not in ("buckets", "is_padded") and (name, value) != ("state", "none")
+    )
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,12 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.rows:,} rows in {self.parts} part{'s' if self.parts != 1 else ''} in {self.output}",
+            f"{counted(self.rows, 'row')} in {counted(self.parts, 'part')} in {self.output}",
         ]
         if self.failed:
-            rows = "row" if self.failed == 1 else "rows"
-            lines.append(f"{self.failed:,} {rows} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl")
+            lines.append(
+                f"{counted(self.failed, 'row')} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl"
+            )
         if self.not_finite:
             rows = "row has" if self.not_finite == 1 else "rows have"
             lines.append(f"{self.not_finite:,} {rows} a prediction that is NaN or infinite")
@@ -65,12 +77,7 @@ class Summary:
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
         searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")
-        recipe = {
-            name: value
-            for name, value in self.recipe.items()
-            if name not in ("buckets", "is_padded") and (name, value) != ("state", "none")
-        }
-        lines.append(f"{', '.join(self.devices)}; " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
+        lines.append(f"{', '.join(self.devices)}; {recipe_in_words(self.recipe)}")
         if self.plan:
             lines.append(f"plan: {self.plan}")
         if self.recipe.get("buckets") and not self.recipe.get("is_padded", True):

@@ -1,0 +1,112 @@
+"""What a wrong command or a wrong call says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import penstock
+from penstock import UsageError
+from penstock.cli.commands import main
+
+
+def refusal(*arguments: object) -> dict[str, Any]:
+    ran = CliRunner().invoke(main, ["predict", "m.onnx", "x.npy", "--json", *map(str, arguments)])
+    assert ran.exit_code == 2, ran.output
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "received"),
+    [
+        (["--batch-size", "0"], "--batch-size 0"),
+        (["--batch-size", "²"], "--batch-size '²'"),
+        (["--limit", "-1"], "--limit -1"),
+        (["--seed=-1", "--sample", "3"], "--seed -1"),
+        (["--loaders", "1000000000"], "--loaders 1000000000"),
+        (["--sample", "3", "--limit", "4"], "--sample 3, --skip 0, --limit 4"),
+        (["--outputs", ""], "--outputs ''"),
+        (["--devices", "cpu:9999"], "--devices 'cpu:9999'"),
+        (["--limit", "x"], "--limit 'x'"),
+        (["--format", "xlsx"], "--format 'xlsx'"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_shell_is_told_what_it_gave_as_flags(flags: list[str], received: str) -> None:
+    assert refusal(*flags)["received"] == received
+
+
+def test_choices_and_types_of_flags_are_what_is_allowed() -> None:
+    assert refusal("--limit", "x")["allowed"] == "integer"
+    assert "parquet" in refusal("--format", "xlsx")["allowed"]
+
+
+@pytest.mark.parametrize("output", ["", " "])
+def test_output_without_a_name_is_refused(
+    output: str, light_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((3, 64), np.uint8))
+    ran = CliRunner().invoke(main, ["predict", str(light_models / "digits.onnx"), "x.npy", "-o", output])
+    assert ran.exit_code == 2
+    assert f"received: --output {output!r}" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"overwrite": True}, {"format": "arrow"}, {"part_rows": 5}, {"max_failures": 0.5}], ids=str
+)
+def test_options_of_a_folder_are_refused_where_there_is_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))} is for predictions that are written"):
+        penstock.predict("m.onnx", np.ones((3, 64)), **wrong)
+
+
+def test_outputs_of_another_type_are_refused() -> None:
+    calls: list[Callable[[Any], Any]] = [
+        penstock.status,
+        penstock.resume,
+        lambda output: penstock.predict("m.onnx", "x.npy", output=output),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError) as caught:
+            call(5)
+        assert caught.value.received == "output=5"
+
+
+def test_keywords_that_a_function_does_not_take_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="unexpected keyword argument 'limit'") as caught:
+        penstock.resume("out", limit=5)  # type: ignore[call-arg]
+    assert caught.value.allowed == "output, devices, max_failures, progress, verbose"
+    with pytest.raises(UsageError, match="unknown option") as caught:
+        penstock.predict("m.onnx", "x.npy", outptu="out")  # type: ignore[call-arg]
+    assert caught.value.hint == "did you mean 'output'?"
+    assert all(name in str(caught.value.allowed) for name in ("output", "overwrite", "on_error", "dry_run", "keep"))
+
+
+def test_dry_run_in_python_describes_and_writes_nothing(light_models: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((1, 64), np.uint8))
+    model, data = str(light_models / "digits.onnx"), str(tmp_path / "x.npy")
+    described = penstock.predict(model, data, output=tmp_path / "out", dry_run=True)
+    assert described["rows"] == 1
+    assert described["inputs"] == ["pixels ← data, uint8[64] (guessed)"]
+    assert not (tmp_path / "out").exists()
+    shown = CliRunner().invoke(main, ["predict", model, data, "-o", str(tmp_path / "out"), "--dry-run"]).stdout
+    assert "would read 1 row of 1 file" in shown
+    assert "input: pixels ← data, uint8[64] (guessed)" in shown
+    assert "is_padded" not in shown
+
+
+def test_finished_job_of_data_in_memory_says_that_it_is_finished(light_models: Path, tmp_path: Path) -> None:
+    penstock.predict(str(light_models / "digits.onnx"), np.ones((1, 64), np.uint8), output=tmp_path / "out", plan="off")
+    assert "the job was finished already" in str(penstock.resume(tmp_path / "out"))
+    assert str(penstock.resume(tmp_path / "out")).startswith("1 row in 1 part in ")
+    status = penstock.status(tmp_path / "out")
+    assert (status["state"], status["resumable"]) == ("finished", False)
+    assert "finished" in status["hint"]
