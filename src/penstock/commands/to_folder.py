@@ -36,7 +36,7 @@ from penstock.storage.ledger import (
     put_failures_together,
     remove_job,
 )
-from penstock.storage.manifest import (
+from penstock.storage.manifest import load_manifest, (
     IS_NEW,
     MANIFEST_VERSION,
     Manifest,
