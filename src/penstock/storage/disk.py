@@ -9,6 +9,8 @@ from penstock.errors import OutputError
 INTERNAL = "_penstock"
 """The folder inside the output folder that belongs to penstock."""
 
+RESUMABLE = "what is committed stays: mend it and run the same command again"
+
 
 def internal(output: str, *names: str) -> str:
     """A path inside penstock's own folder of an output folder."""
@@ -16,7 +18,7 @@ def internal(output: str, *names: str) -> str:
 
 
 @contextmanager
-def output_errors() -> Iterator[None]:
+def output_errors(hint: str = RESUMABLE) -> Iterator[None]:
     """Raise what the disk refuses (no space, no permission) as an OutputError."""
     try:
         yield
@@ -24,7 +26,7 @@ def output_errors() -> Iterator[None]:
         raise OutputError(
             "the output cannot be written",
             received=str(error),
-            hint="what is committed stays: mend it and run the same command again",
+            hint=hint,
         ) from error
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from penstock.errors import OutputError
-from penstock.storage.disk import INTERNAL, fsync_folder
-from penstock.storage.objects import RESUMABLE, Objects
+from penstock.storage.disk import INTERNAL, RESUMABLE, fsync_folder
+from penstock.storage.objects import Objects
 
 JOURNAL = f"{INTERNAL}/journal"
 FAILURES = f"{INTERNAL}/failures"
