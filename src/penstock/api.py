@@ -34,6 +34,13 @@ from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
 
+_IN_A_FOLDER = {
+    "on_error": "in a folder the rows that fail are recorded; max_failures=… says how many may",
+    "steps": "limit=… takes some of the rows",
+    "callbacks": "progress=… shows a run that writes to a folder",
+}
+"""What there is instead of keywords that are for predictions that are returned."""
+
 
 def predict(
     model: Any,
@@ -103,7 +110,7 @@ def predict(
             raise UsageError(
                 f"{name} is for predictions that are returned",
                 received=f"{name}={value!r:.60}, output={_folder(output)!r}",
-                hint="limit=… takes some of the rows, and max_failures=… says how many may fail",
+                hint=_IN_A_FOLDER[name],
             )
     task = make_task(model, data, _folder(output), options)
     task = replace(task, overwrite=overwrite, append=append, is_verbose=verbose is True)

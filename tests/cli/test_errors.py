@@ -199,7 +199,15 @@ def test_output_that_is_a_file(x_npy: Path, light_models: Path, penstock_run: Pe
     check(penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", x_npy), 7, "not a folder")
 
 
-def test_status_and_resume_of_a_folder_without_a_job(penstock_run: Penstock, tmp_path: Path) -> None:
+def test_output_that_cannot_be_made_has_nothing_to_go_on_with(
+    x_npy: Path, light_models: Path, penstock_run: Penstock
+) -> None:
+    ran = penstock_run("predict", light_models / "digits.onnx", x_npy, "--output", "/proc/out")
+    check(ran, 7, "/proc/out", "hint: free space, or choose an --output where this user may make files")
+
+
+def test_status_and_resume_of_a_folder_without_a_job(x_npy: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    check(penstock_run("status", x_npy), 7, "holds no job", str(x_npy))
     check(penstock_run("status", tmp_path), 7, "holds no job")
     check(penstock_run("resume", tmp_path), 7, "holds no job")
 
@@ -211,4 +219,5 @@ def test_column_called_row_is_refused_with_the_flag_that_renames(
     arguments = ["predict", light_models / "double.onnx", tmp_path / "rows.npz", "--output", tmp_path / "out",
                  "--keep", "row"]  # fmt: skip
     check(penstock_run(*arguments), 2, "'row'", "--rename row=NEW")
+    check(penstock_run(*arguments, "--rename", "doubled=row"), 2, "--rename doubled=row", "hint: --rename doubled=NEW")
     assert penstock_run(*arguments, "--rename", "row=original_row").returncode == 0

@@ -18,6 +18,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Span
 from penstock.errors import InputError
 from penstock.sources.python.memory import open_memory
+from penstock.sources.tables.arrow import ArrowFiles
 from penstock.sources.tables.csv import CsvFiles
 from penstock.sources.tables.jsonl import JsonLines
 from penstock.sources.tables.npy import ArrayFiles
@@ -266,6 +267,15 @@ def test_input_without_rows_is_an_input_error_that_names_it(tmp_path: Path, kind
         source = CsvFiles([path]) if kind == "csv" else JsonLines([path])
     with pytest.raises(InputError) as caught:
         list(source.divide(10))
+    assert_names(caught.value, path)
+
+
+def test_arrow_file_without_columns_is_not_called_damaged(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.arrow")
+    with pa.ipc.new_file(path, pa.schema([])) as file:
+        file.write_table(pa.table({}))
+    with pytest.raises(InputError, match="the file has no columns") as caught:
+        ArrowFiles([path]).schema()
     assert_names(caught.value, path)
 
 

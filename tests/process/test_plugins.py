@@ -66,6 +66,20 @@ def test_plugins_of_another_package_run_a_job(run_with_toy: Run, job: tuple[Path
     assert written(output) == {row: 3.0 * row for row in range(12)}
 
 
+def test_error_of_a_plugin_names_it_with_the_file_and_the_row(
+    run_with_toy: Run, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (job[1] / "b.toy").write_text("5 six 7")
+    ran = run_with_toy("predict", *job, "--output", tmp_path / "out", "--format", "toy")
+    assert ran.returncode == 5
+    assert "the plugin 'toy', which reads the input, failed" in ran.stderr
+    assert "b.toy, row 0 (row 5 or one of the next 2): ValueError" in ran.stderr
+    (job[1] / "b.toy").write_bytes(b"\xff")
+    ran = run_with_toy("inspect", job[1])
+    assert ran.returncode == 5
+    assert "b.toy: UnicodeDecodeError" in ran.stderr
+
+
 def test_overwriting_removes_the_parts_of_a_plugin(run_with_toy: Run, job: tuple[Path, Path], tmp_path: Path) -> None:
     output = tmp_path / "out"
     _, rows = job

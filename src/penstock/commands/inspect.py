@@ -17,7 +17,7 @@ from penstock.jobs.open import log_without_folder
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 from penstock.models.catalog import facts_of
-from penstock.pool.devices.inventory import cpu_device
+from penstock.pool.devices.inventory import cpu_device, gpu_devices
 from penstock.runtimes.catalog import is_installed, like, on_the_first_that_loads
 from penstock.sources.catalog import open_files
 from penstock.sources.files.paths import is_url
@@ -50,7 +50,10 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     described |= {"bytes": facts.num_bytes or None, "digest": file.digest}
     described["needs_trust"] = list(facts.needs_trust)
     runtimes = like(file, runtime_used) if is_loaded else file.runtimes
-    described["runtimes"] = [name for name in runtimes if is_installed(name)]
+    here = {"cpu", *(device.kind for device in gpu_devices())}
+    described["runtimes"] = [
+        name for name in runtimes if is_installed(name) and here.intersection(kinds.runtime(name).device_kinds)
+    ]
     described["run_it"] = _command(file, described, target, runtime, needs_trust=bool(facts.needs_trust))
     described["columns_of_other_names"] = _inputs(described) or None
     return described

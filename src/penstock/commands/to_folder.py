@@ -36,7 +36,7 @@ from penstock.storage.ledger import (
     put_failures_together,
     remove_job,
 )
-from penstock.storage.manifest import load_manifest, (
+from penstock.storage.manifest import (
     IS_NEW,
     MANIFEST_VERSION,
     Manifest,
@@ -44,6 +44,7 @@ from penstock.storage.manifest import load_manifest, (
     describe_difference,
     has_job,
     is_fresh,
+    load_manifest,
     older_job,
 )
 from penstock.storage.places import Place, place_of

@@ -250,9 +250,13 @@ def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> b
 def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Sequence[str]) -> InputError:
     """The error for too many or too few stacked columns, as a typo in a header causes it."""
     lacking = missing_from(found, needed) if 0 < needed - len(found) <= 3 else []
+    passed_over = [name for name in lacking if name in others]
+    lacking = [name for name in lacking if name not in others]
     near = next((name for name in lacking if closest(name, others)), None)
     hint = f"name those that are meant: --input {spec.name}=COLUMN,COLUMN,…"
-    if near is not None:
+    if passed_over:
+        hint = f"{', '.join(passed_over)}: a column that is kept, or is no number, feeds an input only by name; " + hint
+    elif near is not None:
         hint = f"is {closest(near, others)!r} meant to be {near!r}? Mend the header, or " + hint
     return InputError(
         f"{needed} columns are needed for the input {spec.name!r}, {len(found)} match",

@@ -18,7 +18,7 @@ from penstock.jobs.bring_up import Started, timeouts_of
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
-from penstock.sinks.staging import check_distinct
+from penstock.sinks.staging import ROW, check_distinct
 from penstock.sources.derived.folder_names import FOLDER
 
 _MOST_FINISHERS = 4
@@ -77,7 +77,7 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     A name that both an output and a kept column have is renamed for the output.
 
     Raises:
-        UsageError: A rename names nothing that is written.
+        UsageError: A rename names nothing that is written, or gives the name of the row number.
     """
     keys = list(outputs)
     outputs = [shown(key) for key in keys]
@@ -87,6 +87,11 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
             "--rename names a column that is not written",
             received=unknown[0],
             allowed=", ".join([*outputs, *options.keep]),
+        )
+    taken = next((old for old, new in options.rename.items() if new == ROW), None)
+    if taken is not None:
+        raise UsageError(
+            f"{ROW!r} is the name of the row number", received=f"--rename {taken}={ROW}", hint=f"--rename {taken}=NEW"
         )
     names = {key: options.rename.get(name, name) for key, name in zip(keys, outputs, strict=True)}
     for name in options.keep:

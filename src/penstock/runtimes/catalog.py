@@ -92,8 +92,14 @@ def _have_one_loader(name: str, other: str) -> bool:
 
 
 def like(model: ModelFile, used: str) -> list[str]:
-    """The runtimes that load what `used` did: Keras 3 runs on several frameworks, and tf_keras is another Keras."""
-    return [name for name in model.runtimes if name == used or _have_one_loader(name, used)]
+    """The runtimes that load what `used` did: Keras 3 runs on several frameworks, and tf_keras is another Keras.
+
+    Variants of them come last, and what only names the model's kind.
+    """
+    own = [name for name in model.runtimes if name == used or _have_one_loader(name, used)]
+    found = runtimes().items()
+    others = (name for name, entry in found if entry.variant_of in own or model.kind in entry.kinds)
+    return [*own, *(name for name in others if name not in own)]
 
 
 def own_runtime(model: ModelFile, used: str) -> str:

@@ -37,7 +37,7 @@ class NpySink:
                 raise UsageError(
                     "this column's name cannot be the name of a folder",
                     received=repr(column.name),
-                    hint=f"--rename {column.name}=NEW",
+                    hint="give it one with --rename: no slash, and no dot or underscore in front",
                 )
 
     def open_part(self, name: str, folder: str, schema: OutputSchema) -> NpyPart:

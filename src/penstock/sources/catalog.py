@@ -7,6 +7,8 @@ from penstock.core.kinds import SourceFormat, source_formats
 from penstock.core.protocols import Source
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
+from penstock.plugins import BUILT_IN, SOURCES
+from penstock.sources.derived.plugin import PluginSource, errors_told
 from penstock.sources.files.listing import NUMBERED
 from penstock.sources.files.paths import Paths, expand, is_url
 from penstock.sources.images.columns import ImageColumns
@@ -46,7 +48,11 @@ def _open(paths: Paths, formats: Sequence[SourceFormat], reading: ReadOptions) -
     chosen = _format_of(paths, formats)
     if not chosen.is_row_per_file:
         _check_access(paths)
-    return chosen.open(paths, reading)
+    name = next(name for name, each in source_formats().items() if each is chosen)
+    if name in BUILT_IN[SOURCES]:
+        return chosen.open(paths, reading)
+    with errors_told(name, paths):
+        return PluginSource(chosen.open(paths, reading), name)
 
 
 def _without_few_others(paths: Paths, suffixes: Sequence[str]) -> tuple[Paths, list[str]]:

@@ -13,6 +13,8 @@ INTERNAL = "_penstock"
 """The folder inside the output folder that belongs to penstock."""
 _STEP_BYTES = 1 << 20
 
+RESUMABLE = "what is committed stays: mend it and run the same command again"
+
 
 def internal(output: str, *names: str) -> str:
     """A path inside penstock's own folder of an output folder."""
@@ -20,7 +22,7 @@ def internal(output: str, *names: str) -> str:
 
 
 @contextmanager
-def output_errors() -> Iterator[None]:
+def output_errors(hint: str = RESUMABLE) -> Iterator[None]:
     """Raise what the disk refuses (no space, no permission) as an OutputError."""
     try:
         yield
@@ -28,7 +30,7 @@ def output_errors() -> Iterator[None]:
         raise OutputError(
             "the output cannot be written",
             received=str(error),
-            hint="what is committed stays: mend it and run the same command again",
+            hint=hint,
         ) from error
 
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import INTERNAL, fsync_folder, write_whole
-from penstock.storage.objects import RESUMABLE, Objects
+from penstock.storage.disk import INTERNAL, RESUMABLE, fsync_folder, write_whole
+from penstock.storage.objects import Objects
 from penstock.storage.typed import check_types
 
 JOURNAL = f"{INTERNAL}/journal"

@@ -47,7 +47,7 @@ class LocalFolder:
         try:
             with open(self._at(name), "rb") as file:
                 return file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read_each(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:

@@ -20,7 +20,9 @@ class OutputLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        with output_errors():
+        with output_errors(
+            "free space, or choose an --output where this user may make files; what was committed there before stays"
+        ):
             return self._take()
 
     def _take(self) -> Self:

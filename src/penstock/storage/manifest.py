@@ -282,7 +282,8 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
         f"manifest version {manifest.version}",
         allowed=f"manifest version {MANIFEST_VERSION}",
         hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
-        "What is there can be read",
+        f"What is there can be read, but this penstock, also where its number is the same, goes on only with "
+        f"manifests of version {MANIFEST_VERSION}, and this one has version {manifest.version}",
     )
 
 

@@ -22,10 +22,9 @@ from typing import Any, TypeVar
 
 from penstock.core.retrying import http_status, may_pass, retrying
 from penstock.errors import DeviceError, OutputError, UsageError
+from penstock.storage.disk import RESUMABLE
 
 T = TypeVar("T")
-
-RESUMABLE = "what is committed stays: mend it and run the same command again"
 
 _AT_ONCE = 16
 _TRIES = 9

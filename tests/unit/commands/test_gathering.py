@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import penstock
 from penstock.commands.gathering import Gathered, check_on_error, filled, to_numpy
 from penstock.core.records import Column, Result, RowFailure, Span
 from penstock.errors import InputError, TooManyFailures, UsageError
@@ -28,6 +29,13 @@ def test_failed_row_is_raised_with_what_can_be_done() -> None:
         Gathered().add(result({"y": np.zeros((1, 1))}, 2, (1,)))
     assert caught.value.received == "row 1: is null"
     assert "on_error='skip'" in str(caught.value.hint)
+
+
+def test_rule_for_failed_rows_is_refused_with_a_folder_which_records_them() -> None:
+    with pytest.raises(UsageError) as caught:
+        penstock.predict("m.onnx", "rows.csv", output="out", on_error="nan")
+    assert "max_failures=…" in str(caught.value.hint)
+    assert "limit" not in str(caught.value.hint)
 
 
 def test_failed_rows_are_left_out_with_a_warning() -> None:

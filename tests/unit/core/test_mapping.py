@@ -212,6 +212,13 @@ class TestRefusals:
         assert error.received == "f0, f1, … 60 more …, f63; there is no f10"
         assert "is 'f_10' meant to be 'f10'?" in (error.hint or "")
 
+    def test_column_that_is_there_but_kept_or_no_number_is_not_called_a_typo(self) -> None:
+        plain = {f"f{number}": (FLOAT, ()) for number in range(3)}
+        kept = refusal(model(x=(FLOAT, (3,))), schema_of(**plain), keep=["f0"])
+        for error in (kept, refusal(model(x=(FLOAT, (3,))), schema_of(**plain | {"f0": (OPAQUE, ())}))):
+            assert error.received == "f1, f2"
+            assert (error.hint or "").startswith("f0: a column that is kept, or is no number, feeds an input only by")
+
     def test_too_many_numbers_are_told_by_counting(self) -> None:
         schema = schema_of(**{f"f{number}": (FLOAT, ()) for number in range(5)})
         assert refusal(model(x=(FLOAT, (4,))), schema).problem == "4 columns are needed for the input 'x', 5 match"

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.core.kinds import SourceFormat
 from penstock.core.records import Extent, Span
+from penstock.errors import InputError
 from penstock.sources.files.paths import is_url, listed, open_as_listed, open_binary, read_bytes
 from penstock.sources.tables.row_groups import BROKEN, RowGroupFiles
 
@@ -26,11 +27,13 @@ class ArrowFiles(RowGroupFiles):
         if not _has_index(path):
             with pa.ipc.open_stream(_open(path)) as stream:
                 return stream.schema.remove_metadata(), [sum(batch.num_rows for batch in stream)]
+        with pa.ipc.open_file(_open(path)) as file:
+            schema = file.schema.remove_metadata()
+        if not len(schema):
+            raise InputError("the file has no columns", received=path)
         # Of compressed batches, one column is enough to count the rows.
         with pa.ipc.open_file(_open(path), options=pa.ipc.IpcReadOptions(included_fields=[0])) as file:
-            groups = [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
-        with pa.ipc.open_file(_open(path)) as file:
-            return file.schema.remove_metadata(), groups
+            return schema, [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
 
     def open_group(self, file: int, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = self.paths[file]
