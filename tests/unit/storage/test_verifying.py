@@ -119,7 +119,8 @@ def test_torn_and_altered_journals_are_told_and_mended(output: str, sink: str) -
     before = parts_of(output)
     journal = Path(internal(output, "journal"))
     raw = journal.read_bytes()
-    for position in range(0, len(raw), 97):
+    position = 0
+    while position < len(raw):  # the times in it may make it shorter or longer when it is mended
         altered = bytearray(raw)
         altered[position] ^= 1
         journal.write_bytes(altered)
@@ -132,8 +133,7 @@ def test_torn_and_altered_journals_are_told_and_mended(output: str, sink: str) -
         repair(output, sink)
         assert parts_of(output) == before
         raw = journal.read_bytes()
-        if position >= len(raw):
-            break
+        position += 97
 
 
 def test_failures_that_are_not_those_of_the_parts_are_told(output: str, sink: str) -> None:
