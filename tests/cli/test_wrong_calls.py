@@ -83,7 +83,7 @@ def test_outputs_of_another_type_are_refused() -> None:
 def test_keywords_that_a_function_does_not_take_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="unexpected keyword argument 'limit'") as caught:
         penstock.resume("out", limit=5)  # type: ignore[call-arg]
-    assert caught.value.allowed == "output, devices, max_failures, progress, verbose"
+    assert caught.value.allowed == "output, devices, max_failures, verify, progress, verbose"
     with pytest.raises(UsageError, match="unknown option") as caught:
         penstock.predict("m.onnx", "x.npy", outptu="out")  # type: ignore[call-arg]
     assert caught.value.hint == "did you mean 'output'?"

@@ -143,6 +143,7 @@ _NULLS = Kind(
     metavar="fail|nan|VALUE|empty",
     shell=kinds.REPEATABLE,
 )
+_RENAMES = kinds.pairs("OLD=NEW", "OLD=NEW, each name once", has_names_as_values=True)
 _FEATURES = kinds.pairs("NAME=DTYPE[SHAPE]", "NAME=dtype[shape], for example image=uint8[28,28], each name once")
 _TOLERANCE = kinds.number("SHARE", lambda share: 0 <= share < 1, "a share from 0 to 1: 1e-4")
 _OUTPUTS = kinds.names("NAME,…", "an output is named twice", has_commas=True)
@@ -282,7 +283,7 @@ class PredictOptions:
         help="Write an output of one value a row as a plain column.")
     keep: tuple[str, ...] = _written(kinds.names("COLUMN", "a column is kept twice"), OUTPUT, STEP, default=(),
         help="Write this column, too; @folder is the name of a photo's folder. Repeatable.")
-    rename: Mapping[str, str] = _written(kinds.pairs("OLD=NEW", "OLD=NEW, each name once"), OUTPUT, NO_KEY, default={},
+    rename: Mapping[str, str] = _written(_RENAMES, OUTPUT, NO_KEY, default={},
         help="Write a column under another name. Repeatable.")
     format: str = _written(kinds.plugin(plugins.SINKS), OUTPUT, NO_KEY, default="parquet",
         help="What to write.")

@@ -177,14 +177,15 @@ def _read_pairs(entries: Sequence[str], flag: str, allowed: str, *, may_be_empty
     return pairs
 
 
-def pairs(metavar: str, allowed: str) -> Kind:
+def pairs(metavar: str, allowed: str, *, has_names_as_values: bool = False) -> Kind:
     """A flag that takes NAME=VALUE, and a keyword that takes a dict."""
 
     def read(given: Any, flag: str) -> dict[str, str]:
         return dict(given) if isinstance(given, Mapping) else _read_pairs(given, flag, allowed)
 
     def check(name: str, value: Any) -> None:
-        if not all(text.strip() for pair in value.items() for text in pair):
+        names = [*value, *value.values()] if has_names_as_values else list(value)
+        if not all(text.strip() for text in names):
             raise UsageError("a name is empty", received=f"{name}={value!r}", allowed=allowed)
 
     return Kind(

@@ -280,10 +280,10 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
         "the job in the output folder was written by an older version of penstock",
         received=f"{place.address()}: penstock {manifest.versions.get('penstock', 'unknown')}, "
         f"manifest version {manifest.version}",
-        allowed=f"manifest version {MANIFEST_VERSION}",
+        allowed=f"manifest version {_RESUMABLE_VERSION} to {MANIFEST_VERSION}",
         hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
         f"What is there can be read, but this penstock, also where its number is the same, goes on only with "
-        f"manifests of version {MANIFEST_VERSION}, and this one has version {manifest.version}",
+        f"manifests of version {_RESUMABLE_VERSION} to {MANIFEST_VERSION}, and this one has version {manifest.version}",
     )
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from penstock.core.figures import duration
 from penstock.telemetry.meter import Meter
@@ -147,13 +147,32 @@ def figures(meter: Meter, total: int, before: int, rate: float) -> list[str]:
     ]
 
 
+class _Terminal:
+    """A stream whose faults end no run: the terminal may be closed a moment before the signal that tells so."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 class Bars(Progress):
     """Bars in a terminal: one for the job, one for each device."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=True)
+        self._console = Console(file=cast("TextIO", _Terminal(sys.stderr)))
         self._rate = Rate()
         self._live: object = None
 

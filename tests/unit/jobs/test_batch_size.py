@@ -21,7 +21,8 @@ BINDINGS = (Binding("x", ("a",), "float32", ()),)
         ([20], 32),
         ([500], 64),
         ([1, 1, 500], 64),  # the first files do not speak for all
-        ([4] * 40, 8),  # a batch has rows of one file, and would be padded
+        ([4] * 40, 64),  # small files share a span, and so a batch
+        ([4] * 5, 32),
     ],
 )
 def test_size_that_was_asked_for_is_no_larger_than_files_need(tmp_path: Path, rows: list[int], expected: int) -> None:
