@@ -229,6 +229,10 @@ def shell(command: str, *arguments: object, cwd: Path | None = None) -> subproce
     return ran
 
 
+def small_job(inputs: Path, output: Path) -> list[str | Path]:
+    return ["predict", inputs / "digits.onnx", inputs / "rows.parquet", "--output", output, "--runtime", "onnx"]
+
+
 @pytest.fixture(scope="module")
 def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("finished") / "out"
@@ -242,32 +246,14 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("ulimit -n 12", "too many files are open"), ("ulimit -f 4", "larger than this process may make one")],
 )
 def test_limits_of_the_process_are_named(inputs: Path, tmp_path: Path, limit: str, problem: str) -> None:
-    job = [
-        "predict",
-        inputs / "digits.onnx",
-        inputs / "rows.parquet",
-        "--output",
-        tmp_path / "out",
-        "--runtime",
-        "onnx",
-    ]
-    ran = shell(f'{limit}; exec "$@"', *job)
+    ran = shell(f'{limit}; exec "$@"', *small_job(inputs, tmp_path / "out"))
     assert ran.returncode == 8, ran.stderr
     assert problem in ran.stderr
     assert limit[:9] in ran.stderr
 
 
 def test_few_file_descriptors_are_enough_for_a_small_job_or_named(inputs: Path, tmp_path: Path) -> None:
-    job = [
-        "predict",
-        inputs / "digits.onnx",
-        inputs / "rows.parquet",
-        "--output",
-        tmp_path / "out",
-        "--runtime",
-        "onnx",
-    ]
-    ran = shell('ulimit -n 24; exec "$@"', *job)
+    ran = shell('ulimit -n 24; exec "$@"', *small_job(inputs, tmp_path / "out"))
     assert ran.returncode in (3, 7, 8), ran.stderr
 
 
@@ -279,15 +265,7 @@ def test_standard_output_that_is_full_is_an_error_of_its_own(finished: Path, mor
 
 
 def test_job_runs_without_standard_streams_and_nothing_lands_in_its_files(inputs: Path, tmp_path: Path) -> None:
-    job = [
-        "predict",
-        inputs / "digits.onnx",
-        inputs / "rows.parquet",
-        "--output",
-        tmp_path / "out",
-        "--runtime",
-        "onnx",
-    ]
+    job = small_job(inputs, tmp_path / "out")
     ran = shell('exec "$@" <&- >&- 2>&-', *job)
     assert ran.returncode == 3
     assert shell('exec "$@"', "status", tmp_path / "out").stdout.startswith("finished")

@@ -125,11 +125,6 @@ def _check_all_there(paths: Iterable[Sequence[str]], found: Iterable[Paths]) -> 
             raise unchanged.changed(missing, "it is not there any more, or not part of the input that was given")
 
 
-def counted(num_new: int) -> str:
-    """`1 new file`, `2 new files`."""
-    return f"{num_new:,} new file{'s' if num_new != 1 else ''}"
-
-
 def unfinished(output: str) -> OutputError:
     """The error for an append to a job that has never been finished."""
     return OutputError(

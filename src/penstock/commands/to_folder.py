@@ -15,6 +15,7 @@ from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
+from penstock.core.figures import counted
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
@@ -108,7 +109,7 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
     arranged = appending.arrange(task, existing)
     existing = _same_job(arranged.task, place, existing, records, progress)
     if arranged.grown is not None and not task.append:
-        progress.note(f"{appending.counted(arranged.num_new)} left out: {appending.NEW_FILES}")
+        progress.note(f"{counted(arranged.num_new, 'new file')} left out: {appending.NEW_FILES}")
     if not is_finished(existing, records):
         if task.append and len(existing.generations) == 1:
             raise appending.unfinished(task.output)
@@ -117,7 +118,7 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         summary = _execute(here, place, progress, began, existing, altered=altered)
         return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
-        progress.note(f"appending {appending.counted(arranged.num_new)} after {existing.rows:,} rows")
+        progress.note(f"appending {counted(arranged.num_new, 'new file')} after {existing.rows:,} rows")
         return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
     if task.append:
         progress.note("nothing to append: the input has no new files")

@@ -95,10 +95,10 @@ class Journal:
     def __init__(self, path: str) -> None:
         is_new = not os.path.exists(path)
         lines = _lines(path)
-        records = {line: decode_record(line) for line in lines}
-        kept = [line for line in lines if records[line] is not None]
-        self.records = [record for line in lines if (record := records[line]) is not None]
-        self.problems = _damage(lines)
+        records = list(map(decode_record, lines))
+        kept = [line for line, record in zip(lines, records, strict=True) if record is not None]
+        self.records = [record for record in records if record is not None]
+        self.problems = _damage(lines, records)
         if kept != lines[: len(kept)]:
             write_whole(path, b"".join(kept))
         # Without a buffer: what a full disk refused would be written again when the file is closed.
@@ -132,14 +132,15 @@ def read_records(path: str) -> list[PartRecord]:
 
 def find_damage(path: str) -> list[str]:
     """What is wrong with a journal, in words, without touching it."""
-    return _damage(_lines(path))
+    lines = _lines(path)
+    return _damage(lines, map(decode_record, lines))
 
 
-def _damage(lines: Sequence[bytes]) -> list[str]:
+def _damage(lines: Sequence[bytes], records: Iterable[PartRecord | None]) -> list[str]:
     problems = [
         f"record {number} is altered"
-        for number, line in enumerate(lines)
-        if line.endswith(b"\n") and decode_record(line) is None
+        for number, (line, record) in enumerate(zip(lines, records, strict=True))
+        if line.endswith(b"\n") and record is None
     ]
     return [*problems, *(["its last record is torn"] if lines and not lines[-1].endswith(b"\n") else [])]
 
