@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,9 @@ _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 os.environ["PENSTOCK_CACHE"] = _CACHE.name
 # The tests start hundreds of processes: what they import is compiled once, also where no bytecode is written otherwise.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Under nohup, or behind an & of a script, the tests' processes would ignore the signals that the tests send them.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """A command that ends ignores signals; the tests after it do not."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

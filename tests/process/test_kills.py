@@ -132,6 +132,20 @@ def test_nohup_goes_on_when_the_terminal_closes(light_models: Path, digits: Path
     assert_all_rows(output)
 
 
+def test_run_that_ignores_sighup_outlives_its_terminal(light_models: Path, digits: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    ours, theirs = pty.openpty()
+    command = penstock_command(*predict_arguments(light_models, digits, output), "--devices", "cpu:1")
+    ignoring = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command]
+    process = subprocess.Popen(ignoring, env=ENVIRONMENT, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    while journal_length(output) < 2:
+        os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=120) == 0
+    assert_all_rows(output)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_second_signal_stops_at_once(
     light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, number: signal.Signals, code: int

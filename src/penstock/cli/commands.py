@@ -404,6 +404,7 @@ def _progress(is_quiet: bool) -> Progress:
 
 
 def _report(summary: Any, *, as_json: bool, quiet: bool) -> int:
+    let_go_of_lost_terminal()  # a run that ignores SIGHUP outlives its terminal
     if as_json:
         click.echo(json.dumps(summary.as_json()))
     elif not quiet:
