@@ -29,6 +29,7 @@ __all__ = [
     "WorkersDied",
     "__version__",
     "devices",
+    "fit",
     "inspect",
     "plan",
     "predict",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.api import devices, inspect, plan, predict, resume, retry, status, stream, verify
+    from penstock.api import devices, fit, inspect, plan, predict, resume, retry, status, stream, verify
     from penstock.errors import (
         DeviceError,
         InputError,

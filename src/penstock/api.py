@@ -27,12 +27,15 @@ from penstock.options.value_types import WrongType, as_type
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
+from penstock.runtimes.keras.training.given_data import Given
+from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.sources.python.streaming import Rows as Rows
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
+from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory, with_keywords
 
 _IN_A_FOLDER = {
     "on_error": "in a folder the rows that fail are recorded; max_failures=… says how many may",
@@ -115,6 +118,70 @@ def predict(
     task = make_task(model, data, _folder(output), options)
     task = replace(task, overwrite=overwrite, append=append, is_verbose=verbose is True)
     return to_folder.run(task, shown(), began)
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: bool | int | str = "auto",
+    callbacks: Any = None,
+    *,
+    num_devices: int | None = None,
+    accumulate: int = 1,
+    on_nan: str = "stop",
+    scale_lr: str | None = None,
+    **keywords: Unpack[FitKeywords],
+) -> Any:
+    """Train a live Keras model as `model.fit` does, on every device of the process.
+
+    A batch is divided over the devices as evenly as it goes, and every row counts once: the curves are those of
+    `model.fit` on one device with the same batches, but for batch normalisation on TensorFlow, which each device does
+    for its own rows.
+
+    Args:
+        model: A compiled Keras model.
+        x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`.
+        y: Targets, where `x` is arrays.
+        batch_size: Rows of one step, on all devices together; 32 without it.
+        epochs: How often to go through the data.
+        verbose: As in `model.fit`.
+        callbacks: Keras callbacks.
+        num_devices: How many devices to use; all without it. Keras on torch uses one.
+        accumulate: Work on each batch in so many pieces, one after the other, to save memory. The weights change once.
+        on_nan: What to do when the loss is no number: "stop" with an error that names step and rows,
+            "skip" undoes the step, "ignore" goes on.
+        scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
+            of the first epoch. Without it the learning rate is not changed.
+        **keywords: The other arguments of `model.fit`, under their names.
+
+    Returns:
+        Keras's History.
+
+    Raises:
+        ModelError: The model is not compiled, or its loss is no number any more.
+
+    Example:
+        >>> history = penstock.fit(model, x, y, epochs=10)                             # doctest: +SKIP
+    """
+    if not is_live_keras_model(model):
+        raise UsageError(
+            "penstock.fit trains a live Keras model",
+            received=f"{type(model).__name__}: {model!r:.60}",
+            hint="keras.models.load_model(path), then penstock.fit(model, x, y)",
+        )
+    request = FitRequest(
+        epochs=epochs,
+        verbose=verbose,
+        callbacks=callbacks,
+        num_devices=num_devices,
+        settings=StepSettings(accumulate, is_undoable=on_nan == "skip"),
+        on_nan=on_nan,
+        scale_lr=scale_lr,
+    )
+    return fit_in_memory(model, *with_keywords(Given(x, y, batch_size=batch_size, shuffle=True), request, keywords))
 
 
 def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:

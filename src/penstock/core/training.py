@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.core.records import Array, Columns, RowFailure
 
@@ -43,6 +43,11 @@ class TrainBatch:
     """int64: the number of every row in the whole input, so that rows can be named."""
     release: Callable[[], None] = field(default=_keep)
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the arrays are valid only until `release`."""
+        return self.release is not _keep
+
 
 class TrainingData(Protocol):
     """Rows for training, in an order that depends only on the seed and the epoch."""
@@ -77,6 +82,10 @@ class TrainingData(Protocol):
 class Trainer(Protocol):
     """A live model on all devices of one process."""
 
+    def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
+        """The same batches for `train_on`, copied to the device while steps run, where that is worth it."""
+        ...
+
     def train_on(self, batch: TrainBatch) -> None:
         """One step. It may return before the devices have finished; the trainer releases the batch when it can."""
         ...
@@ -85,8 +94,16 @@ class Trainer(Protocol):
         """Add a batch to the metrics without training. The trainer releases the batch."""
         ...
 
+    def step_logs(self) -> Any:
+        """Loss and metrics after the last step, as the framework has them: reading a value waits for the devices."""
+        ...
+
     def results(self) -> dict[str, float]:
         """Loss and metrics since the last reset. Waits for the devices."""
+        ...
+
+    def undo(self) -> None:
+        """Make everything what it was before the last step, if the trainer was told to keep that."""
         ...
 
     def reset(self) -> None:
@@ -99,6 +116,10 @@ class Trainer(Protocol):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Make everything what it was when `state` was taken, bit for bit."""
+        ...
+
+    def finish(self) -> None:
+        """What the optimizer does after the last epoch."""
         ...
 
     def save(self, path: str) -> None:

@@ -1,0 +1,108 @@
+"""The variables that a step reads and writes, as arrays: what a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+from penstock.errors import ModelError
+from penstock.runtimes.frameworks import keras
+
+_COPIES = "#"
+"""In the name of a value that differs from device to device: the number of the device follows."""
+
+
+def variables_of(model: Any) -> dict[str, Any]:
+    """Every variable of a step by a name that is the same in another process: weights, metrics, optimizer, seeds."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    groups = {
+        "weights": model.variables,
+        "metrics": model.metrics_variables,
+        "optimizer": model.optimizer.variables if model.optimizer is not None else [],
+        "seed": [global_seed_generator().state],
+    }
+    named: dict[str, Any] = {}
+    known: set[int] = set()
+    for group, variables in groups.items():
+        for number, variable in enumerate(variables):
+            if id(variable) not in known:
+                known.add(id(variable))
+                named[f"{group}/{number}"] = variable
+    return named
+
+
+def read_variables(variables: Mapping[str, Any]) -> dict[str, Array]:
+    """The values of all variables; of those that differ from device to device, the value on each."""
+    state: dict[str, Array] = {}
+    for name, variable in variables.items():
+        copies = [_as_array(copy) for copy in _copies(variable)]
+        if all(np.array_equal(copy, copies[0]) for copy in copies[1:]) and not _is_summed(variable, copies):
+            state[name] = copies[0]
+        else:
+            state.update({f"{name}{_COPIES}{number}": copy for number, copy in enumerate(copies)})
+    return state
+
+
+def write_variables(variables: Mapping[str, Any], state: Mapping[str, Array]) -> None:
+    """Give all variables their values back.
+
+    Raises:
+        ModelError: The state is of another model.
+    """
+    for name, variable in variables.items():
+        saved = [state[name]] if name in state else _saved_copies(name, state)
+        if not saved or any(tuple(value.shape) != tuple(variable.shape) for value in saved):
+            raise ModelError(
+                "the checkpoint is of another model",
+                received=f"{name} of shape {saved[0].shape if saved else 'none'}",
+                allowed=f"shape {tuple(variable.shape)} ({variable.path})",
+                hint="continue with the model and the optimizer that the checkpoint was written with",
+            )
+        _write(variable, saved)
+
+
+def _saved_copies(name: str, state: Mapping[str, Array]) -> list[Array]:
+    saved: list[Array] = []
+    while (key := f"{name}{_COPIES}{len(saved)}") in state:
+        saved.append(state[key])
+    return saved
+
+
+def _write(variable: Any, saved: list[Array]) -> None:
+    copies = _copies(variable)
+    if len(copies) == 1:
+        # Values that are added up when they are read, from a run on more devices.
+        whole = np.sum(saved, axis=0, dtype=saved[0].dtype) if _is_sum(variable) else saved[0]
+        variable.assign(whole)
+        return
+    if len(saved) != len(copies):
+        rest = np.zeros_like(saved[0]) if _is_sum(variable) else saved[0]
+        first = np.sum(saved, axis=0, dtype=saved[0].dtype) if _is_sum(variable) else saved[0]
+        saved = [first, *[rest] * (len(copies) - 1)]
+    for copy, value in zip(copies, saved, strict=True):
+        copy.assign(value)
+
+
+def _is_sum(variable: Any) -> bool:
+    return str(variable.aggregation) == "sum"
+
+
+def _is_summed(variable: Any, copies: list[Array]) -> bool:
+    return len(copies) > 1 and _is_sum(variable)
+
+
+def _copies(variable: Any) -> list[Any]:
+    """A variable's copies on the devices of a strategy; else the variable itself."""
+    if keras.backend.backend() != "tensorflow":
+        return [variable]
+    return list(getattr(variable.value, "values", None) or [variable])
+
+
+def _as_array(variable: Any) -> Array:
+    if hasattr(variable, "numpy") and not hasattr(variable, "path"):
+        return np.array(variable.numpy())
+    return np.array(keras.ops.convert_to_numpy(variable))

@@ -1,0 +1,137 @@
+"""`penstock.fit(model, x, y)`: a live model trained in this process, on data that the caller has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypedDict
+
+from penstock.errors import UsageError
+from penstock.runtimes.keras.training.callbacks import KerasCallbacks
+from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
+from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
+from penstock.runtimes.keras.training.opening import open_trainer
+from penstock.training import loop
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What `model.fit` takes beside the data to train on, and what it does not take."""
+
+    epochs: int = 1
+    initial_epoch: int = 0
+    verbose: Any = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | list[int] = 1
+    num_devices: int | None = None
+    settings: StepSettings = field(default_factory=StepSettings)
+    on_nan: str = loop.STOP
+    scale_lr: str | None = None
+
+
+class FitKeywords(TypedDict, total=False):
+    """The arguments of `model.fit` that are given by name."""
+
+    validation_split: float
+    validation_data: Any
+    shuffle: bool | str
+    class_weight: Mapping[int, float]
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int
+    validation_steps: int
+    validation_batch_size: int
+    validation_freq: int | list[int]
+
+
+_OF_DATA = {
+    "sample_weight": "sample_weight",
+    "class_weight": "class_weight",
+    "shuffle": "shuffle",
+    "steps_per_epoch": "steps",
+}
+_OF_TRAINING = {each.name for each in fields(FitRequest)}
+
+
+def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]) -> tuple[Given, FitRequest]:
+    """Data and request with the other arguments of `model.fit`.
+
+    Raises:
+        UsageError: `model.fit` has no such argument.
+    """
+    unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING
+    if unknown:
+        raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)))
+    of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
+    of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
+    return replace(given, **of_data), replace(request, **of_training)
+
+
+_WARM_UP_STEPS = 500
+"""Where nobody knows how many steps an epoch has."""
+
+
+def _say(remark: str) -> None:
+    print(f"penstock: {remark}", file=sys.stderr)
+
+
+def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
+    """Train as `model.fit` does, on every device of the process.
+
+    Returns:
+        Keras's History.
+
+    Raises:
+        ModelError: The model is not compiled, or its loss is no number any more.
+    """
+    _check(request)
+    given, held_back = split_off(given, request.validation_split, request.validation_data)
+    data = GivenData(given)
+    trainer = open_trainer(model, pack_given, data.first(), request.settings, request.num_devices)
+    say = _say if request.verbose != 0 else loop.say_nothing
+    trainer.on_remark = say
+    for remark in trainer.remarks:
+        say(remark)
+    try:
+        validation = None
+        if held_back is not None:
+            size = request.validation_batch_size or given.batch_size
+            held_back = replace(held_back, batch_size=size, steps=request.validation_steps)
+            validation = GivenData(held_back, is_begun_anew=True)
+        callbacks = _callbacks(trainer, request, data.steps)
+        schedule = loop.Schedule(request.epochs, request.validation_freq, request.on_nan, on_skip=say)
+        loop.train(trainer, data, callbacks, schedule, validation=validation)
+    finally:
+        trainer.close()
+    return model.history
+
+
+def _check(request: FitRequest) -> None:
+    if request.on_nan not in (loop.STOP, loop.SKIP, loop.IGNORE):
+        allowed = ", ".join((loop.STOP, loop.SKIP, loop.IGNORE))
+        raise UsageError("unknown on_nan", received=f"on_nan={request.on_nan!r}", allowed=allowed)
+    pieces = request.settings.accumulate
+    if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
+        raise UsageError("accumulate must be a positive whole number", received=f"accumulate={pieces!r}")
+
+
+def _callbacks(trainer: KerasTrainer, request: FitRequest, steps: int | None) -> KerasCallbacks:
+    callbacks = request.callbacks
+    if request.scale_lr is not None:
+        # The first epoch warms up.
+        warm_up = scaled_learning_rate(trainer.model, request.scale_lr, trainer.num_devices, steps or _WARM_UP_STEPS)
+        callbacks = [warm_up, callbacks or []]
+    return KerasCallbacks(
+        trainer.model,
+        callbacks,
+        verbose=request.verbose,
+        epochs=request.epochs,
+        steps=steps,
+        initial_epoch=request.initial_epoch,
+    )

@@ -1,0 +1,168 @@
+"""The loop of training over a trainer and data that only write down what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.records import Array, RowFailure
+from penstock.core.training import Position, TrainBatch
+from penstock.errors import ModelError
+from penstock.training import loop
+
+NAN = float("nan")
+
+
+class Data:
+    """10 rows in batches of 4, 4 and 2."""
+
+    rows = 10
+
+    @property
+    def failures(self) -> Mapping[int, RowFailure]:
+        return {}
+
+    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+        for begin in range(skip_rows, 10, 4):
+            numbers = np.arange(begin, min(begin + 4, 10))
+            yield TrainBatch(len(numbers), {}, {}, {}, numbers)
+
+    def remarks(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class Diary:
+    """A trainer and callbacks in one: every call is an entry. The losses of steps are given."""
+
+    def __init__(self, losses: list[float] | None = None, stop_after: int = 0) -> None:
+        self.entries: list[str] = []
+        self.ends: list[dict[str, float]] = []
+        self.is_stopped = False
+        self.initial_epoch = 0
+        self._losses = losses or []
+        self._steps = 0
+        self._stop_after = stop_after
+
+    def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
+        return batches
+
+    def train_on(self, batch: TrainBatch) -> None:
+        self._steps += 1
+        self.entries.append(f"train {batch.rows}")
+
+    def test_on(self, batch: TrainBatch) -> None:
+        self.entries.append(f"test {batch.rows}")
+
+    def step_logs(self) -> Any:
+        return {"loss": self._losses[self._steps - 1] if self._steps <= len(self._losses) else 1.0}
+
+    def results(self) -> dict[str, float]:
+        return {"loss": 1.0}
+
+    def undo(self) -> None:
+        self.entries.append("undo")
+
+    def reset(self) -> None:
+        self.entries.append("reset")
+
+    def state(self) -> dict[str, Array]:
+        return {}
+
+    def restore(self, state: Mapping[str, Array]) -> None: ...
+
+    def finish(self) -> None:
+        self.entries.append("finish")
+
+    def save(self, path: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def train_begin(self) -> None:
+        self.entries.append("begin")
+
+    def train_end(self, logs: dict[str, float]) -> None:
+        self.entries.append("end")
+
+    def epoch_begin(self, epoch: int) -> None:
+        self.entries.append(f"epoch {epoch}")
+
+    def epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        self.ends.append(logs)
+
+    def train_batch_begin(self, step: int) -> None: ...
+
+    def train_batch_end(self, step: int, logs: Callable[[], Any]) -> None:
+        self.is_stopped = self._steps == self._stop_after
+
+    def test_begin(self) -> None: ...
+
+    def test_batch_begin(self, step: int) -> None: ...
+
+    def test_batch_end(self, step: int, logs: Callable[[], Any]) -> None: ...
+
+    def test_end(self, logs: dict[str, float]) -> None: ...
+
+
+STEPS = ["train 4", "train 4", "train 2"]
+
+
+def test_an_epoch_resets_trains_and_validates() -> None:
+    diary = Diary()
+    end = loop.train(diary, Data(), diary, loop.Schedule(2, validation_freq=2), validation=Data())
+    tests = ["reset", "test 4", "test 4", "test 2"]
+    assert diary.entries == ["begin", "reset", "epoch 0", *STEPS, "reset", "epoch 1", *STEPS, *tests, "finish", "end"]
+    assert diary.ends == [{"loss": 1.0}, {"loss": 1.0, "val_loss": 1.0}]
+    assert end == Position(2, 6, 0)
+
+
+def test_training_goes_on_in_mid_epoch_with_the_metrics_it_had() -> None:
+    diary = Diary()
+    end = loop.train(diary, Data(), diary, loop.Schedule(2), start=Position(1, 4, 4))
+    assert diary.entries == ["begin", "epoch 1", "train 4", "train 2", "finish", "end"]
+    assert end == Position(2, 6, 0)
+
+
+def test_positions_after_steps_say_where_to_go_on() -> None:
+    diary, positions = Diary(), list[Position]()
+    loop.train(diary, Data(), diary, loop.Schedule(2, after_step=positions.append))
+    assert positions[:4] == [Position(0, 1, 4), Position(0, 2, 8), Position(0, 3, 10), Position(1, 4, 4)]
+
+
+def test_a_callback_ends_training_after_a_step() -> None:
+    diary = Diary(stop_after=2)
+    loop.train(diary, Data(), diary, loop.Schedule(9))
+    assert diary.entries == ["begin", "reset", "epoch 0", "train 4", "train 4", "finish", "end"]
+
+
+def test_validation_may_follow_listed_epochs() -> None:
+    assert [epoch for epoch in range(6) if loop.Schedule(6, [2, 5]).validates(epoch)] == [1, 4]
+
+
+def test_a_loss_that_is_no_number_stops_and_names_step_and_rows() -> None:
+    diary = Diary([1.0, NAN, NAN])
+    with pytest.raises(ModelError, match=r"nan in step 2 \(epoch 1\), rows 4 to 7"):
+        loop.train(diary, Data(), diary, loop.Schedule(1))
+
+
+def test_a_loss_that_is_no_number_may_be_undone() -> None:
+    diary, said = Diary([1.0, NAN, 1.0]), list[str]()
+    loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.SKIP, on_skip=said.append))
+    assert diary.entries == ["begin", "reset", "epoch 0", "train 4", "train 4", "undo", "train 2", "finish", "end"]
+    assert said == ["step 2 was undone: its loss is nan, rows 4 to 7"]
+
+
+def test_steps_are_not_undone_for_ever() -> None:
+    diary = Diary([NAN] * 100)
+    with pytest.raises(ModelError, match="no number any more"):
+        loop.train(diary, Data(), diary, loop.Schedule(100, on_nan=loop.SKIP))
+
+
+def test_a_loss_that_is_no_number_may_be_ignored() -> None:
+    diary = Diary([NAN] * 3)
+    loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.IGNORE))
+    assert diary.entries[-1] == "end"
