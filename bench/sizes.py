@@ -72,6 +72,10 @@ class Sizes:
         return self._scaled(1_000_000)
 
     @property
+    def training_rows(self) -> int:
+        return max(3200, self._scaled(32_000))
+
+    @property
     def small_rows(self) -> int:
         """Workload C is about a call that is small, so it does not scale."""
         return 100
