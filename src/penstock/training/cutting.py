@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock.core.batching import Batch
+from penstock.core.bucketing import boundary
 from penstock.core.records import Array, Columns, RowFailure, Span
 from penstock.core.training import TrainBatch
 
 INPUT, TARGET, WEIGHT = "input:", "target:", "weight:"
 """What the name of a column begins with, by its role."""
+
+Buckets = Mapping[str, Sequence[Sequence[int]]]
+"""Input name to the sizes that each of its dimensions that vary is padded to."""
 
 _SMALL_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20
@@ -33,11 +37,15 @@ def rows_per_chunk(batch_size: int, row_bytes: int, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Good rows in the order of the stream. Its arrays are valid until `release` is called."""
+    """Good rows in the order of the stream. Its arrays are valid until `release` is called.
+
+    `sizes` are those of rows that differ in size, by input: rows by dimensions that vary.
+    """
 
     numbers: Array
     arrays: Columns
     release: Callable[[], None]
+    sizes: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -47,10 +55,23 @@ class Piece:
         if start == 0 and stop == self.rows:
             return replace(self, release=release)
         rows = slice(start, stop)
-        return Piece(self.numbers[rows], {name: array[rows] for name, array in self.arrays.items()}, release)
+        sizes = {name: each[rows] for name, each in self.sizes.items()}
+        return Piece(self.numbers[rows], {name: array[rows] for name, array in self.arrays.items()}, release, sizes)
 
-    def as_batch(self) -> TrainBatch:
-        return TrainBatch(self.rows, self._of(INPUT), self._of(TARGET), self._of(WEIGHT), self.numbers, self.release)
+    def as_batch(self, buckets: Buckets) -> TrainBatch:
+        """The batch of these rows, padded to the bucket of the largest of them, whatever they were loaded with."""
+        whole = replace(self, arrays={**self.arrays, **self._trimmed(buckets)}) if self.sizes else self
+        inputs, targets, weights = whole._of(INPUT), whole._of(TARGET), whole._of(WEIGHT)
+        return TrainBatch(self.rows, inputs, targets, weights, self.numbers, self.release)
+
+    def _trimmed(self, buckets: Buckets) -> Columns:
+        made: Columns = {}
+        for name, sizes in self.sizes.items():
+            largest = sizes.max(axis=0).tolist()
+            ends = [boundary(length, ends) for length, ends in zip(largest, buckets[name], strict=True)]
+            # Dimensions that vary are the first ones of a row.
+            made[name] = self.arrays[name][(slice(None), *map(slice, ends))]
+        return made
 
     def _of(self, role: str) -> Columns:
         return {name.removeprefix(role): array for name, array in self.arrays.items() if name.startswith(role)}
@@ -68,13 +89,14 @@ def good_rows(batch: Batch, span: Span, numbers: Array, release: Callable[[], No
     positions = np.asarray(batch.positions)
     arrays = {name: array[: batch.rows] for name, array in batch.arrays.items()}
     if not batch.failures:
-        return Piece(numbers[positions], arrays, release), []
+        return Piece(numbers[positions], arrays, release, batch.sizes), []
     places = {failure.row - span.start for failure in batch.failures}
     alive = ~np.isin(positions, list(places))
     failures = [replace(failure, row=int(numbers[failure.row - span.start])) for failure in batch.failures]
     copied = {name: array[alive] for name, array in arrays.items()}
     release()
-    return Piece(numbers[positions[alive]], copied, keep), failures
+    sizes = {name: each[alive] for name, each in batch.sizes.items()}
+    return Piece(numbers[positions[alive]], copied, keep, sizes), failures
 
 
 class _Lease:
@@ -129,9 +151,10 @@ def _joined(parts: Sequence[Piece]) -> Piece:
         return parts[0]
     arrays = {name: _padded([part.arrays[name] for part in parts]) for name in parts[0].arrays}
     numbers = np.concatenate([part.numbers for part in parts])
+    sizes = {name: np.concatenate([part.sizes[name] for part in parts]) for name in parts[0].sizes}
     for part in parts:
         part.release()
-    return Piece(numbers, arrays, keep)
+    return Piece(numbers, arrays, keep, sizes)
 
 
 def _padded(parts: list[Array]) -> Array:

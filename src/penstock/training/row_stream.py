@@ -120,7 +120,7 @@ class RowStream:
             self._scheduled = {epoch: self._source.good(self._failures) - skip_rows}
             self._reader.begin(self._spans(epoch, skip_rows))
         self._next_epoch = None
-        batches = (piece.as_batch() for piece in cut(self._pieces(epoch), self._batch_size))
+        batches = (piece.as_batch(self._job.buckets) for piece in cut(self._pieces(epoch), self._batch_size))
         if self._is_inline:
             yield from batches
         else:
@@ -186,7 +186,7 @@ class Ahead:
         self._cancel = cancel
         self._room = threading.Semaphore(count)
         self._ready: queue.SimpleQueue[TrainBatch | BaseException | None] = queue.SimpleQueue()
-        self._is_closed = False
+        self._is_closed = self._is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-rows", daemon=True)
 
     def __enter__(self) -> Iterator[TrainBatch]:
@@ -195,7 +195,8 @@ class Ahead:
 
     def __exit__(self, *exception: object) -> None:
         self._is_closed = True
-        self._cancel()
+        if not self._is_over:
+            self._cancel()
         self._room.release()
         self._thread.join()
         while not self._ready.empty():
@@ -209,6 +210,7 @@ class Ahead:
                 raise item
             self._room.release()
             yield item
+        self._is_over = True
 
     def _run(self) -> None:
         try:

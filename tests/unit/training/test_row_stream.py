@@ -2,22 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.batching import Batch
+from penstock.core.bucketing import boundary
 from penstock.core.job import Job
 from penstock.core.records import Array, Binding, Block, RowFailure, Span
 from penstock.core.shuffling import AllRows
 from penstock.core.training import TrainBatch
 from penstock.errors import InputError
+from penstock.sources.catalog import open_files
 from penstock.sources.derived.shuffled import Order, RandomRows
 from penstock.sources.derived.wrapper import Around
 from penstock.sources.python.memory import InMemory
+from penstock.training import data as training_data
 from penstock.training import row_stream
 from penstock.training.cutting import Piece, cut, good_rows, keep
-from penstock.training.data import from_arrays
+from penstock.training.data import Fed, Loading, from_arrays, from_source
 from penstock.training.row_stream import RowStream, ThisProcess
 
 ROWS = 101
@@ -131,6 +137,30 @@ def test_a_thread_gathers_large_batches_from_memory() -> None:
 def test_text_is_an_input_too() -> None:
     data = from_arrays({"words": np.array(["a", "bb", "ccc"])}, batch_size=2, seed=None)
     assert [batch.inputs["words"].tolist() for batch in data.batches(0)] == [[b"a", b"bb"], [b"ccc"]]
+
+
+def test_rows_of_different_sizes_keep_their_order_and_their_padding_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_data, "WINDOW_BYTES", 1)  # windows of 4 batches
+    lists = pa.array([list(range(1, 2 + row % 5)) for row in range(90)])
+    pq.write_table(pa.table({"x": lists}), tmp_path / "t.parquet", row_group_size=10)
+    fed = Fed((Binding("input:x", ("x",), "int64", (None,)),), buckets={"input:x": [[2, 4, 8]]})
+
+    def epoch(skip: int) -> list[TrainBatch]:
+        source = open_files([str(tmp_path / "t.parquet")])
+        data = from_source(source, fed, Loading(0, 2), batch_size=8, seed=4)
+        return list(data.batches(1, skip))
+
+    whole, rest = epoch(0), epoch(24)
+    assert [batch.rows for batch in whole] == [8] * 11 + [2]
+    for one, other in zip(whole[3:], rest, strict=True):
+        assert np.array_equal(one.numbers, other.numbers)
+        assert np.array_equal(one.inputs["x"], other.inputs["x"])
+    for batch in whole:
+        lengths = np.count_nonzero(batch.inputs["x"], axis=1)
+        assert np.array_equal(lengths, batch.numbers % 5 + 1)
+        assert batch.inputs["x"].shape[1] == boundary(int(lengths.max()), [2, 4, 8])
 
 
 def piece(first: int, rows: int, freed: list[int], width: int = 2) -> Piece:

@@ -148,7 +148,7 @@ class WindowedRows(EpochRows):
 
     def __init__(self, source: Source, order: Order, window_rows: int) -> None:
         super().__init__(source, order)
-        self._window_rows = window_rows
+        self.window_rows = window_rows
         inside = list(source.divide(max(1, window_rows // _SPANS_OF_A_WINDOW)))
         self._total = sum(span.rows for span in inside)
         self._units = _units(inside)
@@ -176,7 +176,7 @@ class WindowedRows(EpochRows):
         window: list[Span] = []
         for span in itertools.chain.from_iterable(self._units[unit] for unit in order.tolist()):
             window.append(span)
-            if sum(span.rows for span in window) >= self._window_rows:
+            if sum(span.rows for span in window) >= self.window_rows:
                 yield window
                 window = []
         if window:
@@ -217,7 +217,7 @@ class WindowedRows(EpochRows):
             yield window.block(span.start + first, places[first : first + _ROWS_OF_A_BLOCK])
 
     def remarks(self) -> list[str]:
-        window = f"windows of about {self._window_rows:,} rows, which are put together anew in every epoch"
+        window = f"windows of about {self.window_rows:,} rows, which are put together anew in every epoch"
         shuffle = [f"shuffle: inside {window}; --cache shuffles all rows"]
         return [*self.source.remarks(), *(shuffle if self.order.seed is not None else [])]
 
