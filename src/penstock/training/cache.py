@@ -84,7 +84,7 @@ def on_disk(bindings: Sequence[Binding], rows: int, folder: Path, key: str, read
     paths = {binding.input: folder / f"column-{place}.npy" for place, binding in enumerate(bindings)}
     found = _known(folder / _INDEX, document)
     if found is not None:
-        return Cache({name: np.load(path, mmap_mode="r") for name, path in paths.items()}, found)
+        return Cache({name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}, found)
     _remove(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
