@@ -112,6 +112,9 @@ def on_all_devices() -> dict[str, Any]:
     answers = model.predict(SMALL_X, verbose=0)
     np.testing.assert_allclose(saved, answers, rtol=1e-6)
     after = model.fit(SMALL_X, SMALL_Y, verbose=0)
-    again = penstock.fit(model, SMALL_X, SMALL_Y, verbose=0)
+    rate = float(model.optimizer.learning_rate)
+    again = penstock.fit(model, SMALL_X, SMALL_Y, verbose=0, scale_lr="linear")
+    # The seventh of 7 steps that lead to 4 times the rate.
+    np.testing.assert_allclose(float(model.optimizer.learning_rate), rate * (1 + 3 * 6 / 7), rtol=1e-6)
     losses = [history.history["loss"][0] for history in (before, after, again)]
     return {"steps": seen, "rows": len(answers), "losses": losses}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from penstock.errors import UsageError
-from penstock.runtimes.keras.training.callbacks import KerasCallbacks
+from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
 from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
@@ -126,7 +126,7 @@ def _callbacks(trainer: KerasTrainer, request: FitRequest, steps: int | None) ->
     if request.scale_lr is not None:
         # The first epoch warms up.
         warm_up = scaled_learning_rate(trainer.model, request.scale_lr, trainer.num_devices, steps or _WARM_UP_STEPS)
-        callbacks = [warm_up, callbacks or []]
+        callbacks = [warm_up, *flat_callbacks(callbacks)]
     return KerasCallbacks(
         trainer.model,
         callbacks,

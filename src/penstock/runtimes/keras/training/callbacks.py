@@ -8,6 +8,13 @@ from typing import Any
 from penstock.runtimes.frameworks import keras
 
 
+def flat_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks as one list, in whatever way Keras takes them."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks)) if callbacks else []
+
+
 class KerasCallbacks:
     """A `CallbackList` of Keras with a History in it. Hooks that no callback has are not called: reading logs waits."""
 

@@ -32,7 +32,8 @@ def scaled_learning_rate(model: Any, how: str, num_devices: int, warm_up_steps: 
             received=f"scale_lr={how!r}",
             hint="scale the schedule yourself, or give the optimizer a number",
         )
-    base, factor = float(optimizer.learning_rate), FACTORS[how](num_devices)
+    base = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    factor = FACTORS[how](num_devices)
 
     class WarmUp(keras.callbacks.Callback):  # type: ignore[misc]
         """Sets the learning rate before each step of the warm-up."""
@@ -41,6 +42,8 @@ def scaled_learning_rate(model: Any, how: str, num_devices: int, warm_up_steps: 
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if self.step <= warm_up_steps:
+                if hasattr(self.model, "jax_state_sync"):
+                    self.model.jax_state_sync()  # on JAX, variables count only when the state is taken from them
                 reached = min(self.step / warm_up_steps, 1.0) if warm_up_steps else 1.0
                 optimizer.learning_rate = base * (1.0 + (factor - 1.0) * reached)
             self.step += 1
