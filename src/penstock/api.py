@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from penstock.commands import appending, folder_state, retrying, to_folder
+from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
+from penstock.commands.evaluation import Evaluation as Evaluation
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
-from penstock.commands.keyword_types import Keywords, PredictKeywords
+from penstock.commands.keyword_types import EvaluateKeywords, Keywords, PredictKeywords
 from penstock.core.plans import Plan
 from penstock.errors import UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -23,6 +24,7 @@ from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
 from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions, make_options
+from penstock.options.training_records import make_evaluation
 from penstock.options.value_types import WrongType, as_type
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
@@ -225,6 +227,76 @@ def _folder(output: str | os.PathLike[str]) -> str:
         raise UsageError(
             "the output is not understood", received=f"output={output!r:.80}", allowed="a path, or a URL"
         ) from None
+
+
+def evaluate(
+    model: Any = None,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | str | None = None,
+    verbose: bool | int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool | Progress | None = None,
+    **keywords: Unpack[EvaluateKeywords],
+) -> Any:
+    """Measure how well a model answers, on every device: the loss and metrics that it was compiled with, or others.
+
+    Replicas predict, and their answers are folded in order into the metrics of Keras: the result is that of
+    `model.evaluate`, whatever the devices are.
+
+    Args:
+        model: As in `predict`.
+        x: As `data` in `predict`; also a dataset or generator of batches `(x, y)` or `(x, y, sample_weight)`.
+        y: The true answers, as `model.evaluate` takes them. Where `x` has them in a column, `label` names it instead.
+        batch_size: Rows that a device sees in one step, and of a batch for losses that depend on it.
+        verbose: As in `predict`.
+        sample_weight: The weights of rows, as `model.evaluate` takes them.
+        steps: Take only so many batches. Keras itself evaluates then.
+        callbacks: Keras callbacks. Keras itself evaluates then.
+        return_dict: With `y`: return a dict of metrics, not a list.
+        output: Write the predictions there, too, as `predict` does: a job that is there is resumed.
+        overwrite: Remove another job of penstock that is in the folder.
+        progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
+        **keywords: As the options of `penstock evaluate`: `label`, `weight`, `metrics`, `loss`, `per_class`,
+            `confusion`, `from_predictions`, and those of `predict` that say how rows are fed.
+
+    Returns:
+        With `label` or `from_predictions`, an Evaluation: `rows`, `failed`, `metrics`, `per_class`, `confusion`. Else
+        what `model.evaluate` returns: a number, a list of them, or a dict.
+
+    Raises:
+        PenstockError: See `penstock.errors` for the tree.
+
+    Example:
+        >>> loss, accuracy = penstock.evaluate(model, x, y)                                   # doctest: +SKIP
+        >>> penstock.evaluate("model.keras", "rows.parquet", label="y").metrics["accuracy"]   # doctest: +SKIP
+        0.973
+    """
+    given = {**keywords, **({} if batch_size is None else {"batch_size": batch_size})}
+    options, asked = make_evaluation(given, evaluate)
+    shown = _progress(progress, verbose)
+    if not asked.label and asked.from_predictions is None:
+        if output is not None:
+            raise UsageError("predictions are written of labels in a column", received="output", hint="label='COLUMN'")
+        passed = evaluate_arrays.Passed(x, y, sample_weight, steps, callbacks, return_dict)
+        wanted = Wanted(None, None, None, _delayed(shown), verbose is True)
+        return evaluate_arrays.evaluate(resolved(model, options), passed, options, asked, wanted)
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("steps", steps), ("callbacks", callbacks)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is for labels that are passed, not for those in a column",
+                received=f"{name}={type(value).__name__}",
+                hint="label='COLUMN' and weight='COLUMN'",
+            )
+    place = None if output is None else _folder(output)
+    wanted = Wanted(None, None, None, shown(), verbose is True)
+    return evaluate_folder.evaluate_by_column(model, x, options, asked, wanted, output=place, overwrite=overwrite)
 
 
 def resume(

@@ -13,6 +13,7 @@ from penstock import api, errors
 
 EXPECTED = {
     "DeviceError",
+    "Evaluation",
     "InputError",
     "Interrupted",
     "ModelError",
@@ -28,6 +29,7 @@ EXPECTED = {
     "__version__",
     "devices",
     "fit",
+    "evaluate",
     "inspect",
     "plan",
     "predict",

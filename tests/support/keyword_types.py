@@ -1,4 +1,4 @@
-"""Writes the types of the keywords of `penstock.predict` from the table of options.
+"""Writes the types of the keywords of `penstock.predict` and `penstock.evaluate` from the table of options.
 
 python -m tests.support.keyword_types
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.commands import keyword_types
 from penstock.options.records import OPTIONS
+from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH
 
 _HEAD = '''"""Types of the keywords of the Python twins, for editors and type checkers.
 
@@ -32,12 +33,21 @@ class Keywords(PredictKeywords, total=False):
     """The options of `predict`, `stream` and `plan`, as their commands have them."""
 
 '''
+_EVALUATE = '''
+
+class EvaluateKeywords(TypedDict, total=False):
+    """The options of `evaluate`, as its command has them, without what it takes by position."""
+
+'''
 
 
 def source() -> str:
     lines = {name: f"    {name}: {option.kind.python}\n" for name, option in OPTIONS.items()}
+    measured = {name: f"    {name}: {option.kind.python}\n" for name, option in EVALUATE_OPTIONS.items()}
     batch_size = lines.pop("batch_size")
-    return _HEAD + "".join(lines.values()) + _TAIL + batch_size
+    evaluated = [line for name, line in lines.items() if name in EVALUATED_WITH]
+    evaluate = _EVALUATE + "".join([*measured.values(), *evaluated])
+    return _HEAD + "".join(lines.values()) + _TAIL + batch_size + evaluate
 
 
 if __name__ == "__main__":

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
+from penstock.cli.flags import (
+    GroupedCommand,
+    evaluation_options,
+    job_options,
+    options_from_flags,
+    output_options,
+    some_options,
+)
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
 from penstock.core.figures import counted
@@ -24,6 +31,7 @@ from penstock.errors import Interrupted, OutputError, PenstockError, UsageError
 from penstock.options.records import PredictOptions
 from penstock.options.spelling import in_shell
 from penstock.options.table import read_given
+from penstock.options.training_records import make_evaluation
 
 if TYPE_CHECKING:
     from penstock.telemetry.progress import Progress
@@ -210,6 +218,9 @@ class _TypedPath(os.PathLike[str]):
         return self._typed
 
 
+_WITHOUT_MODEL = dict.fromkeys(("predict", "plan"), "; with --estimator there is no MODEL")
+
+
 def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[_TypedPath]]:
     """With --estimator, all that is given is the input."""
     model, *input_ = (estimator, *given) if estimator is not None else given
@@ -217,7 +228,7 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
         raise UsageError(
             "INPUT is missing",
             received=f"MODEL {model}",
-            hint=f"penstock {command} MODEL INPUT …; with --estimator there is no MODEL",
+            hint=f"penstock {command} MODEL INPUT …" + _WITHOUT_MODEL.get(command, ""),
         )
     return model, [_TypedPath(path) for path in input_]
 
@@ -260,6 +271,48 @@ def plan(
     chosen = api.plan_for(model, input_, options, progress=_progress(quiet), is_fresh=fresh, is_verbose=verbose)
     click.echo(json.dumps(chosen.as_json(), indent=1) if as_json else in_words(chosen, has_every_size=verbose))
     return 0
+
+
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1)
+@click.option("--output", "-o", metavar="FOLDER", help="Write the predictions there, too; the same job is resumed.")
+@evaluation_options
+@click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
+@output_options
+def evaluate(
+    model_and_input: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """How well MODEL answers for INPUT: its compiled loss and metrics, or others by name, on every device.
+
+    The result is that of model.evaluate, whatever the devices are: replicas predict, and their answers are folded in
+    order into the metrics of Keras. Rows that fail are counted and left out.
+
+    \b
+      penstock evaluate model.keras rows.parquet --label y
+      penstock evaluate model.keras photos/ --label @folder --per-class --confusion
+      penstock evaluate model.onnx rows.parquet --label y --metrics accuracy,auc
+      penstock evaluate --from-predictions predictions/ --label y --metrics accuracy
+    """
+    from penstock.commands.evaluate_folder import evaluate_by_column
+    from penstock.commands.in_memory import Wanted
+
+    options, asked = make_evaluation(values)
+    model, input_ = None, None
+    if asked.from_predictions is None or len(model_and_input) > 1:
+        if not model_and_input:
+            raise UsageError("MODEL and INPUT are missing", hint="penstock evaluate MODEL INPUT … --label COLUMN")
+        model, input_ = _model_and_input("evaluate", model_and_input, None)
+    elif model_and_input:
+        model = model_and_input[0]
+    wanted = Wanted(progress=_progress(quiet), is_verbose=verbose)
+    found = evaluate_by_column(model, input_, options, asked, wanted, output=output, overwrite=overwrite)
+    return _report(found, as_json=as_json, quiet=False)  # the metrics are what was asked for
 
 
 @main.command()

@@ -1,0 +1,338 @@
+"""Evaluation of predictions in a folder: of those that `predict` has written, or that are written first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.commands import folder_state, to_folder
+from penstock.commands.evaluate import (
+    ColumnTargets,
+    Folding,
+    check_columns,
+    classes_for,
+    evaluate_columns,
+    keeping,
+    request_of,
+)
+from penstock.commands.evaluation import Evaluation
+from penstock.commands.folder_job import make_task, resolved
+from penstock.commands.in_memory import Wanted, run_context
+from penstock.core.columns import join, take_positions
+from penstock.core.mapping import find
+from penstock.core.protocols import Source
+from penstock.core.records import KEPT, Array, Column, ModelFile, Result, Span
+from penstock.errors import InputError, ModelError, OutputError, UsageError
+from penstock.jobs.open import OpenedJob, absolute, open_data, open_model
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.steps import from_request
+from penstock.options.records import PredictOptions, ReadOptions
+from penstock.options.training_records import EvaluateOptions
+from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
+from penstock.sinks.staging import ROW
+from penstock.sources.catalog import open_files
+from penstock.sources.derived.folder_names import FOLDER, FolderNames
+from penstock.storage.ledger import committed_records, is_finished
+from penstock.storage.manifest import Manifest, changed_files
+from penstock.storage.places import Place
+from penstock.training.judges import Judge, JudgeHere, JudgeProcess
+from penstock.training.metric_records import MetricRequest
+
+_READ_ROWS = 8192
+_PARQUET = ".parquet"
+_FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
+"""Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
+
+
+def evaluate_by_column(
+    model: Any,
+    data: Any,
+    options: PredictOptions,
+    asked: EvaluateOptions,
+    wanted: Wanted,
+    *,
+    output: str | None = None,
+    overwrite: bool = False,
+) -> Evaluation:
+    """Evaluate a model on data with labels in a column, with or without a folder of predictions."""
+    if asked.from_predictions is not None:
+        if output is not None:
+            raise UsageError("the predictions are there already", received=f"--output {output}")
+        return evaluate(asked.from_predictions, model, data, options, asked, wanted)
+    if output is not None:
+        return predict_and_evaluate(model, data, output, options, asked, wanted, overwrite=overwrite)
+    given = {"part_rows": options.part_rows, "keep": options.keep or None, "overwrite": overwrite or None}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for predictions that are written",
+                received=f"{name}={value!r:.60}",
+                hint="add --output FOLDER, or leave it out",
+            )
+    if options.trace is not None:
+        raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
+    return evaluate_columns(resolved(model, options), data, options, asked, wanted)
+
+
+def predict_and_evaluate(
+    model: Any,
+    data: Any,
+    output: str,
+    options: PredictOptions,
+    asked: EvaluateOptions,
+    wanted: Wanted,
+    *,
+    overwrite: bool = False,
+) -> Evaluation:
+    """Write the predictions as `predict` does, with the labels beside them, and evaluate what is there then."""
+    began = time.perf_counter()
+    options = keeping(options, asked)
+    task = make_task(model, data, output, options)
+    opened = OpenedJob(task.model, task.source, location=task.request["model"])
+    check_columns(opened, asked, options)
+    classes = classes_for(asked, task.request["model"], task.source.paths)
+    request = request_of(asked, options, classes)
+    with run_context(wanted.is_verbose) as context:
+        file = None if isinstance(task.model, LiveModel) else task.model
+        judge = _judge(model, file, request, options, context)
+        with contextlib.closing(judge):
+            _check(judge)  # before hours of predicting
+            task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
+            to_folder.run(task, wanted.progress, began)
+            return _fold(output, judge, asked, classes, None, began)
+
+
+def evaluate(
+    folder: str, model: Any, data: Any, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted
+) -> Evaluation:
+    """Evaluate what `predict` has written. Labels are among its kept columns, or are read from the input again."""
+    began = time.perf_counter()
+    if not asked.label:
+        raise UsageError("evaluation compares with true answers", hint="name their column: --label COLUMN")
+    _, manifest = folder_state.open_job(folder)
+    asked_for = manifest.request
+    location = model if model is not None else asked_for.get("model")
+    is_by_name = bool(asked.metrics or asked.loss) and model is None
+    file = None if is_by_name else _open_model(location, asked_for, options)
+    given = data if data is not None else asked_for.get("data")
+    has_folders = FOLDER in asked.label.values() and given is not None
+    paths = open_data(given, ReadOptions())[0].paths if has_folders else ()
+    classes = classes_for(asked, location if isinstance(location, str) else None, paths)
+    request = request_of(asked, options, classes)
+    with (
+        run_context(wanted.is_verbose) as context,
+        contextlib.closing(_judge(model, file, request, options, context)) as judge,
+    ):
+        _check(judge)
+        return _fold(folder, judge, asked, classes, given, began)
+
+
+def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions) -> ModelFile | None:
+    """The model whose loss and metrics are meant; None for a live one.
+
+    Raises:
+        UsageError: It was in memory when the predictions were written, and none is given.
+    """
+    if model is None:
+        raise UsageError(
+            "the model of these predictions was in memory",
+            received="no MODEL",
+            hint="name what is measured: --metrics accuracy; or give MODEL",
+        )
+    if is_live_keras_model(model):
+        return None
+    before = from_request({name: value for name, value in request.items() if name not in _FUNCTIONS})
+    loading = options.loading if options.loading.custom_objects else before.loading
+    trust = options.trust_model or before.trust_model
+    file, _, _ = open_model(resolved(model, options), replace(options, loading=loading, trust_model=trust))
+    return file
+
+
+def _judge(
+    model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
+) -> Judge:
+    if is_live_keras_model(model):
+        return JudgeHere(model, request)
+    return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
+
+
+def _check(judge: Judge) -> None:
+    reason = judge.open().reason
+    if reason is not None:
+        raise ModelError(
+            "predictions alone do not give the loss and metrics of this model",
+            received=reason,
+            hint="evaluate the model on its input, without a folder of predictions; or name others: --metrics",
+        )
+
+
+def _fold(
+    folder: str, judge: Judge, asked: EvaluateOptions, classes: tuple[str, ...], data: Any, began: float
+) -> Evaluation:
+    """Fold all predictions in a folder, in the order of their rows.
+
+    Raises:
+        OutputError: The job there is not finished.
+    """
+    place, manifest = folder_state.open_job(folder)
+    records = committed_records(place, manifest)
+    if not is_finished(manifest, records):
+        raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
+    _check_outputs(manifest, folder)
+    parts = [name for record in sorted(records, key=lambda each: (each.part, each.cut)) for name in record.files]
+    stored = _Stored(place, manifest, parts)
+    columns = stored.columns_for(asked, data)
+    folding = Folding(judge, ColumnTargets(asked, classes), 1.0)
+    structure = "single" if manifest.schema.num_outputs == 1 else "dict"
+    specs = stored.specs(columns)
+    for result in stored.results(columns):
+        folding.add(result, structure, specs)
+    found = folding.evaluation(folding.finish(), time.perf_counter() - began)
+    failed = sum(record.failed for record in records)
+    example = found.example or (f"in {place.address('_penstock/failures.jsonl')}" if failed else None)
+    return replace(found, failed=found.failed + failed, example=example, output=folder)
+
+
+def _check_outputs(manifest: Manifest, folder: str) -> None:
+    """Refuse predictions from which no metric can be had.
+
+    Raises:
+        OutputError: Only the best classes were written, or what a function made of the outputs, or no Parquet.
+    """
+    request = manifest.request
+    for name in ("top_k", "argmax", "postprocess", "squeeze"):
+        if request.get(name):
+            raise OutputError(
+                "metrics need the whole outputs of the model",
+                received=f"{folder}: written with --{name.replace('_', '-')}",
+                hint="predict without it, or evaluate the model: penstock evaluate MODEL INPUT --label COLUMN",
+            )
+    if manifest.part_suffix != _PARQUET:
+        raise OutputError(
+            "predictions are evaluated from Parquet",
+            received=f"{folder}: parts of {manifest.part_suffix}",
+            hint="predict with --format parquet, or evaluate the model",
+        )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The predictions in a folder, with the labels beside them or in the input."""
+
+    place: Place
+    manifest: Manifest
+    parts: Sequence[str]
+
+    def columns_for(self, asked: EvaluateOptions, data: Any) -> dict[str, str | _ByRow]:
+        """Where the columns of labels and weights are: in the parts, under a name, or in the input.
+
+        Raises:
+            UsageError: Neither has them.
+        """
+        kept = list(self.manifest.schema.names)[self.manifest.schema.num_outputs :]
+        wanted = [*asked.label.values(), *([asked.weight] if asked.weight is not None else [])]
+        places: dict[str, str | _ByRow] = {}
+        for name in dict.fromkeys(wanted):
+            written = name.removeprefix("@") if name == FOLDER else name
+            written = self.manifest.request.get("rename", {}).get(name, written)
+            places[name] = written if written in kept else self._in_input(name, data, kept)
+        return places
+
+    def _in_input(self, name: str, data: Any, kept: Sequence[str]) -> _ByRow:
+        if data is None or len(self.manifest.generations) > 1:
+            raise UsageError(
+                "the column is not among the predictions, and the input cannot be read for it",
+                received=f"{name!r}",
+                allowed=", ".join(kept) or "no column was kept",
+                hint=f"predict with --keep {name}",
+            )
+        source, _ = open_data(data, ReadOptions())
+        changed = {path: how for path, how in changed_files(self.manifest, source.fragments()).items() if how}
+        if changed:
+            path, how = next(iter(changed.items()))
+            raise InputError(f"the input changed since it was predicted: {path}", received=how)
+        if name == FOLDER:
+            source = FolderNames(source)
+        find(source.schema(), name, "--label")
+        return _ByRow(source, name)
+
+    def specs(self, columns: Mapping[str, str | _ByRow]) -> dict[str, Any]:
+        schema = {spec.name: spec for spec in self.manifest.schema.columns}
+        return {
+            name: schema[where] if isinstance(where, str) else where.source.schema()[name]
+            for name, where in columns.items()
+        }
+
+    def results(self, columns: Mapping[str, str | _ByRow]) -> Iterator[Result]:
+        """All rows as results, in order."""
+        outputs = list(self.manifest.schema.names)[: self.manifest.schema.num_outputs]
+        inside = [where for where in columns.values() if isinstance(where, str)]
+        if not self.parts:
+            return
+        source = open_files([absolute(self.place.address(name)) for name in self.parts])
+        readers = {name: where.reader() for name, where in columns.items() if isinstance(where, _ByRow)}
+        for span in source.divide(_READ_ROWS):
+            for block in source.read(span, list(dict.fromkeys([ROW, *outputs, *inside]))):
+                read: dict[str, Any] = dict(block.columns)
+                rows = np.asarray(read[ROW])
+                found: dict[str, Column] = {name: read[name] for name in outputs}
+                for name, where in columns.items():
+                    found[KEPT + name] = read[where] if isinstance(where, str) else readers[name].take(rows)
+                yield Result(Span(span.index, int(rows[0]), len(rows), (), None, _runs(rows)), found)
+
+
+def _runs(rows: Array) -> tuple[tuple[int, int], ...]:
+    """Runs of rows that follow one another: the first of each, and how many.
+
+    >>> _runs(np.array([3, 4, 9]))
+    ((3, 2), (9, 1))
+    """
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    lengths = np.diff(np.append(starts, len(rows)))
+    return tuple(zip(rows[starts].tolist(), lengths.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _ByRow:
+    """A column of the input, by row number."""
+
+    source: Source
+    name: str
+
+    def reader(self) -> _RowReader:
+        return _RowReader(self)
+
+
+class _RowReader:
+    """Reads a column of the input as far as it is asked for. Row numbers grow from call to call."""
+
+    def __init__(self, column: _ByRow) -> None:
+        self._name = column.name
+        self._blocks = self._read(column)
+        self._held: list[tuple[int, Column]] = []
+
+    def _read(self, column: _ByRow) -> Iterator[tuple[int, Column]]:
+        for span in column.source.divide(_READ_ROWS):
+            for block in column.source.read(span, [column.name]):
+                yield block.start, block.columns[column.name]  # type: ignore[misc]
+
+    def take(self, rows: Array) -> Column:
+        """The values of these rows.
+
+        Raises:
+            InputError: The input has fewer rows.
+        """
+        last = int(rows[-1])
+        while not self._held or self._held[-1][0] + len(self._held[-1][1]) <= last:
+            block = next(self._blocks, None)
+            if block is None:
+                raise InputError("the input has fewer rows than the predictions", received=f"row {last}")
+            self._held.append(block)
+        self._held = [(start, column) for start, column in self._held if start + len(column) > int(rows[0])]
+        start = self._held[0][0]
+        return take_positions(join([column for _, column in self._held]), rows - start)
