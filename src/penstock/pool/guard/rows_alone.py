@@ -11,7 +11,8 @@ from penstock.core.messages import PaddingTrial
 from penstock.core.records import Array, Column, Columns
 from penstock.core.reordering import answers
 from penstock.errors import OutOfMemory, PenstockError, one_line
-from penstock.pool.guard.guarded import GuardedReplica, joined
+from penstock.pool.guard.guarded import GuardedReplica
+from penstock.pool.guard.pieces import joined
 
 _PREFIXES = (1, 2, 5)
 """Rows are also tried cut down to so few values: what padding adds to a sum or to a maximum shows best there."""
