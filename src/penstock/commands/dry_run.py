@@ -33,7 +33,7 @@ def describe(model: Any, data: Any, output: str | None, options: PredictOptions)
         context = RunContext(log, StopFlag())
         started = start_by_plan.start(task.model, Request(task.source, task.options), context, may_search=False)
         with contextlib.closing(started):
-            output_columns.start_finisher(started)
+            output_columns.start_finisher(started, context.meter)
             manifest = to_folder.make_manifest(task, started)
             checked = None
             if options.check and isinstance(task.model, ModelFile):

@@ -278,7 +278,7 @@ class Run:
                 self.progress.note(line)
             if task.options.check:
                 self.progress.note(self._check(started))
-            output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
+            output_columns.start_finisher(started, self.meter, None if manifest is None else manifest.schema)
             if manifest is None:
                 manifest = make_manifest(task, started)
                 with output_errors():
