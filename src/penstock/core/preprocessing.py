@@ -5,6 +5,7 @@ fails alone.
 """
 
 import importlib
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,7 +86,10 @@ class Preprocess:
         module, _, name = self.location.partition(":")
         try:
             found = getattr(importlib.import_module(module), name)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # A worker ignores SIGINT: there only the module itself can have raised this.
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                raise
             raise UsageError(
                 f"the {self.stage}ing function cannot be imported",
                 received=f"{self.location}: {one_line(error)}",

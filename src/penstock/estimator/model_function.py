@@ -179,8 +179,11 @@ class ModelFunction:
 
     def _imported(self) -> Any:
         module, _, function = self.name.partition(":")
-        with self.explained("the module does not import"), user_code():
-            imported = importlib.import_module(module)
+        try:
+            with self.explained("the module does not import"), user_code():
+                imported = importlib.import_module(module)
+        except (SystemExit, KeyboardInterrupt) as error:  # in a replica, which ignores SIGINT
+            raise ModelError("the module does not import", received=f"{self.name}: {one_line(error)}") from error
         try:
             return getattr(imported, function)
         except AttributeError:

@@ -25,7 +25,7 @@ def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:
     for name in modules:
         try:
             module = importlib.import_module(name)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # in a replica, which ignores SIGINT
             raise ModelError(
                 "the module with the custom objects does not import",
                 received=f"--custom-objects {name}: {one_line(error)}",
