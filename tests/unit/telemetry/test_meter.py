@@ -185,6 +185,7 @@ def test_run_that_waits_for_the_function_behind_the_model_is_bound_by_it_and_not
     clock = Clock()
     meter = Meter(clock=clock)
     meter.begin()
+    meter.postprocessed_rows = 0
     meter.observe(0, CPU0, Timings(compute=1.0, wait_for_data=9.0, rows=5))
     with meter.postprocessing(5):
         clock.now += 9.0
