@@ -67,7 +67,11 @@ def test_mended_rows_are_put_into_their_parts(light_models: Path, tmp_path: Path
     assert predict(light_models, data, output, format=sink).failed == 1, "it is the job of the mended input now"
     write_rows(data / "0.csv", {})
     assert penstock.retry(output, progress=False).failed == 0
+    # A retry that was killed left the second version of a part, and no list of failures.
+    (output / f"part-00000001_0007.{sink}").write_bytes(b"half a part")
+    (output / "_penstock" / "failures.jsonl").unlink()
     assert penstock.retry(output, progress=False).failed == 0, "there is nothing to do"
+    assert penstock.verify(output)["is_whole"]
 
 
 def test_mended_files_of_an_append_are_put_into_their_parts(light_models: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Runs of the command in processes that are forked from one that has imported everything: a start costs half as much.
 
-As a script, it serves: a line of JSON on standard input begins a run (`arguments`, `environment`, `errors`); its
-answers are the number of the process, and how it ended. It runs one at a time, and ends with its standard input. The
-workers of a run are processes of their own as ever.
+As a script, it serves: a line of JSON on standard input begins a run (`arguments`, `environment`, `errors`,
+`import_from`); its answers are the number of the process, and how it ended. It runs one at a time, and ends with its
+standard input. The workers of a run are processes of their own as ever.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ class RunServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, arguments: list[str], environment: dict[str, str], errors: Path) -> int:
-        """Begin a run; returns the number of its process."""
+    def start(
+        self, arguments: list[str], environment: dict[str, str], errors: Path, import_from: Path | None = None
+    ) -> int:
+        """Begin a run, which may import modules of a folder; returns the number of its process."""
         assert self._process.stdin is not None
-        order = {"arguments": arguments, "environment": environment, "errors": str(errors)}
+        order: dict[str, Any] = {"arguments": arguments, "environment": environment, "errors": str(errors)}
+        order["import_from"] = str(import_from) if import_from is not None else None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return self._answer()
@@ -87,6 +90,8 @@ def _run(order: dict[str, Any]) -> NoReturn:
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a run that hangs is
         os.environ.update(order["environment"])
         crash_points.arm(os.environ.get(crash_points.VARIABLE))
+        if order["import_from"] is not None:
+            sys.path.insert(0, order["import_from"])
         sys.argv = ["penstock", *order["arguments"]]
         main()
     except SystemExit as end:

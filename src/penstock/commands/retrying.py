@@ -2,7 +2,8 @@
 
 The spans with failed rows run as they did, with the recipe of the job, so that a row has its old place in its batch. Of
 their results only the rows that had failed are taken. A part is replaced as the ledger replaces parts: after a crash it
-is the old one or the new one.
+is the old one or the new one. A part whose rows all failed as before is left alone, so that a retry that was killed and
+is run again ends as one that was not.
 """
 
 import contextlib
@@ -33,10 +34,10 @@ from penstock.sources.derived.selection import to_runs
 from penstock.sources.files import unchanged
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
-from penstock.storage.ledger import Ledger, committed_records, is_finished
+from penstock.storage.ledger import Ledger, committed_records, is_finished, tidy
 from penstock.storage.manifest import Manifest, changed_files, describe_difference, load_manifest
 from penstock.storage.places import place_of
-from penstock.storage.retried import failed_rows, stage_retried
+from penstock.storage.retried import failed_as_before, failed_rows, stage_retried
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
@@ -63,6 +64,8 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         _check_retryable(task, manifest, records)
         failed = {row: origin for record in records for row, origin in failed_rows(place, record).items()}
         if not failed:
+            with output_errors():
+                tidy(place, manifest, records)
             progress.note("no row failed: there is nothing to retry")
             return finished_before(task.output, manifest, records, began)
         task = appending.arrange(task, manifest).task
@@ -199,7 +202,8 @@ class _Retry(Run):
                 if len(retried) < expected[part]:
                     return  # stopped: the part stays as it is
                 with output_errors():
-                    ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
+                    if not failed_as_before(self.place, ledger, part, retried):
+                        ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
                 self.meter.commit(sum(each.rows for each in retried), sum(len(each.failures) for each in retried))
 
     def _picked(self, started: Started, results: Iterator[Result]) -> Iterator[Result]:

@@ -34,8 +34,8 @@ from penstock.storage.ledger import (
     committed_records,
     is_finished,
     planned_records,
-    put_failures_together,
     remove_job,
+    tidy,
 )
 from penstock.storage.manifest import (
     IS_NEW,
@@ -123,9 +123,7 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
     if task.append:
         progress.note("nothing to append: the input has no new files")
     with output_errors():
-        if task.verify:
-            Ledger(place, existing).close()  # removes what the journal does not know
-        put_failures_together(place, records)
+        tidy(place, existing, records, is_thorough=task.verify)
     return finished_before(task.output, existing, records, began), False
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from penstock.core.columns import count_not_finite
 from penstock.core.protocols import Merges
 from penstock.core.records import Result
+from penstock.crash_points import crash_point
 from penstock.storage.disk import checksum_of_file
 from penstock.storage.journal import PartRecord, failures_file
 from penstock.storage.ledger import Ledger
@@ -22,6 +23,18 @@ def failed_rows(place: Place, record: PartRecord) -> dict[int, str]:
     lines = (place.read(record.failures_file) or b"").splitlines() if record.failed else []
     failures = [json.loads(line) for line in lines]
     return {failure["row"]: failure["origin"] for failure in failures}
+
+
+def failed_as_before(place: Place, ledger: Ledger, part: int, results: Sequence[Result]) -> bool:
+    """Whether a retry of a part gave nothing new: the same rows failed, for the same reasons, of the same bytes."""
+    records = [record for record in ledger.records if record.part == part]
+    digests = {span: digest for record in records for span, digest in record.digests.items()}
+    files = [place.read(record.failures_file) or b"" for record in records if record.failed]
+    return (
+        not any(result.rows for result in results)
+        and [line.encode() for line in _failure_lines(results)] == b"".join(files).splitlines()
+        and all(digests.get(str(result.span.index), "") == result.digest for result in results)
+    )
 
 
 def stage_retried(
@@ -42,14 +55,16 @@ def stage_retried(
     pieces = [_local_copy(place, record, ledger.staging) for record in records if record.files]
     if any(result.rows for result in results):
         pieces.append(_write_rows(sink, manifest, ledger.staging, results))
+    crash_point("retry_copied")
     paths: dict[str, str] = {}
     if pieces:
         spans = manifest.spans[records[0].first_span : records[-1].stop_span]
         paths = sink.merge(pieces, sink.open_part(piece.name, ledger.staging, manifest.schema), spans)
         for path in (path for each in pieces for path in each.values()):
             os.remove(path)
+    crash_point("retry_merged")
     files = {name: os.path.getsize(path) for path, name in paths.items()}
-    failures = [json.dumps(asdict(failure)) for result in results for failure in result.failures]
+    failures = _failure_lines(results)
     failures_bytes = 0
     if failures:
         path = os.path.join(ledger.staging, f"{piece.name}.failures")
@@ -74,6 +89,10 @@ def stage_retried(
         written_at=round(time.time(), 3),
     )
     return StagedPart(record, paths)
+
+
+def _failure_lines(results: Sequence[Result]) -> list[str]:
+    return [json.dumps(asdict(failure)) for result in results for failure in result.failures]
 
 
 def _local_copy(place: Place, record: PartRecord, folder: str) -> dict[str, str]:
