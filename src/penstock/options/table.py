@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -150,50 +151,54 @@ def part(record: type[Any]) -> Any:
     return field(default_factory=record, metadata={"part": record})
 
 
-_TABLES: dict[type[Any], Mapping[str, Option]] = {}
-"""The table of each record, made once: a call for a small array checks its options several times."""
-
-
+@cache
 def options_of(record: type[Any]) -> Mapping[str, Option]:
     """Every option of a record and of its parts, by name, in the order of the help.
 
     Raises:
         TypeError: A field is none, so that nothing says whether it decides the output.
     """
-    if record in _TABLES:
-        return _TABLES[record]
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for entry in dataclasses.fields(record):
         if "part" in entry.metadata:
-            found |= options_of(entry.metadata["part"])
+            options |= options_of(entry.metadata["part"])
         elif "option" in entry.metadata:
             made: Option = entry.metadata["option"]
             flag = made.flag or "--" + entry.name.replace("_", "-")
-            found[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
+            options[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
         else:
             raise TypeError(f"{record.__name__}.{entry.name} is not classified: make it with option(…)")
-    return _TABLES.setdefault(record, MappingProxyType(found))
+    return MappingProxyType(options)
+
+
+@cache
+def _own_options(record: type[Any]) -> tuple[Option, ...]:
+    """The options of a record without those of its parts."""
+    options = options_of(record)
+    return tuple(options[entry.name] for entry in dataclasses.fields(record) if entry.name in options)
 
 
 def check_values(record: Any) -> None:
     """Check each option of a record by itself.
 
+    A default is allowed: a call for a small array makes several records, and looks at few of their options.
+
     Raises:
         UsageError: One is not allowed.
     """
-    options = options_of(type(record))
-    for entry in dataclasses.fields(record):
-        if entry.name in options:
-            options[entry.name].check(getattr(record, entry.name))
+    values = vars(record)
+    for each in _own_options(type(record)):
+        if values[each.name] is not each.default:
+            each.check(values[each.name])
 
 
 def values_of(record: Any) -> dict[str, Any]:
     """The values of all options of a record and of its parts."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for entry in dataclasses.fields(record):
         value = getattr(record, entry.name)
-        found |= values_of(value) if "part" in entry.metadata else {entry.name: value}
-    return found
+        values |= values_of(value) if "part" in entry.metadata else {entry.name: value}
+    return values
 
 
 def as_json(
@@ -227,7 +232,7 @@ def check_known(
     Raises:
         UsageError: One is unknown.
     """
-    unknown = sorted(set(given) - set(options))
+    unknown = sorted(name for name in given if name not in options)
     if unknown:
         known = [*(keywords_of(function) if function is not None else ()), *options]
         close = difflib.get_close_matches(unknown[0], known, n=1)
