@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -151,13 +150,19 @@ def part(record: type[Any]) -> Any:
     return field(default_factory=record, metadata={"part": record})
 
 
-@cache
+_TABLES: dict[type[Any], Mapping[str, Option]] = {}
+_CHECKED: dict[type[Any], list[Option]] = {}
+"""The table of each record, and the options that it checks itself, made once: a small call makes several records."""
+
+
 def options_of(record: type[Any]) -> Mapping[str, Option]:
     """Every option of a record and of its parts, by name, in the order of the help.
 
     Raises:
         TypeError: A field is none, so that nothing says whether it decides the output.
     """
+    if record in _TABLES:
+        return _TABLES[record]
     options: dict[str, Option] = {}
     for entry in dataclasses.fields(record):
         if "part" in entry.metadata:
@@ -168,26 +173,19 @@ def options_of(record: type[Any]) -> Mapping[str, Option]:
             options[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
         else:
             raise TypeError(f"{record.__name__}.{entry.name} is not classified: make it with option(…)")
-    return MappingProxyType(options)
-
-
-@cache
-def _own_options(record: type[Any]) -> tuple[Option, ...]:
-    """The options of a record without those of its parts."""
-    options = options_of(record)
-    return tuple(options[entry.name] for entry in dataclasses.fields(record) if entry.name in options)
+    return _TABLES.setdefault(record, MappingProxyType(options))
 
 
 def check_values(record: Any) -> None:
-    """Check each option of a record by itself.
-
-    A default is allowed: a call for a small array makes several records, and looks at few of their options.
+    """Check each option of a record by itself, unless it has its default.
 
     Raises:
         UsageError: One is not allowed.
     """
-    values = vars(record)
-    for each in _own_options(type(record)):
+    kind, values = type(record), vars(record)
+    if kind not in _CHECKED:
+        _CHECKED[kind] = [each for name, each in options_of(kind).items() if name in values]
+    for each in _CHECKED[kind]:
         if values[each.name] is not each.default:
             each.check(values[each.name])
 

@@ -220,9 +220,9 @@ def _classes(source: Source, column: str) -> Array:
             encoded = arrow.dictionary_encode() if not pa.types.is_dictionary(arrow.type) else arrow
             names = [repr(value) for value in encoded.dictionary.to_pylist()]
             lookup = np.array([codes.setdefault(name, len(codes)) for name in [*names, "null"]], np.int64)
-            found = lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
-            found[[failure.row - block.start for failure in block.failures]] = codes["null"]
-            pieces.append(found)
+            class_codes = lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+            class_codes[[failure.row - block.start for failure in block.failures]] = codes["null"]
+            pieces.append(class_codes)
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 

@@ -59,28 +59,28 @@ def _several(argument: str, kind: str | None, suffixes: Collection[str], last_re
     is_remote = is_url(argument)
     if kind == "directory":
         walk = remote_listing.walk if is_remote else listing.walk
-        found = walk(argument, suffixes, last_resort)
-        if not len(found):
+        paths = walk(argument, suffixes, last_resort)
+        if not len(paths):
             allowed = ", ".join(sorted({*suffixes, *last_resort}))
             raise InputError("the folder holds no file of a known format", received=argument, allowed=allowed)
     elif listing.has_magic(argument):
-        found = remote_listing.match(argument) if is_remote else listing.match(argument)
-        if not len(found):
+        paths = remote_listing.match(argument) if is_remote else listing.match(argument)
+        if not len(paths):
             raise InputError("the glob matches no file", received=argument)
     else:
         raise InputError("no such file or folder", received=argument)
-    return found
+    return paths
 
 
 def _outright(paths: Iterable[str]) -> Group:
     """Files that are named one by one, in their order."""
-    found = listing.Collector()
+    collector = listing.Collector()
     for path in paths:
         if not is_url(path):
             _check_is_file(path)
         known = fragment(path if is_url(path) else os.path.abspath(path))
-        found.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
-    return found.finish("", is_sorted=True)
+        collector.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
+    return collector.finish("", is_sorted=True)
 
 
 def _check_is_file(path: str) -> None:

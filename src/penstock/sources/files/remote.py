@@ -289,8 +289,8 @@ def fragment(url: str) -> Fragment:
 
 def version_of(info: dict[str, Any]) -> int:
     """A number that changes with the object, made from what its store lists of it."""
-    found = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
-    if found is None:
-        found = str(info.get("mtime") or info.get("created") or "")
-    plain = found.removeprefix("W/").strip('"')
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
+    if version is None:
+        version = str(info.get("mtime") or info.get("created") or "")
+    plain = version.removeprefix("W/").strip('"')
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "big") >> 1

@@ -92,13 +92,13 @@ class Digester:
         if is_url(extent.file.path):
             return _UNKNOWN
         try:
-            found = self._digest(extent)
+            digest = self._digest(extent)
             _check_file(extent.file)
         except InputError:
             if extent.nbytes is None:
                 return _UNKNOWN  # the row has failed, or was another one: it takes no other row down
             raise
-        return found
+        return digest
 
 
 def compare(

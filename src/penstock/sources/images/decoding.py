@@ -227,8 +227,8 @@ def _upright(image: Image.Image) -> Image.Image:
     turning = importlib.import_module("PIL.ImageOps")
     with _telling, warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"PIL\.")
-        found: Image.Image = turning.exif_transpose(image)
-    return found
+        upright: Image.Image = turning.exif_transpose(image)
+    return upright
 
 
 def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Array:

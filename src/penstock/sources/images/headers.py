@@ -76,8 +76,8 @@ def is_from_adobe(data: bytes | memoryview) -> bool:
 
 def _jpeg_exif(data: bytes | memoryview) -> bytes:
     """The TIFF structure in the Exif segment; empty where there is none."""
-    found = (content[6:] for marker, content in _jpeg_segments(data) if marker == 0xE1 and content[:6] == b"Exif\0\0")
-    return next(found, b"")
+    segments = (content for marker, content in _jpeg_segments(data) if marker == 0xE1 and content[:6] == b"Exif\0\0")
+    return next(segments, b"")[6:]
 
 
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, bytes]]:
@@ -176,14 +176,14 @@ def check_png_lines(data: bytes | memoryview) -> None:
     passes = _PASSES if interlace else ((0, 0, 1, 1),)
     expected = sum(_bytes_of_pass(width, height, bits, *each) for each in passes)
     unpacker = zlib.decompressobj()
-    found = 0
+    num_bytes = 0
     for part in (content for kind, content in chunks if kind == b"IDAT"):
         waiting: Any = part
-        while len(waiting) and found < expected and not unpacker.eof:
-            found += len(unpacker.decompress(waiting, _STEP))
+        while len(waiting) and num_bytes < expected and not unpacker.eof:
+            num_bytes += len(unpacker.decompress(waiting, _STEP))
             waiting = unpacker.unconsumed_tail
-    if found < expected:
-        share = f"{found:,} of {expected:,} bytes of pixels"
+    if num_bytes < expected:
+        share = f"{num_bytes:,} of {expected:,} bytes of pixels"
         raise BadImage(f"truncated: the PNG holds {share}")
 
 
@@ -199,12 +199,12 @@ def check_gif(data: bytes | memoryview) -> list[tuple[int, int, int, int]]:
         BadImage: It has none, or ends before its last block, be it in another picture than the first.
     """
     try:
-        found = list(_walk_gif(memoryview(data)))
+        frames = list(_walk_gif(memoryview(data)))
     except (IndexError, struct.error):
         raise BadImage("truncated: the GIF ends before its last block") from None
-    if not found:
+    if not frames:
         raise BadImage("the GIF holds no picture")
-    return found
+    return frames
 
 
 def _walk_gif(view: memoryview) -> Iterator[tuple[int, int, int, int]]:

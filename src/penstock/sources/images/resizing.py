@@ -80,18 +80,18 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
         out[:] = 0
         out[: size[0], : size[1]] = pixels
         return
-    found = fit_of(size, room, rendition)
+    fit = fit_of(size, room, rendition)
     resample = _RESAMPLERS[rendition.interpolation]
-    (top, left), (height, width) = found.at, found.size
+    (top, left), (height, width) = fit.at, fit.size
     if top < 0 or left < 0:
         whole = np.empty((height, width, out.shape[2]), np.uint8)
-        resample(pixels, found.box, whole)
+        resample(pixels, fit.box, whole)
         out[:] = whole[-top : room[0] - top, -left : room[1] - left]
         return
-    if found.size != room:
+    if fit.size != room:
         out[:] = 0
         out = out[top : top + height, left : left + width]
-    resample(pixels, found.box, out)
+    resample(pixels, fit.box, out)
 
 
 def fit_of(size: Size, room: Size, rendition: Rendition) -> Fit:

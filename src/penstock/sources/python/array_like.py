@@ -74,21 +74,21 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
     sparse = to_sparse(value)
     if sparse is not None:
         return sparse
-    found = as_value(value)
-    if isinstance(found, (list, tuple)) or (isinstance(found, np.ndarray) and _are_objects(found)):
-        return from_rows(list(found), what)
-    if not isinstance(found, np.ndarray) or found.ndim == 0:
-        is_number = isinstance(found, (int, float, np.number, np.ndarray))
+    plain = as_value(value)
+    if isinstance(plain, (list, tuple)) or (isinstance(plain, np.ndarray) and _are_objects(plain)):
+        return from_rows(list(plain), what)
+    if not isinstance(plain, np.ndarray) or plain.ndim == 0:
+        is_number = isinstance(plain, (int, float, np.number, np.ndarray))
         raise InputError(
             "a single number has no rows" if is_number else f"{what} has no rows",
             received=f"{type(value).__name__} {value!r:.60}",
             allowed="an array with rows first, a list of rows, or a dict of them",
         )
-    if found.dtype.kind == "c":
+    if plain.dtype.kind == "c":
         raise InputError(
-            "complex numbers cannot be fed", received=f"{what}: {found.dtype}", allowed="real and imaginary parts"
+            "complex numbers cannot be fed", received=f"{what}: {plain.dtype}", allowed="real and imaginary parts"
         )
-    return found
+    return plain
 
 
 def _are_objects(array: Array) -> bool:

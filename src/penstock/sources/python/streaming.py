@@ -318,9 +318,9 @@ class _Stream:
             return InputError(
                 error.problem, received=f"{place}: {error.received}", allowed=error.allowed, hint=error.hint
             )
-        told = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
-        told.__cause__ = error
-        return told
+        failure = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
+        failure.__cause__ = error
+        return failure
 
 
 def _is_open(spec: TensorSpec) -> bool:

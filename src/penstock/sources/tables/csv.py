@@ -184,10 +184,10 @@ class CsvFiles(TableLines):
 
     def _in_words(self, reason: str) -> str:
         """A reason with the name of its column, where Arrow counts columns."""
-        found = _CONVERSION.match(reason)
-        if found is None:
+        match = _CONVERSION.match(reason)
+        if match is None:
             return reason
-        name, kind, text = list(self._types)[int(found[1])], found[2], found[3]
+        name, kind, text = list(self._types)[int(match[1])], match[2], match[3]
         if text is None:
             return f"column {name!r} is not UTF-8"
         if kind.startswith(("int", "uint", "float", "double")):

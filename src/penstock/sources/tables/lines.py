@@ -106,11 +106,11 @@ class LineFiles(FileSource):
         ends, _ = self._record_ends(excerpt.raw, is_last=True)
         edges = [0, *(ends + 1).tolist(), len(excerpt.raw)]
         pieces = [excerpt.raw[start:stop] for start, stop in itertools.pairwise(edges)]
-        found = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
-        if len(found) != excerpt.rows:
-            counted = f"{len(found)} records, {excerpt.rows} counted"
+        records = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
+        if len(records) != excerpt.rows:
+            counted = f"{len(records)} records, {excerpt.rows} counted"
             raise _mixed_up(f"{excerpt.path}, bytes from {excerpt.offset}: {counted}")
-        return found
+        return records
 
     def run_of(self, span: Span, row: int) -> tuple[Run, int]:
         """The run of a span that holds a row, and the number of the row in its file."""
@@ -210,8 +210,8 @@ class LineFiles(FileSource):
         if self._delimiter is None or b'"' not in raw:
             return ends, []
         quotes = (values == _QUOTE).nonzero()[0]
-        found, unclosed = _Quotes(values, ends, quotes, self._delimiter or 0, is_last).divide()
-        return ends[np.searchsorted(found, ends) % 2 == 0], unclosed
+        edges, unclosed = _Quotes(values, ends, quotes, self._delimiter or 0, is_last).divide()
+        return ends[np.searchsorted(edges, ends) % 2 == 0], unclosed
 
 
 @dataclass(frozen=True)
@@ -317,8 +317,8 @@ class TableLines(LineFiles):
             first = 0
             for excerpt in excerpts:
                 own = range(first, first + excerpt.rows)
-                told = {place - first: self._in_words(reasons[place]) for place in own if place in reasons}
-                failures += excerpt.failures(records[first : own.stop], told, span.start + first)
+                explained = {place - first: self._in_words(reasons[place]) for place in own if place in reasons}
+                failures += excerpt.failures(records[first : own.stop], explained, span.start + first)
                 first = own.stop
 
         def explain_null(column: str, position: int) -> str:

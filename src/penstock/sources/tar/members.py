@@ -79,18 +79,18 @@ def walk(file: BinaryIO, length: int, start: int = 0, stop: int | None = None) -
         if header == _ZEROS:
             place, is_ended = place + BLOCK, True
             continue
-        found = _member(file, header, place, length)
-        if isinstance(found, Member):
-            place, is_ended, is_cut = found.end, False, found.problem == CUT
-            if found.problem != FOLDER:
-                yield found
+        member_or_problem = _member(file, header, place, length)
+        if isinstance(member_or_problem, Member):
+            place, is_ended, is_cut = member_or_problem.end, False, member_or_problem.problem == CUT
+            if member_or_problem.problem != FOLDER:
+                yield member_or_problem
             continue
         following = _next_header(file, place + 1, length)
         if place == 0 and following is None:
-            raise NotATar(found)
+            raise NotATar(member_or_problem)
         end = length if following is None else following
         if not is_ended or following is not None:
-            yield Damage(place, end, found)
+            yield Damage(place, end, member_or_problem)
         place, is_ended = end, True
     if stop > length and not is_ended and not is_cut:
         yield Damage(min(place, length), length, "the archive has no end: it was cut, or never finished,")
@@ -116,9 +116,9 @@ def _member(file: BinaryIO, header: bytes, place: int, length: int) -> Member | 
         if kind == _LONG_NAME:
             name = content.rstrip(b"\0")
         elif kind == _PAX:
-            told = _pax(content)
-            name = told.get(b"path", name)
-            size = _decimal(told.get(b"size")) if b"size" in told else size
+            extended = _pax(content)
+            name = extended.get(b"path", name)
+            size = _decimal(extended.get(b"size")) if b"size" in extended else size
         place += BLOCK + -(-stored // BLOCK) * BLOCK
         file.seek(place)
         header = file.read(BLOCK)
@@ -136,8 +136,8 @@ def is_header(block: bytes) -> bool:
     """Whether a block is a header: its checksum, which counts the bytes of itself as spaces, is right."""
     if len(block) < BLOCK:
         return False
-    told = _number(block[148:156])
-    return told is not None and told == sum(block) - sum(block[148:156]) + 8 * 32
+    checksum = _number(block[148:156])
+    return checksum is not None and checksum == sum(block) - sum(block[148:156]) + 8 * 32
 
 
 def _next_header(file: BinaryIO, place: int, length: int) -> int | None:
@@ -146,12 +146,12 @@ def _next_header(file: BinaryIO, place: int, length: int) -> int | None:
     while place < length:
         file.seek(place)
         raw = file.read(_SCAN_BYTES)
-        found = raw.find(b"ustar")
-        while found >= 0:
-            block = found - _MAGIC_AT
+        magic = raw.find(b"ustar")
+        while magic >= 0:
+            block = magic - _MAGIC_AT
             if block >= 0 and block % BLOCK == 0 and is_header(raw[block : block + BLOCK]):
                 return place + block
-            found = raw.find(b"ustar", found + 1)
+            magic = raw.find(b"ustar", magic + 1)
         place += _SCAN_BYTES
     return None
 
@@ -179,13 +179,13 @@ def _stored_name(header: bytes) -> bytes:
 
 def _pax(content: bytes) -> dict[bytes, bytes]:
     """Records of `length key=value` and a line feed."""
-    found: dict[bytes, bytes] = {}
+    records: dict[bytes, bytes] = {}
     while content:
         length = _decimal(content.split(b" ", 1)[0]) or 0
         record = content[:length]
         key, equals, value = record[record.find(b" ") + 1 :].rstrip(b"\n").partition(b"=")
         if not length or not equals:
             break
-        found[key] = value
+        records[key] = value
         content = content[length:]
-    return found
+    return records

@@ -92,8 +92,8 @@ def _cells(window: Window, spec: FeatureSpec, kinds: Array, inner: Array, starts
     is_kind = (kinds == spec.kind) | ((kinds == MANY) & (spec.kind == BYTES))
     reasons: Reasons = {}
     for position in np.flatnonzero(~is_kind).tolist():
-        found = KIND_NAMES[int(kinds[position])] if kinds[position] != MANY else KIND_NAMES[BYTES]
-        reasons[position] = f"feature {spec.name!r} is a {found}, not a {KIND_NAMES[spec.kind]}"
+        kind = KIND_NAMES[int(kinds[position])] if kinds[position] != MANY else KIND_NAMES[BYTES]
+        reasons[position] = f"feature {spec.name!r} is a {kind}, not a {KIND_NAMES[spec.kind]}"
     positions = np.flatnonzero(is_kind)
     read = _strings if spec.dtype == STRING else _raw if spec.is_raw else _floats if spec.kind == FLOAT else _integers
     some = read(window, spec, kinds[positions], inner[positions], starts[positions], ends[positions])

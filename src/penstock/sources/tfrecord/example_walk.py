@@ -86,9 +86,9 @@ class Keys:
         last = len(window.words) - 1
         for place in range(self._width // 8):
             words[:, place] &= window.words[np.minimum(starts + 8 * place, last)]
-        found = np.minimum(np.searchsorted(self._hashes, _hash(words)), len(self._hashes) - 1)
-        same = fits & (self._sizes[found] == sizes) & (self._words[found] == words).all(axis=1)
-        return np.where(same, self._order[found], -1)
+        nearest = np.minimum(np.searchsorted(self._hashes, _hash(words)), len(self._hashes) - 1)
+        same = fits & (self._sizes[nearest] == sizes) & (self._words[nearest] == words).all(axis=1)
+        return np.where(same, self._order[nearest], -1)
 
 
 def _hash(words: Array) -> Array:
@@ -417,9 +417,9 @@ def _repeated(window: Window, holders: _Entries, odd: Array) -> _Entries:
             for number, first, limit in zip(numbers.tolist(), at.tolist(), limits.tolist(), strict=True):
                 rest.append(_walk_alone(window.raw, first, limit, int(holders.record[number]), odd))
             break
-    found = _joined(rest)
-    order = np.lexsort((found.starts, found.record))
-    return _Entries(found.record[order], found.starts[order], found.ends[order])
+    joined = _joined(rest)
+    order = np.lexsort((joined.starts, joined.record))
+    return _Entries(joined.record[order], joined.starts[order], joined.ends[order])
 
 
 def _walk_alone(raw: bytes, at: int, limit: int, record: int, odd: Array) -> _Entries:

@@ -219,9 +219,9 @@ class Scan:
         self._drop(1)
         while True:
             is_more = self._fill(PIECE_BYTES)
-            found = _find_header(self._raw, _LARGEST)
-            if found is not None:
-                self._drop(found)
+            header = _find_header(self._raw, _LARGEST)
+            if header is not None:
+                self._drop(header)
                 break
             if not is_more:
                 self._drop(len(self._raw))
@@ -237,12 +237,12 @@ class Scan:
 
     def _tail(self, start: int, length: int | None) -> Stretch:
         """A record that is not whole, or the place where compressed data breaks off."""
-        found = self._offset + len(self._raw)
+        end_of_data = self._offset + len(self._raw)
         record = "a record" if length is None else f"a record of {length} bytes"
         problem = self._tape.problem or "the file is cut"
-        reason = f"{problem}: {record} at byte {start} is not whole, {found - start} bytes of it are there"
+        reason = f"{problem}: {record} at byte {start} is not whole, {end_of_data - start} bytes of it are there"
         # What lies before damage need not come out the same twice: it is never asked for again.
-        end = start if self._tape.problem is not None else found
+        end = start if self._tape.problem is not None else end_of_data
         self._raw, self._tape.problem = b"", None
         return Stretch(np.array([end], np.int64), (Gap(start, end, reason),))
 
@@ -326,10 +326,10 @@ def _checked(raw: bytes, ends: Array, place: int) -> Frames:
     offsets = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     starts, stops = offsets + HEADER_BYTES, ends - FOOTER_BYTES
     slices = map(slice, starts.tolist(), stops.tolist())
-    found = masked_crcs(map(raw.__getitem__, slices))
-    told = np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))[stops]
+    crcs = masked_crcs(map(raw.__getitem__, slices))
+    stored_crcs = np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))[stops]
     reasons: dict[int, str] = {}
-    for row in np.flatnonzero(found != told).tolist():
+    for row in np.flatnonzero(crcs != stored_crcs).tolist():
         reasons[row] = f"the checksum of the data is wrong: {int(stops[row] - starts[row])} bytes of data"
         stops[row] = starts[row]
     return Frames(raw, starts, stops, offsets + place, reasons)
