@@ -53,8 +53,8 @@ class AudioFiles(FileRuns):
             if name == SAMPLE_RATE:
                 made[name], bad = _sample_rates(paths)
                 failures = [
-                    RowFailure(span.start + place, paths[place], "read", bad.errors[place], why)
-                    for place, why in bad.items()
+                    RowFailure(span.start + position, paths[position], "read", bad.errors[position], why)
+                    for position, why in bad.items()
                 ]
             else:
                 made[name] = EncodedAudio(paths) if name == AUDIO else path_column(paths)

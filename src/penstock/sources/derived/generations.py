@@ -37,7 +37,7 @@ class Generations(Around):
         """Sources of earlier generations with these changes."""
 
     def only(self, generations: Collection[int]) -> Self:
-        """The same for a run that reads spans of these generations and of the last: it has the paths of no others."""
+        """A copy for a run that reads these generations and the last: the paths of all others are dropped."""
         kept = (each if number in generations else None for number, each in enumerate(self._before))
         return with_changes(self, _before=tuple(kept))
 

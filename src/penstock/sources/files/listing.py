@@ -153,7 +153,7 @@ class Paths(Sequence[str]):
         return examples
 
     def split(self, suffixes: Collection[str]) -> tuple[Paths, list[str]]:
-        """The files that have one of the suffixes, and the paths of the others. What was named outright stays."""
+        """The files that have one of the suffixes, and the paths of the others. Files named one by one are kept."""
         divided = [group.split(suffixes) if group.prefix else (group, []) for group in self._groups]
         return Paths([group for group, _ in divided]), [path for _, others in divided for path in others]
 
@@ -167,7 +167,7 @@ class Paths(Sequence[str]):
         return Fragment(self[number], int(self.sizes[number]), int(self.mtimes[number]))
 
     def distributed(self, wanted: Sequence[Sequence[str]]) -> list[Paths]:
-        """The files of each of some lists, in the order of that list, and last all others, in the order that they have.
+        """The files of each list, in the order of the list, and last all other files, in their present order.
 
         A file that is not here is left out.
         """
@@ -207,7 +207,7 @@ class Collector:
         self._mtimes.append(mtime_ns)
 
     def finish(self, prefix: str, *, is_sorted: bool, keep: Callable[[bytes], bool] | None = None) -> Group:
-        """What was collected, bytewise by name unless it comes in its order already; `keep` leaves names out."""
+        """The collected files, sorted bytewise by name unless they are sorted already; `keep` filters the names."""
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._names)]
         names = pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
         sizes, mtimes = np.frombuffer(self._sizes, np.int64), np.frombuffer(self._mtimes, np.int64)
@@ -233,17 +233,17 @@ def walk(folder: str, suffixes: Collection[str], last_resort: Collection[str] = 
     waiting = [b""]
     while waiting:
         inside = waiting.pop()
-        place = os.path.join(os.fsencode(root), inside)
+        full_path = os.path.join(os.fsencode(root), inside)
         try:
-            status = os.stat(place)
+            status = os.stat(full_path)
             if (status.st_dev, status.st_ino) in walked:
                 continue  # a link back to where we were
             walked.add((status.st_dev, status.st_ino))
-            if inside and os.path.isdir(os.path.join(place, b"_penstock")):
+            if inside and os.path.isdir(os.path.join(full_path, b"_penstock")):
                 continue  # an output folder of penstock is not part of the input
-            folders = _look_into(place, inside, suffixes, last_resort, matching, spare)
+            folders = _look_into(full_path, inside, suffixes, last_resort, matching, spare)
         except OSError as error:
-            received = f"{os.fsdecode(place)}: {error.strerror}"
+            received = f"{os.fsdecode(full_path)}: {error.strerror}"
             raise InputError("a folder cannot be read", received=received) from error
         # The last one is taken first: folders are walked in their order, so that of two links the same one always wins.
         waiting += sorted(folders, reverse=True)
@@ -251,7 +251,7 @@ def walk(folder: str, suffixes: Collection[str], last_resort: Collection[str] = 
 
 
 def _look_into(
-    place: bytes,
+    folder: bytes,
     inside: bytes,
     suffixes: Collection[str],
     last_resort: Collection[str],
@@ -260,7 +260,7 @@ def _look_into(
 ) -> list[bytes]:
     """Collect the files of one folder; returns the folders in it."""
     folders: list[bytes] = []
-    with os.scandir(place) as entries:
+    with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
             if name.startswith((b".", b"_")):

@@ -1,4 +1,4 @@
-"""Files behind the arguments of a command, in the order of their rows; and the one place where files are opened.
+"""Files behind the arguments of a command, in the order of their rows; the only module that opens files.
 
 A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
 """
@@ -84,7 +84,7 @@ def _outright(paths: Iterable[str]) -> Group:
 
 
 def _check_is_file(path: str) -> None:
-    """Refuse what cannot be read twice and from any place: to open a pipe waits for ever, and a device has no end.
+    """Refuse what cannot be read twice and at any offset: opening a pipe waits for ever, and a device has no end.
 
     Raises:
         InputError: It is a pipe, a device or a socket.
@@ -101,7 +101,7 @@ def _check_is_file(path: str) -> None:
 
 
 def open_binary(path: str, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:
-    """A file, to be read from any place in it. Of a URL, `buffer_bytes` at least are fetched, and no more kept."""
+    """A file that is read at any offset. From a URL, at least `buffer_bytes` are fetched, and no more are kept."""
     if not is_url(path):
         return open(path, "rb")
     ranged = remote.RangedFile(path)
@@ -162,7 +162,7 @@ def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
 
 
 def listed(paths: Sequence[str], number: int) -> Fragment:
-    """One of the files as its listing has it; as it is now where there is no listing."""
+    """One of the files, from its listing; without a listing, from the file itself."""
     return paths.fragment(number) if isinstance(paths, Paths) else fragment(paths[number])
 
 

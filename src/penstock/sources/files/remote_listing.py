@@ -120,7 +120,7 @@ def bring_memory(url: str) -> str:
         if os.getpid() not in _memory_folders:
             _memory_folders[os.getpid()] = tempfile.mkdtemp(prefix="penstock-memory-")
             atexit.register(_remove_copies, os.getpid())
-    place = _memory_folders[os.getpid()]
+    folder = _memory_folders[os.getpid()]
     key = key_of(url).strip("/")
     magic = re.search(r"[*?\[]", key)
     literal = key[: magic.start()].rpartition("/")[0] if magic and not system.exists("/" + key) else key
@@ -131,8 +131,8 @@ def bring_memory(url: str) -> str:
     for path in paths:
         if ".." in path.split("/"):
             raise InputError("the path of a memory:// file leads out of its folder", received=f"memory:/{path}")
-        _copy_if_new(system.cat_file(path), os.path.join(place, path.lstrip("/")))
-    return os.path.join(place, key)
+        _copy_if_new(system.cat_file(path), os.path.join(folder, path.lstrip("/")))
+    return os.path.join(folder, key)
 
 
 def _copy_if_new(data: bytes, copy: str) -> None:

@@ -53,7 +53,7 @@ def check(source: Source, span: Span, columns: Sequence[str]) -> None:
 
 
 def checked(results: Iterable[Result], source: Source, columns: Sequence[str]) -> Iterator[Result]:
-    """Results, each after a look at the files that it was read from."""
+    """Results, each after a check of the files that it was read from."""
     for result in results:
         check(source, result.span, columns)
         yield result

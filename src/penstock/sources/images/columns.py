@@ -59,7 +59,7 @@ class ImageColumns(Around):
 
     @cached_property
     def keeps(self) -> tuple[str, ...]:
-        """What the source inside keeps, and the paths: without them a prediction cannot be matched to its image."""
+        """The columns that the inner source keeps, and the paths, which match predictions to images."""
         first = next(iter(self.source.divide(_LOOKED_AT)), None)
         block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
         columns = block.columns if block is not None else {}
@@ -169,7 +169,7 @@ def find_images(
     reading: ReadOptions,
     keep: Sequence[str] = (),
 ) -> Source:
-    """The source, with a column of encoded images, or of their paths, as images, if that is what the model needs.
+    """The source; where the model takes images, a column of encoded images or of their paths is read as images.
 
     A column of bytes goes before one of paths, which may only say where they came from.
     """

@@ -44,7 +44,7 @@ def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
 
 
 class Images(Deferred):
-    """Encoded images, wherever they are. What cannot be decoded is zero-filled and named.
+    """Encoded images, in memory or in files. An image that cannot be decoded is zero-filled and reported.
 
     `rendition` is how an image is resized to its place in the batch.
     """

@@ -1,4 +1,4 @@
-"""Resizing of images as the library does it that the model was trained with.
+"""Resizing of images as in the library that the model was trained with.
 
 Libraries differ in more than the filter: where a crop begins, how a size is rounded, on which side a spare pixel lies.
 Pixels are within 1 of 255 of what the chosen library gives.
@@ -50,7 +50,7 @@ class Rendition:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is taken of an image, the size it is resized to, and where its first pixel lies in its place.
+    """The box taken from an image, the size that it is resized to, and the offset of its first pixel in the batch.
 
     Args:
         box: Top, left, height and width of what is taken; Pillow takes parts of pixels.
@@ -215,7 +215,7 @@ def pillow() -> Any:
 
 
 def needed(name: str, known_as: str) -> ModuleType:
-    """A package that decides pixels: without it there is no answer, rather than another one.
+    """Import a package that decides pixels. Without it the job ends: another package would give other pixels.
 
     Raises:
         DeviceError: It is not installed.

@@ -1,4 +1,4 @@
-"""Columns from what a caller holds as rows of one input: arrays, tensors, lists, rows of different lengths."""
+"""Columns from the rows of one input in memory: arrays, tensors, lists, rows of different lengths."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def from_rows(rows: Sequence[Any], what: str = "an array") -> Column:
         return _by_arrow(rows, what)
     ranks = {array.ndim for array in arrays}
     if len(ranks) > 1:
-        odd = next(place for place, array in enumerate(arrays) if array.ndim != arrays[0].ndim)
+        odd = next(number for number, array in enumerate(arrays) if array.ndim != arrays[0].ndim)
         raise InputError(
             f"the rows of {what} differ in the number of their dimensions",
             received=f"row 0 has the shape {arrays[0].shape}, row {odd} the shape {arrays[odd].shape}",
@@ -137,7 +137,7 @@ def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:
 
 
 def stored(column: pa.Array) -> pa.Array:
-    """Arrays of more than one dimension may have a type of another library around nested lists."""
+    """The nested lists inside an extension type: arrays of several dimensions may have one from another library."""
     is_foreign = isinstance(column, pa.ExtensionArray) and not isinstance(column.type, pa.FixedShapeTensorType)
     return column.storage if is_foreign else column
 

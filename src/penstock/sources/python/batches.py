@@ -46,8 +46,8 @@ def piece_of(batch: Any) -> StreamPiece:
     leaves = flat(inputs)
     names = [name_of(path) for path, _ in leaves]
     columns = {
-        name or f"x{place}": _as_column(value)
-        for place, (name, (_, value)) in enumerate(zip(names, leaves, strict=True))
+        name or f"x{number}": _as_column(value)
+        for number, (name, (_, value)) in enumerate(zip(names, leaves, strict=True))
     }
     return _checked(StreamPiece(columns, 0, {}, not any(names), given_as(inputs)))
 
@@ -95,7 +95,7 @@ def _as_column(value: Any) -> Column:
 
 
 class BatchTemplate:
-    """What all batches have to be like: the first one."""
+    """The columns of the first batch, which all other batches must have."""
 
     def __init__(self, first: StreamPiece) -> None:
         self._nothing = {name: _nothing_like(column, 0) for name, column in first.columns.items()}
@@ -139,7 +139,7 @@ class BatchTemplate:
 
 
 def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, str]]:
-    """The column in the type of `like`, if nothing is lost on the way, and the rows that cannot be had so."""
+    """The column in the type of `like`, if nothing is lost by that, and the rows that cannot be converted."""
     if isinstance(like, np.ndarray):
         if not isinstance(column, np.ndarray):
             if like.ndim == 1 and like.dtype.kind in "biuf" and not is_list(column.type):

@@ -112,7 +112,7 @@ def even_spans(total: int, rows_per_span: int) -> Iterator[Span]:
 
 
 def shared(source: Source) -> tuple[Source, SharedMemory | None]:
-    """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
+    """The source with its arrays in shared memory, also where another source is around them."""
     if isinstance(source, InMemory) and not source.is_sparse:
         made = source.shared()
         return made, made
@@ -214,7 +214,9 @@ def _from_frame(frame: Any) -> InMemory:
     names = [str(name) for name in frame.columns]
     if len(set(names)) != len(names):
         raise InputError("two columns have one name", received=", ".join(names[:12]))
-    return InMemory({name: _from_series(name, frame.iloc[:, place]) for place, name in enumerate(names)}, is_frame=True)
+    return InMemory(
+        {name: _from_series(name, frame.iloc[:, number]) for number, name in enumerate(names)}, is_frame=True
+    )
 
 
 def _from_series(name: str, series: Any) -> Column:
@@ -247,7 +249,7 @@ def _from_nested(data: Any, names: Sequence[str]) -> InMemory:
     if len(names) == len(own) and (is_positional or not set(own) <= set(names)) and not isinstance(data, Mapping):
         labels: Sequence[str] = names
     else:
-        labels = [name or f"x{place}" for place, name in enumerate(own)]
+        labels = [name or f"x{number}" for number, name in enumerate(own)]
     columns = {
         label: as_column(value, repr(name) if name else "the input")
         for label, name, (_, value) in zip(labels, own, leaves, strict=True)

@@ -104,7 +104,7 @@ def _ends(path: str) -> list[int]:
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """See that lists and texts lie inside of their buffers: a damaged file would end the process.
+    """Check that lists and texts lie inside their buffers: a damaged file would crash the process.
 
     Raises:
         ArrowInvalid: They do not.

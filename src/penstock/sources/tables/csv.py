@@ -73,7 +73,7 @@ class CsvFiles(TableLines):
         return self._schema
 
     def remarks(self) -> list[str]:
-        """That text is not UTF-8, where it is not."""
+        """A remark where text is not UTF-8."""
         self.schema()
         odd = [name for name, kind in self._types.items() if pa.types.is_binary(kind)]
         shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
@@ -135,7 +135,7 @@ class CsvFiles(TableLines):
         """
         first = self._first_line(path)
         if self._header == "no":
-            return [f"f{place}" for place in range(len(first))]
+            return [f"f{number}" for number in range(len(first))]
         if self._header == "auto" and _looks_like_a_row(first):
             raise InputError(
                 "the file seems to have no header: its first line is numbers",
@@ -195,7 +195,7 @@ class CsvFiles(TableLines):
         return f"column {name!r} is {text!r}, not {kind}"
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
-        """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
+        """Check each record, then parse all with the same parser as `_parse`, so that fields are read the same way."""
         width = len(self._types)
         for record in records:
             if self._is_unclosed(record):
@@ -231,7 +231,7 @@ def _looks_like_a_row(first: Sequence[str]) -> bool:
 
     0, 1, 2, … are the names that pandas gives.
     """
-    if len(first) > 1 and list(first) == [str(place) for place in range(len(first))]:
+    if len(first) > 1 and list(first) == [str(number) for number in range(len(first))]:
         return False
     numbers = [field.strip() for field in first if _NUMBER.fullmatch(field)]
     has_fractions = any(not field.lstrip("+-").isdigit() for field in numbers)

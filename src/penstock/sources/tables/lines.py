@@ -37,13 +37,13 @@ class Excerpt:
 
     def failures(self, records: Sequence[bytes], reasons: Mapping[int, str], first_row: int) -> Iterator[RowFailure]:
         """A failure for every record that has a reason, with the place where it begins."""
-        place = 0
+        at = 0
         for position, record in enumerate(records if reasons else ()):
-            place = max(place, self.raw.find(record, place))
+            at = max(at, self.raw.find(record, at))
             if position in reasons:
-                origin = f"{self.path}, byte {self.offset + place}"
+                origin = f"{self.path}, byte {self.offset + at}"
                 yield RowFailure(first_row + position, origin, "read", "BadRecord", reasons[position])
-            place += len(record)
+            at += len(record)
 
 
 Run = tuple[int, int, int, int, int]
@@ -114,11 +114,11 @@ class LineFiles(FileSource):
 
     def run_of(self, span: Span, row: int) -> tuple[Run, int]:
         """The run of a span that holds a row, and the number of the row in its file."""
-        place = row - span.start
+        position = row - span.start
         for run in span.locator:
-            if place < run[4]:
-                return run, run[3] + place
-            place -= run[4]
+            if position < run[4]:
+                return run, run[3] + position
+            position -= run[4]
         raise IndexError(row)
 
     def origin(self, span: Span, row: int) -> str:
@@ -252,7 +252,7 @@ class _Quotes:
         return damaged
 
     def _divide_in_turn(self, may_open: Array, previous: Array) -> tuple[Array, list[int]]:
-        """The same from quote to quote, without those that stand in the middle of an unquoted field: 5" pipe."""
+        """The same quote by quote, without quotes in the middle of an unquoted field: 5" pipe."""
         places = self.places
         stops = np.append(places[1:], len(self.values))
         is_damaged = self._are_damaged(places, places[1:]).tolist()
@@ -285,7 +285,7 @@ class TableLines(LineFiles):
         raise NotImplementedError
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
-        """As `_parse`, after a look at each of the records: ValueError where one is broken."""
+        """As `_parse`, after a check of each record: ValueError where one is broken."""
         raise NotImplementedError
 
     def _explain_null(self, record: bytes, column: str) -> str:
@@ -317,7 +317,7 @@ class TableLines(LineFiles):
             first = 0
             for excerpt in excerpts:
                 own = range(first, first + excerpt.rows)
-                explained = {place - first: self._in_words(reasons[place]) for place in own if place in reasons}
+                explained = {each - first: self._in_words(reasons[each]) for each in own if each in reasons}
                 failures += excerpt.failures(records[first : own.stop], explained, span.start + first)
                 first = own.stop
 

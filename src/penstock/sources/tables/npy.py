@@ -201,7 +201,7 @@ class _Member:
         return _OtherMember(self.path, self.info)
 
     def check(self, nbytes: int) -> None:
-        """Check a header against what the file can hold: one that lies must not divide a job into endless rows.
+        """Check a header against the size of the file: a false header must not divide a job into endless rows.
 
         Raises:
             InputError: The rows do not fit into the file, or a single one is too large to be held.

@@ -43,7 +43,7 @@ class ParquetFiles(RowGroupFiles):
                 continue
             if file not in self._footers:
                 self._keep_footer(file, self._open_again(file).metadata)
-            yield from (Extent(known, *place) for place in _places(self._footers[file], number, columns))
+            yield from (Extent(known, *chunk) for chunk in _chunk_bytes(self._footers[file], number, columns))
 
     def open_group(self, file: int, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         opened = self._open_again(file)
@@ -87,7 +87,7 @@ class ParquetFiles(RowGroupFiles):
 
 
 def _rows_of_dictionaries(path: str, footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> int:
-    """So many rows of a row group take 256 MB at most, be each of them the longest text of its dictionary.
+    """Rows of a row group that take at most 256 MB, even if each holds the longest text of its dictionary.
 
     A few kilobytes can stand for a text of a gigabyte in every row. Of a URL this is not known without more requests.
     """
@@ -100,13 +100,13 @@ def _rows_of_dictionaries(path: str, footer: pq.FileMetaData, number: int, colum
 
 def _page_bytes(header: bytes) -> int:
     """How large a page is when it is inflated: the second field of its header, in Thrift's compact encoding."""
-    place = value = 0
+    offset = value = 0
     for _ in range(2):
-        place, value, shift = place + 1, 0, 0
-        while place < len(header):
-            value |= (header[place] & 0x7F) << shift
-            place, shift = place + 1, shift + 7
-            if header[place - 1] < 0x80:
+        offset, value, shift = offset + 1, 0, 0
+        while offset < len(header):
+            value |= (header[offset] & 0x7F) << shift
+            offset, shift = offset + 1, shift + 7
+            if header[offset - 1] < 0x80:
                 break
     return min(value >> 1, _LARGEST_PAGE)
 
@@ -122,7 +122,7 @@ def _open_remote(file: BinaryIO, footer: pq.FileMetaData | None = None) -> pq.Pa
     return pq.ParquetFile(file, metadata=footer, pre_buffer=True)
 
 
-def _places(footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _chunk_bytes(footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Where the columns of a row group lie: first byte and number of bytes of every chunk."""
     for chunk in _chunks(footer, number, columns):
         starts = (chunk.dictionary_page_offset, chunk.data_page_offset)

@@ -95,8 +95,8 @@ class RowGroupFiles(FileSource):
             yield from _Group(self.open_group(file, number, columns)).read(rows)
             return
         key = (file, number, tuple(columns))
-        with self._streams.at(key, first, lambda: _Group(self.open_group(file, number, columns))) as place:
-            yield from place.read(rows)
+        with self._streams.at(key, first, lambda: _Group(self.open_group(file, number, columns))) as stream:
+            yield from stream.read(rows)
 
     def _scan(self) -> dict[str, TensorSpec]:
         first: pa.Schema | None = None

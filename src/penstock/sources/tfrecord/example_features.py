@@ -150,7 +150,7 @@ def _infer(key: bytes, features: Sequence[FeatureValues], is_list: bool) -> Feat
 
 
 def _as_said(shown: FeatureSpec, dtype: str, shape: Shape) -> FeatureSpec:
-    """A feature as the user described it, if such a feature can become that."""
+    """A feature with the dtype and shape that the user gave, if it can be converted to them."""
     is_possible = {
         BYTES: True,
         INT64: dtype != STRING,
