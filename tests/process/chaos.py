@@ -45,7 +45,6 @@ ROLES = ("coordinator", "replica", "all", "loader", "workers", "finisher")
 STOPS = ("SIGINT", "SIGTERM", "SIGINT twice", "SIGTERM twice")
 LEFT_BEHIND = ("no record knows it", "its last record is torn")
 """What `verify` may find after a kill, besides a missing `failures.jsonl`: the next run mends it."""
-_FAULTS_OF_AN_EPISODE = 7
 _DONE = 3
 """Some rows of every job fail."""
 _GAVE_UP = 9
@@ -128,13 +127,17 @@ class Harness:
         work: An empty folder for inputs and outputs.
         setups: The kinds of job.
         only: Faults that all episodes consist of; none: all faults in turn.
+        most_faults: How many there are in an episode at most.
     """
 
-    def __init__(self, seed: int, work: Path, setups: Sequence[Setup], only: Sequence[str] = ()) -> None:
+    def __init__(
+        self, seed: int, work: Path, setups: Sequence[Setup], only: Sequence[str] = (), most_faults: int = 8
+    ) -> None:
         self.seed = seed
         self.work = work
         self.figures = Figures()
         self._only = only
+        self._most_faults = most_faults
         self._stack = contextlib.ExitStack()
         self._stores: dict[bool, Any] = {False: LocalFileSystem(auto_mkdir=True)}
         self._references: dict[Setup, Reference] = {}
@@ -173,9 +176,10 @@ class Harness:
                     self._stores[setup.is_remote].rm(output, recursive=True)
                     history.clear()
                     self.figures.add(jobs=1)
-        except Broken as error:
+        except Exception as error:  # Broken, or what nobody thought of: the figures are shown all the same
+            after = f"{setup.name}, episode {number}, after {', '.join(history)}"
             with self.figures.lock:
-                self.figures.broken.append(f"{setup.name}, episode {number}, after {', '.join(history)}: {error}")
+                self.figures.broken.append(f"{after}: {type(error).__name__}: {error}")
 
     def _output(self, setup: Setup, name: str) -> str:
         return f"s3://{chaos_jobs.BUCKET}/{name}" if setup.is_remote else str(self.work / name)
@@ -212,16 +216,18 @@ class Harness:
     def _faults(self, setup: Setup, number: int, chance: random.Random) -> list[str]:
         """The faults of an episode. Over the episodes of a kind of job, every point and role has its turn."""
         if self._only:
-            return [chance.choice(self._only) for _ in range(_FAULTS_OF_AN_EPISODE)]
+            return [chance.choice(self._only) for _ in range(self._most_faults)]
         beginning = [point for point in setup.points if chaos_jobs.is_of_beginning(point)]
         later = [point for point in setup.points if not chaos_jobs.is_of_beginning(point)]
-        random.Random(f"{self.seed}/{setup.name}").shuffle(later)
-        begin = sorted({beginning[(2 * number + each) % len(beginning)] for each in range(2)}, key=beginning.index)
+        of_setup = random.Random(f"{self.seed}/{setup.name}")
+        of_setup.shuffle(later)
+        turn = of_setup.randrange(12) + number
+        begin = sorted({beginning[(2 * turn + each) % len(beginning)] for each in range(2)}, key=beginning.index)
         mixed = list(itertools.islice(itertools.cycle(later), 3 * number, 3 * number + 3))
-        mixed += [ROLES[(2 * number + each) % len(ROLES)] for each in range(2)]
-        mixed += [STOPS[number // 3 % len(STOPS)]] if number % 3 == 2 else []
+        mixed += [ROLES[(2 * turn + each) % len(ROLES)] for each in range(2)]
+        mixed += [STOPS[turn // 3 % len(STOPS)]] if turn % 3 == 2 else []
         chance.shuffle(mixed)
-        return [*begin, *mixed]
+        return [*begin, *mixed][-self._most_faults :]
 
     def _run(self, setup: Setup, output: str, fault: str, chance: random.Random) -> bool:
         """Start the command, or go on with it, and have the fault hit it; returns whether the job is finished."""
