@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,15 +128,12 @@ def test_a_killed_job_goes_on_with_the_runtime_it_began_with_even_without_the_ca
     journal = tmp_path / "out" / "_penstock" / "journal"
     try:
         while not (journal.exists() and journal.stat().st_size) and process.poll() is None:
-            pass
+            time.sleep(0.002)
     finally:
         process.kill()
         process.wait()
-    empty = tmp_path / "empty"
-    ran = subprocess.run(
-        penstock_command("resume", tmp_path / "out", "--json"),
-        capture_output=True, text=True, check=False, env=ENVIRONMENT | {"PENSTOCK_CACHE": str(empty)},
-    )  # fmt: skip
+    empty = {"PENSTOCK_CACHE": str(tmp_path / "empty")}
+    ran = penstock_run("resume", tmp_path / "out", "--json", environment=empty)
     assert summary_of(ran)["recipe"]["runtime"] == "openvino"
     assert read_rows(tmp_path / "out")["row"].to_pylist() == list(range(20_000))
 
@@ -180,11 +178,8 @@ def test_a_runtime_with_wrong_answers_is_rejected(
 def test_a_short_job_is_not_searched_for_and_says_so(
     models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:
-    own_cache = ENVIRONMENT | {"PENSTOCK_CACHE": str(tmp_path / "none")}
-    ran = subprocess.run(
-        penstock_command("predict", models / "digits.keras", digits, "--output", tmp_path / "out"),
-        capture_output=True, text=True, check=False, env=own_cache,
-    )  # fmt: skip
+    none = {"PENSTOCK_CACHE": str(tmp_path / "none")}
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", environment=none)
     assert ran.returncode == 0, ran.stderr
     assert "too short for a search" in ran.stderr
     assert not (tmp_path / "none").exists()
