@@ -30,6 +30,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
+_HIDING = Path(__file__).parent / "support" / "hiding"
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HIDING), ENVIRONMENT.get("PYTHONPATH")]))
+# Keras imports it only to see whether it is installed: a second of the start of every process with a framework.
+ENVIRONMENT["HIDDEN"] = "sklearn"
 _RUNS = RunsInTurn(ENVIRONMENT)
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -19,6 +19,8 @@ from penstock.core.plans import Choice, Plan
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 
 RUNTIMES_TRIED = {"tensorflow", "openvino", "onnx", "jax", "tensorflow-xla"}
+NARROW = ("--batch-size", 64, "--threads", 1, "--devices", "cpu:1")
+"""Every runtime is tried, each in one way only: for tests that are not about the fastest."""
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +160,12 @@ def test_a_runtime_with_wrong_answers_is_rejected(
     for mark in folders[0].glob("agreed-*"):
         mark.unlink()
     try:
-        ran = penstock_run("plan", models / "digits.keras", digits, "--json", "--fresh")
+        ran = penstock_run("plan", models / "digits.keras", digits, *NARROW, "--json", "--fresh")
         forced = penstock_run(
             "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "onnx"
         )
         found = json.loads(ran.stdout)
-        text = penstock_run("plan", models / "digits.keras", digits).stdout
+        text = penstock_run("plan", models / "digits.keras", digits, *NARROW).stdout
     finally:
         file.write_bytes(whole)
     rejected = {t["runtime"]: t["rejected"] for t in found["trials"] if t["rejected"] and not t["rows_per_s"]}
@@ -228,7 +230,7 @@ def test_a_search_copes_with_rows_that_fail_and_with_ranked_answers(
     ids = np.arange(4000, dtype=np.int32) % 100
     ids[5] = 5000
     pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
-    ran = penstock_run("plan", models / "embedding.keras", tmp_path / "ids.parquet", "--argmax", "--json")
+    ran = penstock_run("plan", models / "embedding.keras", tmp_path / "ids.parquet", "--argmax", *NARROW, "--json")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     rejected = {trial["runtime"]: trial["rejected"] for trial in found["trials"] if trial["rejected"]}
