@@ -160,12 +160,12 @@ def test_a_runtime_with_wrong_answers_is_rejected(
     for mark in folders[0].glob("agreed-*"):
         mark.unlink()
     try:
-        ran = penstock_run("plan", models / "digits.keras", digits, "--json", "--fresh")
+        ran = penstock_run("plan", models / "digits.keras", digits, *NARROW, "--json", "--fresh")
         forced = penstock_run(
             "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "onnx"
         )
         found = json.loads(ran.stdout)
-        text = penstock_run("plan", models / "digits.keras", digits).stdout
+        text = penstock_run("plan", models / "digits.keras", digits, *NARROW).stdout
     finally:
         file.write_bytes(whole)
     rejected = {t["runtime"]: t["rejected"] for t in found["trials"] if t["rejected"] and not t["rows_per_s"]}
