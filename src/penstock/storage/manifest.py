@@ -232,6 +232,7 @@ def _check(manifest: Manifest) -> None:
         "recipe": manifest.recipe.batch_size < 1 or manifest.recipe.threads < 0,
         "schema": not 0 <= manifest.schema.num_outputs <= len(manifest.schema.columns),
         "part_rows": manifest.part_rows is not None and manifest.part_rows < 1,
+        "streamed": manifest.streamed is not None and (not is_streamed or min(manifest.streamed) < 0),
         "division": any(min(each.division) < 1 for each in manifest.generations if each.division is not None),
     }
     for what, is_wrong in wrong.items():

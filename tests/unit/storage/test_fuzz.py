@@ -135,6 +135,7 @@ def test_anything_in_the_place_of_a_manifest_is_refused(content: bytes) -> None:
 @example({"parts": []}, 5)
 @example({"parts": [0, 0]}, 5)
 @example({"parts": [0, 3]}, 5)
+@example({"streamed": [0, 0]}, 5)
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": 0}}, 5)
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": "32"}}, 6)
 @example({"spans": [[0, 5, [], None, None], [6, 7, [], None, None]]}, 6)

@@ -124,10 +124,16 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
     """A piece of a file, or all of it. Shorter than asked for where the file ends."""
     if is_url(path):
         return remote.read_bytes(path, start, nbytes)
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:  # a buffer costs as much as the rest, for a file of a few bytes
         if start:
             file.seek(start)
-        return file.read() if nbytes is None else file.read(nbytes)
+        if nbytes is None:
+            return file.readall()
+        raw = more = file.read(nbytes)
+        while more and len(raw) < nbytes:  # one call reads 2 GB at most
+            more = file.read(nbytes - len(raw))
+            raw += more
+        return raw
 
 
 def read_many(paths: Sequence[str]) -> list[bytes | Exception]:

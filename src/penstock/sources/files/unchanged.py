@@ -14,7 +14,7 @@ import google_crc32c
 from penstock.core.protocols import Source
 from penstock.core.records import Extent, Fragment, Result, Span
 from penstock.errors import InputError
-from penstock.sources.files.paths import is_url, open_binary
+from penstock.sources.files.paths import is_url, open_binary, read_bytes
 
 _STEP_BYTES = 1 << 20
 _DIGITS = 8
@@ -166,11 +166,13 @@ def _check_file(file: Fragment) -> None:
 
 def _of_bytes(extent: Extent) -> str:
     """The CRC32C of the bytes of an extent as they are now."""
+    left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
+    value = 0
     try:
+        if 0 < left <= _STEP_BYTES:
+            return f"{google_crc32c.value(read_bytes(extent.file.path, extent.start, left)):0{_DIGITS}x}"
         with open_binary(extent.file.path) as file:
             file.seek(extent.start)
-            left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
-            value = 0
             while left > 0 and (raw := file.read(min(_STEP_BYTES, left))):
                 value = google_crc32c.extend(value, raw)
                 left -= len(raw)

@@ -24,6 +24,8 @@ from penstock.sources.tables.lines import TableLines
 _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
+_LONGEST_HEADER = 64 << 20
+_MOST_COLUMNS = 100_000
 _MOSTLY = 0.9
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _MISSING = [
@@ -91,6 +93,9 @@ class CsvFiles(TableLines):
     def _sample(self) -> pa.Table:
         path = self.sample_path()
         names = self._names(path)
+        if len(names) > _MOST_COLUMNS:
+            received = f"{path}: {len(names):,}"
+            raise InputError("the file has too many columns", received=received, allowed=f"{_MOST_COLUMNS:,}")
         if len(set(names)) != len(names):
             raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
         head = self.head(path, _SAMPLE_BYTES)
@@ -107,7 +112,8 @@ class CsvFiles(TableLines):
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
     def _parse_sample(self, raw: bytes, names: Sequence[str]) -> pa.Table:
-        reading = None if self.has_header else pacsv.ReadOptions(column_names=names)
+        block_bytes = max(1 << 20, len(raw) + 1)  # a header that crosses the edge of a block is not understood
+        reading = pacsv.ReadOptions(column_names=None if self.has_header else names, block_size=block_bytes)
         options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
         convert = pacsv.ConvertOptions(null_values=_MISSING)
         return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
@@ -150,9 +156,11 @@ class CsvFiles(TableLines):
         return line if line.strip() and b'"' not in line and len(line) < _HEADER_BYTES else b""
 
     def _first_line(self, path: str) -> list[str]:
+        csv.field_size_limit(_LONGEST_FIELD)
         raw = open_binary(path, _HEADER_BYTES)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = next((row for row in csv.reader(file, delimiter=self._separator) if row), [])
+            lines = iter(lambda: file.readline(_LONGEST_HEADER), "")
+            first = next((row for row in csv.reader(lines, delimiter=self._separator) if row), [])
         try:
             self._separator.join(first).encode()
         except UnicodeEncodeError:
