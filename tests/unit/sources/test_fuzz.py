@@ -84,6 +84,12 @@ RECORDS = b"".join(
 QUOTED = b'x,y\n1,"a\nb"\n'
 TEXTS = np.array(["ab", "c"])
 TABLE = pa.table({"x": _ROWS[:, 0], "word": [f"word {row}" for row in range(40)], "list": _ROWS.tolist()})
+
+
+def feather(compression: str) -> bytes:
+    return saved(lambda file: pa.feather.write_feather(TABLE, file, compression))
+
+
 FORMATS: dict[str, tuple[Callable[[list[str]], Source], list[bytes]]] = {
     "csv": (CsvFiles, [b"x,y,z\n" + b"".join(b'%d,"a b",%d.5\n' % (row, row) for row in range(40)), QUOTED]),
     "jsonl": (JsonLines, [b"".join(b'{"x": %d, "y": [1, 2], "z": {"a": "b"}}\n' % row for row in range(40))]),
@@ -94,7 +100,7 @@ FORMATS: dict[str, tuple[Callable[[list[str]], Source], list[bytes]]] = {
     "tfrecord.gz": (TFRecordFiles, [gzip.compress(RECORDS, mtime=0), gzip.compress(RECORDS, mtime=0) * 2]),
     "tar": (TarFiles, [archive()]),
     "parquet": (ParquetFiles, [saved(lambda f: pq.write_table(TABLE, f, row_group_size=9, compression=None))]),
-    "arrow": (ArrowFiles, [saved(lambda file: pa.feather.write_feather(TABLE, file, "uncompressed"))]),
+    "arrow": (ArrowFiles, [feather("uncompressed"), feather("zstd")]),
     "wav": (AudioFiles, [wave()]),
 } | {
     kind.lower(): (lambda paths: ImageFiles(paths, ReadOptions(image_size=(8, 8), color="rgb")), [picture(kind), *more])
