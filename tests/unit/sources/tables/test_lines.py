@@ -324,15 +324,17 @@ def test_header_and_line_of_more_than_a_block_are_read(tmp_path: Path) -> None:
 
 def test_reason_of_a_failed_row_quotes_little_of_a_giant_field(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text("x\n1\n2\n" + "9" * 100_000 + "x\n")
+    rows = 600_000  # the type is learnt from the first MB
+    path.write_text("x\n" + "1\n" * rows + "9" * 100_000 + "x\n")
     source = CsvFiles([str(path)])
-    (block,) = (block for span in source.divide(9) for block in source.read(span, ["x"]))
-    assert [failure.row for failure in block.failures] == [2]
+    *_, last = source.divide(1000)
+    (block,) = source.read(last, ["x"])
+    assert [failure.row for failure in block.failures] == [rows]
     assert len(block.failures[0].reason) <= 500
 
 
 def test_more_columns_than_a_table_can_have_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text(",".join(map("c{}".format, range(100_001))) + "\n")
+    path.write_text(",".join(map("c{}".format, range(100_001))) + "\n1\n")
     with pytest.raises(InputError, match="too many columns"):
-        CsvFiles([str(path)])._sample()
+        CsvFiles([str(path)]).schema()
