@@ -304,7 +304,7 @@ def status(output: str, as_json: bool) -> int:
         return 0
     done = progress["committed"] + progress["failed"]
     share = done / max(1, progress["rows"])
-    by = f", by {progress['run']}" if progress["run"] else ""
+    by = f", {'held ' if progress['state'] == 'finished' else ''}by {progress['run']}" if progress["run"] else ""
     click.echo(f"{progress['state']}: {done:,} of {counted(progress['rows'], 'row')} done ({share:.0%}){by}")
     if progress["state"] == "running" and progress["rows_per_s"]:
         rate = progress["rows_per_s"]

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint
+from penstock.commands.folder_state import no_job
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import Run, finished_before
 from penstock.core import kinds
@@ -59,7 +60,7 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     with place.lock():
         manifest = load_manifest(place)
         if manifest is None:
-            raise OutputError("the folder holds no job of penstock", received=task.output)
+            raise no_job(place)
         records = committed_records(place, manifest)
         _check_retryable(task, manifest, records)
         failed = {row: origin for record in records for row, origin in failed_rows(place, record).items()}
@@ -116,7 +117,7 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
         )
     changed = changed_files(manifest, fragments)
     origins = set(failed.values())
-    elsewhere = {path: how for path, how in changed.items() if not any(origin.startswith(path) for origin in origins)}
+    elsewhere = {path: how for path, how in changed.items() if not any(_is_in(path, origin) for origin in origins)}
     for path, how in elsewhere.items():
         if how is not None and not _GROUP.search(path):
             raise unchanged.changed(path, f"{how}, and none of its rows had failed")
@@ -128,11 +129,14 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
     return replace(manifest, request=task.request, fragments=fragments, fingerprint=mark, spans=spans)
 
 
+def _is_in(path: str, origin: str) -> bool:
+    """Whether a row comes from a file: `rows.csv, bytes 9 to 30`, `photos.tar/0.jpg`; or is one."""
+    return origin == path or origin.startswith((f"{path}, ", f"{path}/"))
+
+
 def _divided_again(task: FolderJob, source: Source, manifest: Manifest, changed: str) -> tuple[Span, ...]:
     """The spans of the changed input: the same rows as before, at other places in its files."""
-    divisions = [each.division for each in manifest.generations if each.division is not None]
-    if len(divisions) < len(manifest.generations):
-        raise unchanged.changed(changed, "an older penstock began the job: only its function can be mended")
+    divisions = [each.division for each in manifest.generations]
     if isinstance(task.source, Generations):
         spans = tuple(task.source.divide_all(divisions, [each.first_span for each in manifest.generations]))
     else:

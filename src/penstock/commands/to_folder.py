@@ -39,7 +39,6 @@ from penstock.storage.ledger import (
 )
 from penstock.storage.manifest import (
     IS_NEW,
-    MANIFEST_VERSION,
     Manifest,
     changed_files,
     describe_difference,
@@ -102,7 +101,8 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         raise older_job(place, existing)
     altered: Collection[str] = ()
     if task.verify:
-        altered = {each.name for each in altered_files(place, planned_records(place.records(), existing))}
+        journalled, _ = place.read_journal()
+        altered = {each.name for each in altered_files(place, existing, planned_records(journalled, existing))}
     records = committed_records(place, existing, altered)
     if task.append:
         appending.check_job(task, existing)
@@ -216,6 +216,16 @@ def _leave_no_trace(place: Place, existed: bool) -> None:
             place.leave_no_trace(existed=existed)
 
 
+def finished_job(output: str, began: float) -> Summary | None:
+    """The summary of the job in a folder, where it is finished and of today's penstock."""
+    place = place_of(output)
+    manifest = load_manifest(place)
+    if manifest is None or manifest.is_older:
+        return None
+    records = committed_records(place, manifest)
+    return finished_before(output, manifest, records, began) if is_finished(manifest, records) else None
+
+
 def finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
     """The summary of a job that was finished before."""
     return Summary(
@@ -290,9 +300,6 @@ class Run:
                     manifest.save(self.place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)
-            elif manifest.version < MANIFEST_VERSION:
-                with output_errors():
-                    manifest.save(self.place)  # what is journalled from here on is of today's form
             return self.predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:

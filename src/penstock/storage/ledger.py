@@ -237,8 +237,8 @@ class OpenParts:
 
 def committed_records(place: Place, manifest: Manifest, altered: Collection[str] = ()) -> list[PartRecord]:
     """The committed parts of a job, by number, without those that were damaged since. Touches nothing."""
-    records = planned_records(place.records(), manifest)
-    return intact_records(place, records, altered, has_failures=not manifest.is_older)
+    records, _ = place.read_journal()
+    return intact_records(place, planned_records(records, manifest), altered, has_failures=not manifest.is_older)
 
 
 def planned_records(records: Iterable[PartRecord], manifest: Manifest) -> list[PartRecord]:

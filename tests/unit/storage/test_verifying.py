@@ -37,13 +37,14 @@ def output(tmp_path: Path, sink: str) -> str:
 
 
 def problems_of(output: str, sink: str) -> dict[str, str]:
-    return {each.name: each.problem for each in find_problems(place_of(output), manifest_of(sink=sink))}
+    return {each.name: each.problem for each in find_problems(place_of(output), manifest_of(sink=sink))[0]}
 
 
 def repair(output: str, sink: str) -> None:
     """What `resume --verify` does."""
     place, manifest = place_of(output), manifest_of(sink=sink)
-    altered = {each.name for each in altered_files(place, planned_records(place.records(), manifest))}
+    records = planned_records(place.read_journal()[0], manifest)
+    altered = {each.name for each in altered_files(place, manifest, records)}
     with closing(Run(place, sink, manifest, altered)) as running:
         running.accept(*running.ledger.pending)
         running.finish()
@@ -67,7 +68,7 @@ def test_unfinished_output_has_no_problems(tmp_path: Path, sink: str) -> None:
 
 def test_flipped_bit_in_any_file_is_found_and_repaired(output: str, sink: str) -> None:
     place, before = place_of(output), parts_of(output)
-    files = [name for record in place.records() for name in record.all_files]
+    files = [name for record in place.read_journal()[0] for name in record.all_files]
     assert len(files) >= 6
     for name in files:
         path = Path(output, name)
