@@ -96,7 +96,7 @@ def predict(
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if dry_run:
-        return dry_run_of(model, data, None if output is None else _folder(output), options)
+        return dry_run_of(model, data, None if output is None else _folder(output), options, append=append)
     if output is None:
         _check_returned(options, on_error, steps)
         given = {**keywords, **({"overwrite": overwrite} if overwrite else {})}

@@ -194,7 +194,7 @@ def predict(
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if output is None or dry_run:
-        return _dry_run(model, input_, output, options, as_json=as_json)
+        return _dry_run(model, input_, output, options, append=append, as_json=as_json)
     task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
     summary = to_folder.run(task, _progress(quiet), began)
     return _report(summary, as_json=as_json, quiet=quiet)
@@ -222,10 +222,12 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
     return model, [_TypedPath(path) for path in input_]
 
 
-def _dry_run(model: str, input_: Any, output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+def _dry_run(
+    model: str, input_: Any, output: str | None, options: PredictOptions, *, append: bool, as_json: bool
+) -> int:
     from penstock.commands.dry_run import describe, in_words
 
-    description = describe(model, input_, output, options)
+    description = describe(model, input_, output, options, append=append)
     if output is not None:
         click.echo(json.dumps(description) if as_json else in_words(description))
         return 0

@@ -130,7 +130,7 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
 
 
 def _is_in(path: str, origin: str) -> bool:
-    """Whether a row comes from a file: `rows.csv, bytes 9 to 30`, `photos.tar/0.jpg`; or is one."""
+    """Whether a row comes from a file (`1.csv, bytes 9 to 30`, `photos.tar/0.jpg`), or is one."""
     return origin == path or origin.startswith((f"{path}, ", f"{path}/"))
 
 

@@ -156,10 +156,9 @@ def _same_job(
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
+    mark = check_same_job(task, existing, records)
     if existing.fingerprint == mark:
         return existing
-    _check_only_touched(task, existing, records)
     progress.note("the input was touched since the job began; what was read of it is the same: going on")
     touched = replace(existing, fragments=tuple(task.source.fragments()), fingerprint=mark)
     with output_errors():
@@ -167,15 +166,21 @@ def _same_job(
     return touched
 
 
-def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """Check that a job differs from the one in the folder only in the times of its input files.
+def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str:
+    """Check that a job differs from the one in the folder at most in the times of its input files.
 
     The bytes that were read are compared by their digests. The rest is read as it is now.
+
+    Returns:
+        The fingerprint of the job: another one than that in the folder, where its input was touched.
 
     Raises:
         OutputError: It is another job.
         InputError: The input is another one.
     """
+    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
+    if existing.fingerprint == mark:
+        return mark
     is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
     if not is_same or not task.source.paths:
         raise OutputError(
@@ -193,6 +198,7 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
     if existing.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
     unchanged.compare(source, committed, digests, existing.columns, set(files))
+    return mark
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
@@ -250,6 +256,12 @@ def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
     }
 
 
+def resumed_from(manifest: Manifest, *, is_append: bool) -> Resumed:
+    """What is fixed for a run that goes on with a job, or appends to it."""
+    sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
+    return Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
+
+
 def rows_in(records: Sequence[PartRecord]) -> int:
     """All rows that committed parts account for, also those that failed."""
     return sum(record.rows + record.failed for record in records)
@@ -272,10 +284,7 @@ class Run:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
         task = self.task
         manifest = None if task.overwrite else existing
-        resumed = None
-        if manifest is not None:
-            sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
-            resumed = Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
+        resumed = None if manifest is None else resumed_from(manifest, is_append=is_append)
         if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self.progress.note(line)

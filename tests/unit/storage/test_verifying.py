@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.protocols import Merges
+from penstock.errors import OutputError
 from penstock.storage.disk import internal
 from penstock.storage.ledger import planned_records
 from penstock.storage.places import place_of
+from penstock.storage.retried import stage_retried
 from penstock.storage.verifying import altered_files, find_problems
 from tests.unit.storage.test_ledger import (
     SINKS,
@@ -77,6 +80,16 @@ def test_flipped_bit_in_any_file_is_found_and_repaired(output: str, sink: str) -
         repair(output, sink)
         assert problems_of(output, sink) == {}
         assert parts_of(output) == before
+
+
+def test_altered_part_is_not_copied_into_one_that_takes_its_place(output: str, sink: str) -> None:
+    place, manifest, writer = place_of(output), manifest_of(sink=sink), SINKS[sink]
+    assert isinstance(writer, Merges)
+    with closing(Run(place, sink, manifest)) as running:
+        path = Path(output, next(iter(running.ledger.records[0].files)))
+        flip(path, path.stat().st_size // 2)
+        with pytest.raises(OutputError, match="a part is not as it was written"):
+            stage_retried(place, manifest, running.ledger, writer, 0, [])
 
 
 def parts_of(output: str) -> dict[str, bytes]:
