@@ -146,6 +146,8 @@ def _chunks(
         for position in range(file.metadata.num_columns)
         if _is_wanted(file.schema.column(position), columns, kind)
     ]
+    if not wanted:
+        return  # without columns, Arrow divides by the number of rows that are asked for, which is 0 here
     # `RowGroupMetaData.column` ends the process for a chunk whose histograms of levels (`SizeStatistics`) have a wrong
     # length. The reader checks the same and raises; to read no rows of a chunk costs 20 microseconds.
     next(file.reader.iter_batches(0, [number], wanted), None)
