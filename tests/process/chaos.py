@@ -290,8 +290,7 @@ class Harness:
         name, _, twice = how.partition(" ")
         run.sleep(self._references[setup].seconds * chance.uniform(0.4, 1.0))
         for _ in range(2 if twice else 1):
-            if run.is_alive():
-                run.process.send_signal(signal.Signals[name])
+            if run.signal(signal.Signals[name]):
                 with self.figures.lock:
                     self.figures.stops[how] += 1
             run.sleep(chance.uniform(0, 0.1))

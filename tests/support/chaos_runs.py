@@ -85,11 +85,21 @@ class Running:
                 pass
         return killed
 
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the run; returns whether it was there to get it."""
+        try:
+            if self.is_alive():
+                self.process.send_signal(number)
+                return True
+        except psutil.NoSuchProcess:  # it ended a moment ago
+            pass
+        return False
+
     def wait(self) -> tuple[int, str]:
         """The exit code and what was said."""
         self.sleep(_RUN_TIMEOUT_S)
         if self._code is None:
-            self.process.send_signal(signal.SIGUSR1)
+            self.signal(signal.SIGUSR1)
             time.sleep(1)
             raise Broken(f"the run hangs: {self._errors.read_text()}")
         return self._code, self._errors.read_text()
