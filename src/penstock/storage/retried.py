@@ -75,17 +75,15 @@ def stage_retried(
     if any(result.rows for result in results):
         pieces.append(_write_rows(sink, manifest, ledger.staging, results))
     crash_point("retry_copied")
-    paths: dict[str, str] = {}
-    if pieces:
-        spans = manifest.spans[records[0].first_span : records[-1].stop_span]
-        paths = sink.merge(pieces, sink.open_part(piece.name, ledger.staging, manifest.schema), spans)
-        for path in (path for each in pieces for path in each.values()):
-            os.remove(path)
+    spans = manifest.spans[records[0].first_span : records[-1].stop_span]
+    writer = sink.open_part(piece.name, ledger.staging, manifest.schema) if pieces else None
+    paths = sink.merge(pieces, writer, spans) if writer is not None else {}
+    for path in (path for each in pieces for path in each.values()):
+        os.remove(path)
     crash_point("retry_merged")
     files = {name: os.path.getsize(path) for path, name in paths.items()}
-    failures = _failure_lines(results)
     failures_bytes = 0
-    if failures:
+    if failures := _failure_lines(results):
         path = os.path.join(ledger.staging, f"{piece.name}.failures")
         failures_bytes = write_failures(path, failures)
         paths[path] = failures_file(piece.part, piece.cut)
