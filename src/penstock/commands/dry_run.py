@@ -42,9 +42,9 @@ def describe(
     task = replace(make_task(model, data, output or "OUT", options), append=append)
     num_new = num_files(task.source)
     if before is not None:
-        arranged = _grown(task, place_of(task.output), before)
+        arranged, rows_left = _grown(task, place_of(task.output), before)
         if arranged.grown is None:
-            return _nothing_new(task, before)
+            return _nothing_new(task, before, rows_left)
         task, num_new = arranged.grown, arranged.num_new
     started, manifest, checked = _tried(task, before)
     rows_before, parts_before, spans_before = (
@@ -88,8 +88,8 @@ def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest,
     return started, manifest, checked
 
 
-def _grown(task: FolderJob, place: Place, before: Manifest) -> appending.Arranged:
-    """The job in a place with the files that are new. Changes nothing.
+def _grown(task: FolderJob, place: Place, before: Manifest) -> tuple[appending.Arranged, int]:
+    """The job in a place with the files that are new, and how many rows of it are left to do. Changes nothing.
 
     Raises:
         PenstockError: Nothing can be appended to it, as `to_folder` says.
@@ -102,22 +102,28 @@ def _grown(task: FolderJob, place: Place, before: Manifest) -> appending.Arrange
     to_folder.check_same_job(arranged.task, before, records)
     if not is_finished(before, records) and len(before.generations) == 1:
         raise appending.unfinished(task.output)
-    return arranged
+    return arranged, before.rows - sum(record.rows + record.failed for record in records)
 
 
-def _nothing_new(task: FolderJob, before: Manifest) -> dict[str, Any]:
+def _nothing_new(task: FolderJob, before: Manifest, rows_left: int) -> dict[str, Any]:
     return {
         "model": task.request["model"],
         "files": 0,
         "rows": 0,
         "rows_before": before.rows,
+        "rows_left": rows_left,
+        "inputs": [],
         "outputs": {column.name: str(column) for column in before.schema.columns},
         "output": task.output,
         "format": task.options.format,
         "parts": 0,
         "spans": 0,
         "bytes": 0,
+        "devices": [],
         "recipe": before.recipe.as_json(),
+        "checked": None,
+        "first_rows": 0,
+        "first_failures": [],
     }
 
 
@@ -125,6 +131,9 @@ def in_words(job: dict[str, Any]) -> str:
     """The description of a job for people."""
     if not job["files"] and job["rows_before"]:
         rows = counted(job["rows_before"], "row")
+        if job["rows_left"]:
+            left = counted(job["rows_left"], "row")
+            return f"no new files; would go on with the job in {job['output']}: {left} of {rows} are left"
         return f"nothing to append: the input has no new files; the job in {job['output']} has {rows}"
     failures = job["first_failures"]
     failing = f"of the first {job['first_rows']:,} rows {len(failures):,} fail, the first: " if failures else ""

@@ -6,8 +6,10 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TextIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -24,7 +26,8 @@ from penstock.sources.tables.lines import TableLines
 _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
-_LONGEST_HEADER = 64 << 20
+_LONGEST_HEADER = 16 << 20
+"""A header that is longer has a stray quote, which makes the rows a part of it."""
 _MOST_COLUMNS = 100_000
 _MOSTLY = 0.9
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
@@ -95,9 +98,15 @@ class CsvFiles(TableLines):
         names = self._names(path)
         if len(names) > _MOST_COLUMNS:
             received = f"{path}: {len(names):,}"
-            raise InputError("the file has too many columns", received=received, allowed=f"{_MOST_COLUMNS:,}")
+            raise InputError(
+                "the file has too many columns",
+                received=received,
+                allowed=f"{_MOST_COLUMNS:,}",
+                hint="write them as one array: a .npy file, or a list column in Parquet",
+            )
         if len(set(names)) != len(names):
-            raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
+            twice, _ = Counter(names).most_common(1)[0]
+            raise InputError("two columns have one name", received=f"{path}: {twice[:100]}")
         head = self.head(path, _SAMPLE_BYTES)
         try:
             return self._parse_sample(head, names)
@@ -127,8 +136,8 @@ class CsvFiles(TableLines):
             if names and names != expected:
                 raise InputError(
                     "the files differ in their header" if self.has_header else "the files differ in their columns",
-                    received=f"{path}: {', '.join(names)}",
-                    allowed=f"as in {self.paths[0]}: {', '.join(expected)}",
+                    received=f"{path}: {_shown_difference(names, expected)}",
+                    allowed=f"as in {self.paths[0]}: {_shown_difference(expected, names)}",
                 )
             if names and self.has_header and not alike:
                 alike = self._header_line(path)
@@ -137,7 +146,7 @@ class CsvFiles(TableLines):
         """The names of the columns: those of the header, or f0, f1, … where there is none.
 
         Raises:
-            InputError: The first line is not UTF-8, or it may be a row.
+            InputError: The first line is not UTF-8, has a quote that is never closed, or may be a row.
         """
         first = self._first_line(path)
         if self._header == "no":
@@ -159,8 +168,17 @@ class CsvFiles(TableLines):
         csv.field_size_limit(_LONGEST_FIELD)
         raw = open_binary(path, _HEADER_BYTES)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            lines = iter(lambda: file.readline(_LONGEST_HEADER), "")
-            first = next((row for row in csv.reader(lines, delimiter=self._separator) if row), [])
+            lines: list[str] = []
+            reader = csv.reader(_first_lines(file, lines), delimiter=self._separator)
+            first = next((row for row in reader if row), [])
+        header = "".join(lines).encode(errors="surrogateescape")
+        if len(header) >= _LONGEST_HEADER or (self._is_unclosed(header) and self.has_header):
+            raise InputError(
+                "the header has no end",
+                received=f"{path}: {self._separator.join(first)[:60]} …",
+                allowed=f"a header of {_LONGEST_HEADER >> 20} MB",
+                hint="is a quote opened in it and never closed?",
+            )
         try:
             self._separator.join(first).encode()
         except UnicodeEncodeError:
@@ -232,6 +250,24 @@ def _describe(name: str, column: pa.Array) -> TensorSpec:
     values = [value for value in column.to_pylist() if value]
     numbers = sum(_is_number(value) for value in values)
     return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
+
+
+def _first_lines(file: TextIO, taken: list[str]) -> Iterator[str]:
+    """The lines of a file, as many as a header may have; those that were asked for are in `taken`."""
+    left = _LONGEST_HEADER
+    while left > 0 and (line := file.readline(left)):
+        left -= len(line)
+        taken.append(line)
+        yield line
+
+
+def _shown_difference(names: Sequence[str], others: Sequence[str]) -> str:
+    """Some names, from the first that differs on."""
+    first = next((place for place, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
+    first = min(len(names), len(others)) if first is None else first
+    start = first if first > 8 else 0
+    shown = ", ".join(name[:60] for name in names[start : start + 12])
+    return f"{len(names):,} columns, {'… ' if start else ''}{shown}{' …' if len(names) > start + 12 else ''}"
 
 
 def _looks_like_a_row(first: Sequence[str]) -> bool:

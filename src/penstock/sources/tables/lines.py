@@ -146,9 +146,11 @@ class LineFiles(FileSource):
         with open_binary(path) as file:
             raw = file.read(size)
             is_whole = len(raw) < size
-            for _ in range(raw.count(b"\n"), 1 + self.has_header) if not is_whole else ():
-                raw += file.readline(_LONGEST_RECORD)  # the rest of a giant header or record
             ends, unclosed = self._record_ends(raw, is_last=is_whole)
+            while not is_whole and len(ends) < 1 + self.has_header and len(raw) <= _LONGEST_RECORD:
+                more = file.read(len(raw))  # the rest of a giant header or record
+                raw, is_whole = raw + more, len(more) < len(raw)
+                ends, unclosed = self._record_ends(raw, is_last=is_whole)
             if not is_whole and len(ends):
                 raw = raw[: int(ends[-1]) + 1]
         edges = [0, *(ends + 1).tolist(), len(raw)]
@@ -199,9 +201,10 @@ class LineFiles(FileSource):
                     lengths[0] -= start
                     before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
                     yield stops, (lengths == 1) | ((lengths == 2) & (before == ord("\r")))
-                    self._check_length(path, start, int(lengths.max()))
+                    longest = int(lengths.argmax())
+                    self._check_length(path, int(stops[longest] - lengths[longest]), int(lengths[longest]))
                     start = int(stops[-1])
-                self._check_length(path, start, offset + len(raw) - start)
+                self._check_length(path, start, offset + len(raw) - start, has_end=False)
                 held = raw[start - offset :] if start >= offset else raw
                 if self._delimiter is None and len(held) > 2:
                     held = b""
@@ -211,13 +214,15 @@ class LineFiles(FileSource):
         if end > start:
             yield np.array([end]), np.array([end - start < 3 and not held.strip(b"\r\n")])
 
-    def _check_length(self, path: str, start: int, length: int) -> None:
+    def _check_length(self, path: str, start: int, length: int, *, has_end: bool = True) -> None:
         if self.longest_record is not None and length > self.longest_record:
             raise InputError(
                 "a record is too long to be read",
-                received=f"{path}: behind byte {start:,}, more than {length - 1:,} bytes without an end",
+                received=f"{path}: from byte {start:,} on, {length:,} bytes" + ("" if has_end else " without an end"),
                 allowed=f"records of {self.longest_record >> 20} MB",
-                hint="is the file what its name says, with line breaks?",
+                hint="leave it out, or write the data as Parquet"
+                if has_end
+                else "is the file what its name says, with line breaks?",
             )
 
     def _record_ends(self, raw: bytes, is_last: bool) -> tuple[Array, list[int]]:

@@ -215,7 +215,7 @@ def test_head_ends_with_a_whole_record(tmp_path: Path) -> None:
     files = PlainLines([str(path)], ",")
     assert files.head(str(path), 100) == b'h\n"1\n1"\n2\n'
     assert files.head(str(path), 9) == b'h\n"1\n1"\n'
-    assert files.head(str(path), 6) == b"h\n"
+    assert files.head(str(path), 4) == b'h\n"1\n1"\n', "one record at least"
     assert PlainLines([str(path)]).head(str(path), 1) == b"h\n"
 
 
@@ -308,8 +308,24 @@ def test_record_without_an_end_is_refused_and_never_held(name: str, opened: type
     path.write_bytes(b'{"x": 1}\n{"x": 2}\n' if name.endswith("jsonl") else b"x\n1\n2\n")
     with path.open("ab") as file:
         file.truncate(8 << 30)  # zeros without a line break, on no disk
-    with pytest.raises(InputError, match=r"a record is too long to be read\n.*behind byte \d"):
+    with pytest.raises(InputError, match=r"a record is too long to be read\n.*from byte \d"):
         list(opened([str(path)]).divide(10))
+
+
+@pytest.mark.parametrize("size", [10, 20 << 20])
+def test_header_with_a_stray_quote_is_told_and_never_holds_the_file(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('a,"b\n' + "1,2\n" * (size // 4))
+    with pytest.raises(InputError, match=r"the header has no end\n") as refused:
+        CsvFiles([str(path)]).schema()
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,{}", "a,b\n1,{}\n", 'a,b\n1,"{}\n{}"\n2,z\n'])
+def test_type_is_learnt_from_a_giant_first_record(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text.format("x" * (2 << 20), "y" * (1 << 20)))
+    assert CsvFiles([str(path)]).schema()["a"].dtype == "int64"
 
 
 def test_header_and_line_of_more_than_a_block_are_read(tmp_path: Path) -> None:
