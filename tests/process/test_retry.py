@@ -164,6 +164,21 @@ def test_input_that_changed_elsewhere_is_refused(light_models: Path, tmp_path: P
     assert len(failed_rows(output)) == 4
 
 
+@pytest.mark.parametrize("sink", ["parquet", "jsonl"])
+def test_mended_values_of_another_type_are_refused(light_models: Path, tmp_path: Path, sink: str) -> None:
+    """What was text in the rows that are there would be a number in those that are mended."""
+    data, output = tmp_path / "rows.csv", tmp_path / "out"
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\nno,,2,3,4\n", encoding="utf-8")
+    assert predict(light_models, data, output, format=sink, keep=["id"], max_failures=0.9).failed == 1
+    before = files_of(output)
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\n03,1,2,3,4\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"kept columns of other types .*\n.*id int64.*\n.*id string"):
+        penstock.retry(output, progress=False)
+    assert files_of(output) == before
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\nno,1,2,3,4\n", encoding="utf-8")
+    assert penstock.retry(output, progress=False).failed == 0
+
+
 FUNCTION = """
 def rows(block):
     if set(block["name"]) & {wrong!r}:

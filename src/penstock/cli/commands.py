@@ -286,7 +286,7 @@ def retry(output: str, as_json: bool, quiet: bool, **values: Any) -> int:
     """Predict the failed rows of the finished job in OUTPUT again, after the data or the function was mended.
 
     Each row runs at its old place in its batch and is put into its part; no other row changes. Files in which no row
-    failed must be as they were, and every file must have as many rows as it had.
+    failed must be as they were, and every file must have the rows that it had, in the same order.
     """
     from penstock import api
 

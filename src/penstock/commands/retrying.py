@@ -23,6 +23,7 @@ from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import Run, finished_before
 from penstock.core import kinds
 from penstock.core.columns import take_rows
+from penstock.core.figures import counted
 from penstock.core.protocols import Merges, Source
 from penstock.core.records import Result, Span
 from penstock.core.state import VARIABLES
@@ -158,6 +159,22 @@ def _nested(numbers: tuple[tuple[int, int], ...] | None) -> tuple[tuple[int, int
     return None if numbers is None else tuple((first, rows) for first, rows in numbers)
 
 
+def _check_kept(started: Started, manifest: Manifest) -> None:
+    """Rows of a part have kept columns of one type, also those that come later.
+
+    Raises:
+        InputError: The mended input gives others.
+    """
+    before, now = manifest.schema, output_columns.output_schema(started, started.options)
+    if now.columns[now.num_outputs :] != before.columns[before.num_outputs :]:
+        raise InputError(
+            "the input has kept columns of other types than when the job began",
+            received=appending.named(now.columns[now.num_outputs :]),
+            allowed=appending.named(before.columns[before.num_outputs :]),
+            hint="mend the values, or begin again: with another --output, or with --overwrite",
+        )
+
+
 @dataclass
 class _Retry(Run):
     """Runs the spans with failed rows, and replaces their parts."""
@@ -166,12 +183,13 @@ class _Retry(Run):
 
     def predict(self, started: Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
+        _check_kept(started, manifest)
         with output_errors():
             manifest.save(self.place)
             ledger = Ledger(self.place, manifest)
         with contextlib.closing(ledger):
             spans = [span for span in manifest.spans if self._rows_of(span)]
-            self.progress.note(f"retrying {len(self.failed):,} rows")
+            self.progress.note(f"retrying {counted(len(self.failed), 'row')}")
             self.meter.begin()
             self.progress.begin(self.meter, manifest.rows, manifest.rows - len(self.failed))
             try:
