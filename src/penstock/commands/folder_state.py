@@ -47,7 +47,7 @@ def status(output: str) -> dict[str, Any]:
     records = committed_records(place, manifest)
     holder = place.holder()
     refusal = refusal_to_resume(place, manifest)
-    counted = _counted(output, manifest, records)
+    counted = _figures_of(output, manifest, records)
     state = "running" if counted["state"] == "unfinished" and holder is not None else counted["state"]
     hint = f"penstock resume {output}" if refusal is None else refusal.hint
     return {
@@ -63,7 +63,7 @@ def status(output: str) -> dict[str, Any]:
     }
 
 
-def _counted(output: str, manifest: Manifest, records: Sequence[PartRecord]) -> dict[str, Any]:
+def _figures_of(output: str, manifest: Manifest, records: Sequence[PartRecord]) -> dict[str, Any]:
     """What `status` and `verify` both say of a job."""
     return {
         "output": output,
@@ -110,4 +110,4 @@ def verify(output: str) -> dict[str, Any]:
     # A part that is damaged does not count: its rows are not there.
     problems, intact = find_problems(place, manifest)
     told = [asdict(problem) for problem in problems]
-    return {**_counted(output, manifest, intact), "is_whole": not problems, "problems": told}
+    return {**_figures_of(output, manifest, intact), "is_whole": not problems, "problems": told}

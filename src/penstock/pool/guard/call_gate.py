@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(eq=False)
 class CallGate:
-    """Lets calls in, from several threads. The fields are the arguments of `GuardedReplica`."""
+    """Lets calls in, from several threads: at most `most_at_once`, and fewer once memory ran short."""
 
     replica: Replica
     device: str
