@@ -42,13 +42,7 @@ def check(source: Source, span: Span, columns: Sequence[str]) -> None:
     Raises:
         InputError: One of them changed: some rows may be old ones, others new ones.
     """
-    try:
-        files = {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}
-    except (InputError, OSError):  # a file is gone, or has not even the form that it had
-        for file in source.fragments():
-            _check_file(file)
-        raise
-    for file in files:
+    for file in {extent.file: None for extent in _extents_now(source, span, columns) if extent.nbytes is not None}:
         _check_file(file)
 
 
@@ -85,7 +79,7 @@ class Digester:
         Raises:
             InputError: A file changed since it was listed.
         """
-        return "".join(map(self._as_listed, self._source.extents(span, self._columns)))
+        return "".join(map(self._as_listed, _extents_now(self._source, span, self._columns)))
 
     def _as_listed(self, extent: Extent) -> str:
         """The digest of an extent whose file is as it was listed."""
@@ -135,6 +129,16 @@ def compare(
             before = known[position * _DIGITS : (position + 1) * _DIGITS]
             if is_url(extent.file.path) or digest(extent) != before:
                 raise changed(extent.file.path, _differing(span, before))
+
+
+def _extents_now(source: Source, span: Span, columns: Sequence[str]) -> list[Extent]:
+    """What a span was read from. A file that changed meanwhile looks damaged: it is told as changed."""
+    try:
+        return list(source.extents(span, columns))
+    except (InputError, OSError):
+        for file in source.fragments():
+            _check_file(file)
+        raise
 
 
 def _extents(source: Source, span: Span, columns: Sequence[str], touched: Collection[str]) -> list[Extent]:

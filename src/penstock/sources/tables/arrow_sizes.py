@@ -119,10 +119,11 @@ def _inflated_buffers(header: bytes | memoryview) -> Iterator[int]:
     """Where the compressed buffers of a batch begin in its body."""
     message = _root(header)
     batch = message.table(_MESSAGE_HEADER)
-    kind = message.field(_MESSAGE_KIND)
-    if batch is None or kind is None or message.raw[kind] not in (_DICTIONARY, _BATCH):
+    place = message.field(_MESSAGE_KIND)
+    kind = None if place is None else _number("<B", message.raw, place)
+    if batch is None or kind not in (_DICTIONARY, _BATCH):
         return
-    if message.raw[kind] == _DICTIONARY:
+    if kind == _DICTIONARY:
         batch = batch.table(_DICTIONARY_DATA)
     if batch is not None and batch.field(_BATCH_COMPRESSION) is not None:
         yield from (start for start, nbytes in batch.structs(_BATCH_BUFFERS, "<qq") if nbytes >= 8)
