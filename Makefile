@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .bench/peers-venv
 PHOTOS ?=
-# Tests of one file stay together and share what they made.
 WORKERS ?= 2
+# Tests of one file stay together and share what they made. Files of long tests come first, those of unit tests last:
+# no worker is left alone with a long one at the end.
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # make chaos CHAOS="--seed 7 --kills 200 --jobs 4"
 CHAOS ?=
@@ -17,10 +19,10 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest $(SHARED)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.process.chaos $(CHAOS)

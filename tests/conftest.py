@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.support.forked_runs import RunsInTurn
 
 _CACHE = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 # Plans and converted models of the tests stay out of the user's own cache, and are gone afterwards.
@@ -27,6 +30,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
+_HIDING = Path(__file__).parent / "support" / "hiding"
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HIDING), ENVIRONMENT.get("PYTHONPATH")]))
+# Keras imports it only to see whether it is installed: a second of the start of every process with a framework.
+ENVIRONMENT["HIDDEN"] = "sklearn"
+_RUNS = RunsInTurn(ENVIRONMENT)
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -34,11 +42,11 @@ def penstock_command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "penstock", *map(str, arguments)]
 
 
-def run_penstock(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_penstock(
+    *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     """Run the command; its output is kept, and a stack trace in it is never right."""
-    ran = subprocess.run(
-        penstock_command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=240, check=False
-    )
+    ran = _RUNS.run([str(argument) for argument in arguments], environment, cwd or Path.cwd())
     assert "Traceback" not in ran.stderr, ran.stderr
     return ran
 

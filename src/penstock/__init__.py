@@ -81,9 +81,9 @@ def __getattr__(name: str) -> Any:
     from penstock import api, errors
     from penstock.options.spelling import for_python
 
-    found = getattr(api if hasattr(api, name) else errors, name)
+    value = getattr(api if hasattr(api, name) else errors, name)
     # The shell calls the same functions, and spells its options differently.
-    globals()[name] = found if isinstance(found, type) else for_python(found)
+    globals()[name] = value if isinstance(value, type) else for_python(value)
     return globals()[name]
 
 

@@ -10,14 +10,14 @@ from typing import Any, Unpack
 from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
 from penstock.commands.evaluation import Evaluation as Evaluation
-from penstock.commands.folder_job import make_task, resolved
+from penstock.commands.folder_job import FolderJob, make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import EvaluateKeywords, Keywords, PredictKeywords
 from penstock.core.plans import Plan
-from penstock.errors import UsageError
+from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
@@ -32,8 +32,6 @@ from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.runtimes.keras.training.given_data import Given
 from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.sources.python.streaming import Rows as Rows
-from penstock.storage.ledger import committed_records, is_finished
-from penstock.storage.manifest import Manifest
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
@@ -103,7 +101,7 @@ def predict(
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if dry_run:
-        return dry_run_of(model, data, None if output is None else _folder(output), options)
+        return dry_run_of(model, data, None if output is None else _folder(output), options, append=append)
     if output is None:
         _check_returned(options, on_error, steps)
         given = {**keywords, **({"overwrite": overwrite} if overwrite else {})}
@@ -326,22 +324,16 @@ def resume(
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
-    folder = _folder(output)
-    place, manifest = folder_state.open_job(folder)
-    refusal = folder_state.refusal_to_resume(place, manifest)
-    if refusal is not None and not manifest.is_older:
-        records = committed_records(place, manifest)
-        if is_finished(manifest, records):
-            return to_folder.finished_before(folder, manifest, records, began)
-    if refusal is not None:
-        raise refusal
-    request = manifest.request
-    allowed = manifest.max_failures if max_failures is None else max_failures
-    del manifest  # it may be large, and is read again under the lock
-    options = from_request(request, devices=devices, max_failures=allowed)
-    task = make_task(request["model"], request["data"], folder, options)
-    task = replace(task, is_resumed=True, verify=verify, is_verbose=verbose)
-    return to_folder.run(task, _progress(progress)(), began)
+    given = {} if max_failures is None else {"max_failures": max_failures}
+    try:
+        task = _opened_again(output, is_verbose=verbose, devices=devices, **given)
+    except OutputError:
+        # The model or the input was in memory: where the job is finished, neither is needed.
+        finished = to_folder.finished_job(_folder(output), began)
+        if finished is None:
+            raise
+        return finished
+    return to_folder.run(replace(task, verify=verify), _progress(progress)(), began)
 
 
 def retry(
@@ -380,15 +372,12 @@ def retry(
     began = time.perf_counter()
     functions = {"preprocess": preprocess, "preprocess_row": preprocess_row}
     mended = {name: function for name, function in functions.items() if function is not None}
-    folder, manifest = _job_of_files(output)
-    request = manifest.request
-    options = from_request(request, devices=devices, max_failures=1.0, **mended)
-    task = make_task(request["model"], request["data"], folder, options)
-    return retrying.run(replace(task, is_resumed=True, is_verbose=verbose), _progress(progress)(), began)
+    task = _opened_again(output, is_verbose=verbose, devices=devices, max_failures=1.0, **mended)
+    return retrying.run(task, _progress(progress)(), began)
 
 
-def _job_of_files(output: str | os.PathLike[str]) -> tuple[str, Manifest]:
-    """The job in a folder, where its model and its input can be opened again.
+def _opened_again(output: str | os.PathLike[str], *, is_verbose: bool, **given: Any) -> FolderJob:
+    """The job in a folder, its model and its input opened as they were, with some options as they are given now.
 
     Raises:
         OutputError: They were in memory, or an older penstock wrote the job, or there is none.
@@ -398,7 +387,10 @@ def _job_of_files(output: str | os.PathLike[str]) -> tuple[str, Manifest]:
     refusal = folder_state.refusal_to_resume(place, manifest)
     if refusal is not None:
         raise refusal
-    return folder, manifest
+    request, options = manifest.request, {"max_failures": manifest.max_failures, **given}
+    del manifest  # it may be large, and is read again under the lock
+    task = make_task(request["model"], request["data"], folder, from_request(request, **options))
+    return replace(task, is_resumed=True, is_verbose=is_verbose)
 
 
 def status(output: str | os.PathLike[str]) -> dict[str, Any]:

@@ -34,6 +34,11 @@ Point = Literal[
     "journal_synced",
     "summary_begun",
     "summary_done",
+    "retry_copied",
+    "retry_merged",
+    "replace_begun",
+    "replace_recorded",
+    "replace_done",
 ]
 POINTS: tuple[Point, ...] = get_args(Point)
 VARIABLE = "PENSTOCK_CRASH_AT"

@@ -166,7 +166,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # an exception of a user may not even be able to say what it is
         lines = ["it cannot be shown"]
-    told = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
+    telling = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
     is_traced = bool(lines) and lines[0].lower().startswith("in user code")
-    text = (told[-1] if is_traced else told[0]) if told else ""
+    text = (telling[-1] if is_traced else telling[0]) if telling else ""
     return f"{type(error).__name__}: {text}"[:limit].rstrip(": ")

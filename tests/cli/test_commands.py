@@ -22,18 +22,18 @@ from click.testing import CliRunner
 
 import penstock
 from penstock.cli.commands import main
-from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, summary_of
+from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, run_penstock, summary_of
 
 
 @pytest.fixture(scope="module")
 def finished(light_models: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished job of several parts."""
     output = tmp_path_factory.mktemp("finished") / "out"
-    subprocess.run(
-        penstock_command("predict", light_models / "digits.onnx", digits, "--output", output,
-                         "--part-rows", 6000, "--keep", "name", "--quiet"),
-        check=True, env=ENVIRONMENT,
+    ran = run_penstock(
+        "predict", light_models / "digits.onnx", digits, "--output", output, "--part-rows", 6000, "--keep", "name",
+        "--quiet",
     )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
     return output
 
 

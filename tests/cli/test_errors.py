@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from tests.conftest import Penstock
 from tests.support import onnx_models
 
@@ -210,6 +213,28 @@ def test_status_and_resume_of_a_folder_without_a_job(x_npy: Path, penstock_run: 
     check(penstock_run("status", x_npy), 7, "holds no job", str(x_npy))
     check(penstock_run("status", tmp_path), 7, "holds no job")
     check(penstock_run("resume", tmp_path), 7, "holds no job")
+
+
+@pytest.mark.parametrize("command", [penstock.status, penstock.verify, penstock.retry, penstock.resume])
+def test_output_without_a_job_is_told_with_what_it_is(command: Callable[[str], Any], tmp_path: Path) -> None:
+    empty, other, file = (tmp_path / name for name in ("empty", "other", "file"))
+    empty.mkdir()
+    other.mkdir()
+    (other / "notes.txt").touch()
+    file.touch()
+    told = {
+        empty: "it holds nothing",
+        other: "it holds notes.txt",
+        file: "it is a file",
+        tmp_path / "absent": "it does not exist",
+        "memory://no/such": "it does not exist",
+    }
+    for output, what in told.items():
+        with pytest.raises(penstock.OutputError, match="holds no job of penstock") as caught:
+            command(str(output))
+        assert caught.value.received == f"{output}: {what}"
+        assert caught.value.exit_code == 7
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "file", "notes.txt", "other"]
 
 
 def test_column_called_row_is_refused_with_the_flag_that_renames(

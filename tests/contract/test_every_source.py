@@ -15,15 +15,13 @@ from .promises import PROMISES, Promise
 
 pytestmark = pytest.mark.timeout(60)
 
-CASES = [
-    *table_cases.CASES,
-    *text_cases.CASES,
-    *tfrecord_cases.CASES,
-    *image_cases.CASES,
-    *audio_cases.CASES,
-    *dataset_cases.CASES,
-    *selected_cases.CASES,
-]
+FAMILIES = [
+    module.CASES
+    for module in (
+        table_cases, text_cases, tfrecord_cases, image_cases, audio_cases, dataset_cases, selected_cases,
+    )
+]  # fmt: skip
+CASES = [case for family in FAMILIES for case in family]
 Written = Callable[[Case], tuple[Path, list[str]]]
 
 

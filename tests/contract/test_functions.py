@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from penstock.pool.loading import read_pieces
 
 from .case import Case
 from .promises import opened
-from .test_every_source import CASES, Written, written
+from .test_every_source import CASES, FAMILIES, Written, written
 
 __all__ = ["written"]
 pytestmark = pytest.mark.timeout(60)
@@ -38,8 +39,13 @@ ENCODED = ("image", "audio")
 
 
 def mark(row: Mapping[str, Any]) -> float:
-    """A number that is another one for another row, by all that is not decoded in it."""
+    """A number that is another one for another row, by all that is not decoded in it.
+
+    Of a path it is the name alone: the folder is another one in each run of the tests.
+    """
     plain = {name: plainly(value) for name, value in sorted(row.items()) if name not in ENCODED}
+    if "path" in plain:
+        plain["path"] = os.path.basename(plain["path"])
     return float(zlib.crc32(repr(plain).encode()) % 10_000)
 
 
@@ -144,8 +150,22 @@ def expected_marks(case: Case, paths: list[str]) -> list[float]:
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
-@every_case
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+EVERYWHERE = {"a new column", "lists", "of a row, a dict"}
+"""Kinds that every source is tried with; the others with one source of each family, and with all in `make test-all`."""
+FIRST_OF_FAMILY = {cases[0].name for cases in FAMILIES}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(
+            KINDS[name], case, id=f"{name}-{case.name}",
+            marks=() if name in EVERYWHERE or case.name in FIRST_OF_FAMILY else pytest.mark.slow,
+        )
+        for name in KINDS
+        for case in CASES
+    ],
+)  # fmt: skip
 def test_every_kind_of_function_sees_every_row_of_every_source(kind: Kind, case: Case, written: Written) -> None:
     _, paths = written(case)
     with opened(case, paths) as source:

@@ -2,11 +2,12 @@
 
     python -m tests.process.chaos --kills 1000 --tensorflow 50 --seed 7 --jobs 2       (`make chaos`)
 
-An episode is one output folder. Faults hit its run one after the other: a crash point of the commit protocol; SIGKILL
-for the coordinator, a replica, a loader, a finisher, all workers or all processes, at a random time; or a signal that
-stops it. Each time the same job is started again. When it has ended, its files are those of the undisturbed run, byte
-for byte; after a graceful stop, which cuts parts, its rows, values and failures are. After every fault, no process of
-the run is left, and nothing in /dev/shm.
+An episode is one output, in a folder or on object storage. Faults hit its run, a `predict`, a `retry` or an append
+(`tests.support.chaos_jobs`), one after the other: a crash point of the commit protocol; SIGKILL for the coordinator, a
+replica, a loader, a finisher, all workers or all processes, at a random time; or a signal that stops it. Each time the
+same command is started again. When it has ended, the files are those of the undisturbed run, byte for byte; after a
+graceful stop, which cuts parts, its rows, values and failures are. After every fault `penstock verify` finds no part
+that is not as it was committed, no process of the run is left, and nothing in /dev/shm.
 
 The seed decides the faults and their order; the moment that a random kill hits also depends on the machine.
 """
@@ -16,77 +17,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
-import queue
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import numpy as np
-import psutil
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+import penstock
 from penstock.crash_points import POINTS, VARIABLE
+from tests.support import chaos_jobs, s3_server
+from tests.support.chaos_jobs import TORN, Setup
+from tests.support.chaos_runs import Broken, Running
 from tests.support.forked_runs import RunServer
 
-ROOT = Path(__file__).resolve().parents[2]
-SINKS = ("parquet", "npy", "csv", "jsonl", "arrow")
-ROWS, PART_ROWS, BATCH = 1536, 128, 8
-BEGINNING = tuple(point for point in POINTS if point.startswith(("lock", "manifest")))
-"""These are visited once, when a job begins."""
-ONCE = (*BEGINNING, *(point for point in POINTS if point.startswith(("recovery", "summary"))))
-LATER = tuple(point for point in POINTS if point not in BEGINNING)
 ROLES = ("coordinator", "replica", "all", "loader", "workers", "finisher")
 STOPS = ("SIGINT", "SIGTERM", "SIGINT twice", "SIGTERM twice")
-TORN = "journal_torn"
-_MARK = "PENSTOCK_CHAOS"
-_ENDS_WITHIN_S = 30.0
-_RUN_TIMEOUT_S = 240.0
-
-
-class Broken(AssertionError):
-    """A promise did not hold."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One kind of job: a model, an input, a sink, and whether functions run in front of and behind the model."""
-
-    folder: Path
-    sink: str
-    has_functions: bool
-    is_tensorflow: bool = False
-
-    @property
-    def name(self) -> str:
-        kind = "tensorflow" if self.is_tensorflow else "functions" if self.has_functions else "plain"
-        return f"{self.sink}-{kind}"
-
-    def arguments(self, output: Path) -> list[str]:
-        """The command line, with everything pinned that decides the bits."""
-        model = "digits.keras" if self.is_tensorflow else "digits.onnx" if self.has_functions else "slow_digits.onnx"
-        runtime = "tensorflow" if self.is_tensorflow else "onnx"
-        pinned = ["--runtime", runtime, "--batch-size", str(BATCH), "--threads", "1", "--part-rows", str(PART_ROWS)]
-        functions = ["--preprocess-row", "tests.support.chaos_functions:dim", "--loaders", "1"]
-        functions += ["--postprocess", "tests.support.chaos_functions:doubled"]
-        devices = "cpu:1" if self.has_functions or self.is_tensorflow else "cpu:2"
-        where = [str(self.folder / model), str(self.folder / "rows.parquet"), "--output", str(output)]
-        more = functions if self.has_functions else []
-        return ["predict", *where, "--format", self.sink, "--devices", devices, *pinned, *more]
+LEFT_BEHIND = ("no record knows it", "its last record is torn")
+"""What `verify` may find after a kill, besides a missing `failures.jsonl`: the next run mends it."""
+_DONE = 3
+"""Some rows of every job fail."""
+_GAVE_UP = 9
 
 
 @dataclass
@@ -94,15 +55,16 @@ class Figures:
     """What was done, and what was found."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    by_sink: Counter[str] = field(default_factory=Counter)
+    by_setup: Counter[Setup] = field(default_factory=Counter)
     stops: Counter[str] = field(default_factory=Counter)
     runs: int = 0
-    episodes: int = 0
+    jobs: int = 0
     gave_up: int = 0
     rows_lost: int = 0
     rows_doubled: int = 0
     rows_changed: int = 0
     files_differing: int = 0
+    parts_damaged: int = 0
     processes_left: int = 0
     shared_memory_left: int = 0
     broken: list[str] = field(default_factory=list)
@@ -115,39 +77,45 @@ class Figures:
     def killed(self, setup: Setup, what: str, count: int = 1) -> None:
         with self.lock:
             self.kills[what] += count
-            self.by_sink[setup.name] += count
+            self.by_setup[setup] += count
+
+    def add(self, **counts: int) -> None:
+        with self.lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
 
     def lines(self) -> list[str]:
         def shown(counts: Counter[str]) -> str:
-            return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
+        by_sink, by_command, by_place = Counter[str](), Counter[str](), Counter[str]()
+        for setup, count in self.by_setup.items():
+            by_sink[setup.sink] += count
+            by_command[setup.command + (" with TensorFlow" if setup.is_tensorflow else "")] += count
+            by_place["object storage" if setup.is_remote else "disk"] += count
         return [
-            f"{self.num_kills} kills and {self.stops.total()} stops in {self.runs} runs of {self.episodes} jobs",
-            f"kills by role and point: {shown(self.kills)}",
-            f"kills by sink and job: {shown(self.by_sink)}",
+            f"{self.num_kills} kills and {self.stops.total()} stops in {self.runs} runs of {self.jobs} jobs",
+            f"kills by role: {shown(Counter({name: self.kills[name] for name in ROLES if self.kills[name]}))}",
+            f"kills by point: {shown(Counter({n: c for n, c in self.kills.items() if n not in ROLES}))}",
+            f"kills by sink: {shown(by_sink)}",
+            f"kills by command: {shown(by_command)}",
+            f"kills by place: {shown(by_place)}",
             f"stops: {shown(self.stops)}",
             f"runs that gave up on their workers, and were resumed: {self.gave_up}",
             f"rows lost {self.rows_lost}, doubled {self.rows_doubled}, changed {self.rows_changed}; "
-            f"files that differ {self.files_differing}",
+            f"files that differ {self.files_differing}; parts damaged after a kill {self.parts_damaged}",
             f"processes left {self.processes_left}, names left in /dev/shm {self.shared_memory_left}",
             *(f"BROKEN: {line}" for line in self.broken),
         ]
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a job wrote, read back: rows in the order of the files, and failures."""
-
-    table: pa.Table
-    failures: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class Reference:
-    """The undisturbed run of a kind of job."""
+    """The undisturbed run of a kind of job, and what the output holds when it begins."""
 
+    before: dict[str, bytes]
     files: dict[str, bytes]
-    content: Content
+    content: chaos_jobs.Content
     seconds: float
 
 
@@ -157,82 +125,125 @@ class Harness:
     Args:
         seed: Decides the faults.
         work: An empty folder for inputs and outputs.
+        setups: The kinds of job.
+        only: Faults that all episodes consist of; none: all faults in turn.
+        most_faults: How many there are in an episode at most.
     """
 
-    def __init__(self, seed: int, work: Path) -> None:
+    def __init__(
+        self, seed: int, work: Path, setups: Sequence[Setup], only: Sequence[str] = (), most_faults: int = 8
+    ) -> None:
         self.seed = seed
         self.work = work
         self.figures = Figures()
+        self._only = only
+        self._most_faults = most_faults
+        self._stack = contextlib.ExitStack()
+        self._stores: dict[bool, Any] = {False: LocalFileSystem(auto_mkdir=True)}
         self._references: dict[Setup, Reference] = {}
+        self._locks = {setup: threading.Lock() for setup in setups}
         self._shared_memory = set(os.listdir("/dev/shm"))
-        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHONDONT")}
-        self._environment |= {"PENSTOCK_CACHE": str(work / "cache")}
+        (work / "tmp").mkdir()
+        more = {"PENSTOCK_CACHE": str(work / "cache"), "TMPDIR": str(work / "tmp")}
+        if any(setup.is_remote for setup in setups):
+            endpoint = self._stack.enter_context(s3_server.start_s3_server())
+            more |= s3_server.environment(endpoint)
+            self._stores[True] = s3_server.filesystem(endpoint)
+            self._stores[True].mkdir(chaos_jobs.BUCKET)
+        # In this process, too: it looks at the outputs by `penstock.verify`.
+        self._stack.enter_context(mock.patch.dict(os.environ, more))
         self._servers = threading.local()
-        self._all_servers: list[RunServer] = []
 
     def close(self) -> None:
-        for server in self._all_servers:
-            server.close()
-
-    def prepare(self, setups: Sequence[Setup]) -> None:
-        """Run every kind of job undisturbed."""
-        for setup in setups:
-            output = self.work / f"reference-{setup.name}"
-            began = time.monotonic()
-            code, errors = self._start(setup, output, {}).wait()
-            _check(code == 3, f"the undisturbed {setup.name} ended with {code}: {errors}")
-            seconds = time.monotonic() - began
-            self._references[setup] = Reference(files_of(output), read(output, setup.sink), seconds)
-            rows = self._references[setup].content
-            _check(rows.table.num_rows + len(rows.failures) == ROWS and len(rows.failures) > 3, f"rows of {setup.name}")
+        self._stack.close()
 
     def run_episode(self, setup: Setup, number: int) -> None:
-        """One output folder and the faults that hit it, however many jobs they need."""
+        """One output and the faults that hit it, however many jobs they need."""
         chance = random.Random(f"{self.seed}/{setup.name}/{number}")
-        faults = list(self._faults(setup, number, chance))
+        faults = self._faults(setup, number, chance)
         history: list[str] = []
-        output = self.work / f"{setup.name}-{number}"
         try:
+            reference = self._reference(setup)
+            output = self._output(setup, f"{setup.name}-{number}")
             while faults or history:
+                if not history:
+                    self._restore(setup, output, reference)
                 fault = faults.pop(0) if faults else "nothing"
                 history.append(fault)
                 if self._run(setup, output, fault, chance):
-                    self._compare(setup, output, is_cut=any(each in STOPS for each in history))
-                    shutil.rmtree(output)
+                    is_cut = setup.command != "retry" and any(each in STOPS for each in history)
+                    self._compare(setup, output, reference, is_cut=is_cut)
+                    self._stores[setup.is_remote].rm(output, recursive=True)
                     history.clear()
-                    with self.figures.lock:
-                        self.figures.episodes += 1
-        except Broken as error:
+                    self.figures.add(jobs=1)
+        except Exception as error:  # Broken, or what nobody thought of: the figures are shown all the same
+            after = f"{setup.name}, episode {number}, after {', '.join(history)}"
             with self.figures.lock:
-                self.figures.broken.append(f"{setup.name}, episode {number}, after {', '.join(history)}: {error}")
+                self.figures.broken.append(f"{after}: {type(error).__name__}: {error}")
 
-    def _faults(self, setup: Setup, number: int, chance: random.Random) -> Iterator[str]:
+    def _output(self, setup: Setup, name: str) -> str:
+        return f"s3://{chaos_jobs.BUCKET}/{name}" if setup.is_remote else str(self.work / name)
+
+    def _restore(self, setup: Setup, output: str, reference: Reference) -> None:
+        self._stores[setup.is_remote].pipe({f"{output}/{name}": raw for name, raw in reference.before.items()})
+
+    def _reference(self, setup: Setup) -> Reference:
+        """The kind of job, run once and undisturbed."""
+        with self._locks[setup]:
+            if setup not in self._references:
+                self._references[setup] = self._prepare(setup)
+            return self._references[setup]
+
+    def _prepare(self, setup: Setup) -> Reference:
+        output, store = self._output(setup, f"reference-{setup.name}"), self._stores[setup.is_remote]
+        before: dict[str, bytes] = {}
+        setup.write_own()
+        if setup.command != "predict":
+            code, errors = self._start(setup, setup.predict(output), {}).wait()
+            _check(code == _DONE, f"the job that {setup.name} begins with ended with {code}: {errors}")
+            before = chaos_jobs.all_files(store, output)
+            setup.change()
+        began = time.monotonic()
+        code, errors = self._start(setup, setup.arguments(output), {}).wait()
+        seconds = time.monotonic() - began
+        _check(code == _DONE, f"the undisturbed {setup.name} ended with {code}: {errors}")
+        files = chaos_jobs.promised(chaos_jobs.all_files(store, output))
+        content = chaos_jobs.read(files, setup.sink)
+        rows, failures = content.table.num_rows, len(content.failures)
+        _check(rows + failures == chaos_jobs.ROWS and failures > 3, f"{setup.name}: {rows} rows, {failures} failures")
+        return Reference(before, files, content, seconds)
+
+    def _faults(self, setup: Setup, number: int, chance: random.Random) -> list[str]:
         """The faults of an episode. Over the episodes of a kind of job, every point and role has its turn."""
-        points = list(LATER)
-        random.Random(f"{self.seed}/{setup.name}").shuffle(points)
-        turn = itertools.cycle([*points, TORN])
-        later = list(itertools.islice(turn, 3 * number, 3 * number + 3))
-        roles = [ROLES[(2 * number + each) % len(ROLES)] for each in range(2)]
-        begin = sorted({BEGINNING[(2 * number + each) % len(BEGINNING)] for each in range(2)}, key=BEGINNING.index)
-        mixed = [*later, *roles, *([STOPS[number // 3 % len(STOPS)]] if number % 3 == 2 else [])]
+        if self._only:
+            return [chance.choice(self._only) for _ in range(self._most_faults)]
+        beginning = [point for point in setup.points if chaos_jobs.is_of_beginning(point)]
+        later = [point for point in setup.points if not chaos_jobs.is_of_beginning(point)]
+        of_setup = random.Random(f"{self.seed}/{setup.name}")
+        of_setup.shuffle(later)
+        turn = of_setup.randrange(12) + number
+        begin = sorted({beginning[(2 * turn + each) % len(beginning)] for each in range(2)}, key=beginning.index)
+        mixed = list(itertools.islice(itertools.cycle(later), 3 * number, 3 * number + 3))
+        mixed += [ROLES[(2 * turn + each) % len(ROLES)] for each in range(2)]
+        mixed += [STOPS[turn // 3 % len(STOPS)]] if turn % 3 == 2 else []
         chance.shuffle(mixed)
-        yield from [*begin, *mixed]
+        return [*begin, *mixed][-self._most_faults :]
 
-    def _run(self, setup: Setup, output: Path, fault: str, chance: random.Random) -> bool:
-        """Start or resume the job and have the fault hit it; returns whether the job is finished."""
-        with self.figures.lock:
-            self.figures.runs += 1
+    def _run(self, setup: Setup, output: str, fault: str, chance: random.Random) -> bool:
+        """Start the command, or go on with it, and have the fault hit it; returns whether the job is finished."""
+        self.figures.add(runs=1)
         environment = {}
         point = "journal_written" if fault == TORN else fault
         if point in POINTS:
-            visit = 1 if point in ONCE else chance.randint(1, 6)
+            visit = 1 if chaos_jobs.is_visited_once(point) else chance.randint(1, 6)
             environment = {VARIABLE: f"{point}:{visit}"}
-        run = self._start(setup, output, environment, can_resume=chance.random() < 0.5)
+        is_resumed = chance.random() < 0.5 and self._is_unfinished(output)
+        run = self._start(setup, ["resume", output] if is_resumed else setup.arguments(output), environment)
         try:
             if fault in ROLES:
                 self._kill(run, setup, fault, chance)
             elif fault in STOPS:
-                self._stop(run, output, fault, chance)
+                self._stop(run, setup, fault, chance)
             code, errors = run.wait()
         finally:
             run.end()
@@ -242,24 +253,24 @@ class Harness:
             if point in POINTS:
                 self.figures.killed(setup, fault)
             if fault == TORN:
-                tear(output / "_penstock" / "journal", chance)
-        elif code == 9:
-            with self.figures.lock:
-                self.figures.gave_up += 1
+                chaos_jobs.tear(Path(output, "_penstock", "journal"), chance)
+        elif code == _GAVE_UP:
+            self.figures.add(gave_up=1)
         else:
-            allowed = {3, 130, 143} if fault in STOPS else {3}
+            # A signal that comes before penstock listens ends it as it ends any program.
+            allowed = {_DONE, 130, 143, -signal.SIGINT, -signal.SIGTERM} if fault in STOPS else {_DONE}
             _check(code in allowed, f"the run ended with {code}: {errors}")
-        return code == 3
+        if code != _DONE:
+            self._check_between(setup, output, chance)
+        return code == _DONE
 
-    def _start(self, setup: Setup, output: Path, more: dict[str, str], *, can_resume: bool = False) -> _Running:
-        is_resumed = can_resume and (output / "_penstock" / "manifest.json").exists()
-        arguments = ["resume", str(output)] if is_resumed else setup.arguments(output)
+    def _start(self, setup: Setup, arguments: list[str], environment: dict[str, str]) -> Running:
         if not hasattr(self._servers, "here"):
-            self._servers.here = RunServer(self._environment)
-            self._all_servers.append(self._servers.here)
-        return _Running(self._servers.here, arguments, more, self.work)
+            server = self._servers.here = RunServer(dict(os.environ))
+            self._stack.callback(server.close)
+        return Running(self._servers.here, arguments, environment, self.work, setup.folder)
 
-    def _kill(self, run: _Running, setup: Setup, role: str, chance: random.Random) -> None:
+    def _kill(self, run: Running, setup: Setup, role: str, chance: random.Random) -> None:
         """Kill at a random time, from the first moment to a little after the end of an undisturbed run."""
         run.sleep(self._references[setup].seconds * chance.uniform(0.15, 1.1))
         if role == "coordinator":
@@ -274,44 +285,71 @@ class Harness:
         if killed:
             self.figures.killed(setup, role, killed)
 
-    def _stop(self, run: _Running, output: Path, how: str, chance: random.Random) -> None:
-        """Signal a run that has begun to predict."""
+    def _stop(self, run: Running, setup: Setup, how: str, chance: random.Random) -> None:
+        """Signal a run that has most likely begun to predict."""
         name, _, twice = how.partition(" ")
-        while not (output / "_penstock" / "journal").exists() and run.is_alive():
-            time.sleep(0.005)
-        run.sleep(chance.uniform(0, 0.5))
+        run.sleep(self._references[setup].seconds * chance.uniform(0.4, 1.0))
         for _ in range(2 if twice else 1):
-            if run.is_alive():
-                run.process.send_signal(signal.Signals[name])
+            if run.signal(signal.Signals[name]):
                 with self.figures.lock:
                     self.figures.stops[how] += 1
             run.sleep(chance.uniform(0, 0.1))
 
-    def _compare(self, setup: Setup, output: Path, *, is_cut: bool) -> None:
-        reference, found = self._references[setup], read(output, setup.sink)
-        rows, expected = (table.column("row").to_pylist() for table in (found.table, reference.content.table))
+    def _is_unfinished(self, output: str) -> bool:
+        try:
+            return bool(penstock.status(output)["state"] == "unfinished")
+        except penstock.OutputError:
+            return False  # it has not begun
+
+    def _check_between(self, setup: Setup, output: str, chance: random.Random) -> None:
+        """What a fault leaves: every committed part as it was written, and otherwise only what the next run removes."""
+        try:
+            found = penstock.verify(output)
+        except penstock.OutputError as error:
+            _check("holds no job" in str(error) and setup.command == "predict", f"verify: {error}")
+            return
+        all_problems = [(each["name"], each["problem"]) for each in found["problems"]]
+        left = [name for name, problem in all_problems if any(words in problem for words in LEFT_BEHIND)]
+        damaged = [each for each in all_problems if each[0] not in (*left, "_penstock/failures.jsonl")]
+        self.figures.add(parts_damaged=len(damaged))
+        _check(not damaged, f"verify after a fault: {damaged}")
+        if setup.command == "retry":
+            rows = found["committed"] + found["failed"]
+            _check(found["state"] == "finished" and rows == chaos_jobs.ROWS, f"{found['state']} with {rows} rows")
+            if chance.random() < 0.25:
+                self._tidy(setup, output)
+
+    def _tidy(self, setup: Setup, output: str) -> None:
+        """A finished job is whole again when it was looked at by `resume`, which has nothing to predict."""
+        run = self._start(setup, ["resume", output], {})
+        code, errors = run.wait()
+        _check(code in (_DONE, 7), f"resume after a retry that was killed ended with {code}: {errors}")
+        self._check_nothing_left(run)
+        if code == _DONE:
+            _check(penstock.verify(output)["is_whole"], f"after resume: {penstock.verify(output)['problems']}")
+
+    def _compare(self, setup: Setup, output: str, reference: Reference, *, is_cut: bool) -> None:
+        files = chaos_jobs.promised(chaos_jobs.all_files(self._stores[setup.is_remote], output))
+        found, wanted = chaos_jobs.read(files, setup.sink), reference.content
+        rows, expected = (table.column("row").to_pylist() for table in (found.table, wanted.table))
         lost, doubled = len(set(expected) - set(rows)), len(rows) - len(set(rows))
-        lost += max(0, len(reference.content.failures) - len(found.failures))
-        is_same = rows == expected and found.table.equals(reference.content.table)
-        files = files_of(output)
+        lost += max(0, len(wanted.failures) - len(found.failures))
+        is_same = rows == expected and found.table.equals(wanted.table)
         names = files.keys() | reference.files.keys()
         differing = [] if is_cut else sorted(n for n in names if files.get(n) != reference.files.get(n))
-        with self.figures.lock:
-            self.figures.rows_lost += lost
-            self.figures.rows_doubled += doubled
-            self.figures.rows_changed += not is_same
-            self.figures.files_differing += len(differing)
+        self.figures.add(
+            rows_lost=lost, rows_doubled=doubled, rows_changed=int(not is_same), files_differing=len(differing)
+        )
         _check(not lost and not doubled, f"{lost} rows lost, {doubled} doubled")
         _check(is_same, "rows differ")
-        _check(found.failures == reference.content.failures, "failures differ")
+        _check(found.failures == wanted.failures, "failures differ")
         _check(not differing, f"files differ: {differing}")
+        _check(penstock.verify(output)["is_whole"], f"verify: {penstock.verify(output)['problems']}")
 
-    def _check_nothing_left(self, run: _Running) -> None:
+    def _check_nothing_left(self, run: Running) -> None:
         left = run.left()
         names = self._left_in_shared_memory()
-        with self.figures.lock:
-            self.figures.processes_left += len(left)
-            self.figures.shared_memory_left += len(names)
+        self.figures.add(processes_left=len(left), shared_memory_left=len(names))
         _check(not left, f"processes are left: {left}")
         _check(not names, f"names are left in /dev/shm: {names}")
 
@@ -325,163 +363,13 @@ class Harness:
         return names
 
 
-class _Running:
-    """A run in a process of its own. Its workers are recognised by a mark in their environment."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, server: RunServer, arguments: Sequence[str], environment: dict[str, str], work: Path) -> None:
-        self._mark = f"{os.getpid()}-{next(self._numbers)}"
-        self._errors = work / f"errors-{self._mark}"
-        pid = server.start([*arguments, "--quiet"], environment | {_MARK: self._mark}, self._errors)
-        self.process = psutil.Process(pid)
-        self._end: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._code: int | None = None
-        threading.Thread(target=lambda: self._end.put(server.wait()), daemon=True).start()
-
-    def is_alive(self) -> bool:
-        self.sleep(0)
-        return self._code is None
-
-    def sleep(self, seconds: float) -> None:
-        """Let the run go on for so long, or to its end."""
-        if self._code is None:
-            try:
-                self._code = self._end.get(timeout=seconds) if seconds > 0 else self._end.get_nowait()
-            except queue.Empty:
-                pass
-
-    def workers(self, role: str, *, wait: bool = False) -> list[psutil.Process]:
-        """The worker processes of a role, or all; waits for the first, or the end of the run."""
-        while True:
-            try:
-                there = [each for each in self.process.children() if _is_worker(each, role)]
-            except psutil.NoSuchProcess:
-                return []
-            if there or not wait or not self.is_alive():
-                return there
-            time.sleep(0.005)
-
-    def kill(self, processes: Sequence[psutil.Process]) -> int:
-        """SIGKILL; returns how many were alive to get it."""
-        killed = 0
-        for process in processes:
-            try:
-                if process.pid == self.process.pid and not self.is_alive():
-                    continue
-                process.kill()
-                killed += 1
-            except psutil.NoSuchProcess:
-                pass
-        return killed
-
-    def wait(self) -> tuple[int, str]:
-        """The exit code and what was said."""
-        self.sleep(_RUN_TIMEOUT_S)
-        if self._code is None:
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(1)
-            raise Broken(f"the run hangs: {self._errors.read_text()}")
-        return self._code, self._errors.read_text()
-
-    def left(self) -> list[str]:
-        """Processes of this run that are still there some time after its end."""
-        deadline = time.monotonic() + _ENDS_WITHIN_S
-        while there := self._marked():
-            if time.monotonic() > deadline:
-                return there
-            time.sleep(0.02)
-        self._errors.unlink(missing_ok=True)
-        return []
-
-    def end(self) -> None:
-        if self.is_alive():
-            self.process.kill()
-            self.sleep(_ENDS_WITHIN_S)
-
-    def _marked(self) -> list[str]:
-        mark = f"{_MARK}={self._mark}".encode()
-        there = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes()
-                if mark in environment.split(b"\0"):
-                    there.append(" ".join(psutil.Process(int(pid)).cmdline()))
-            except (OSError, psutil.Error):
-                pass
-        return there
-
-
-def _is_worker(process: psutil.Process, role: str) -> bool:
-    try:
-        return f"penstock.pool.processes.{role}" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def tear(journal: Path, chance: random.Random) -> None:
-    """Leave of the last record of a journal what a crash of the machine may leave: some of its bytes."""
-    if not journal.exists():
-        return
-    content = journal.read_bytes()
-    last = content.rstrip(b"\n").rfind(b"\n") + 1
-    if last < len(content):
-        os.truncate(journal, chance.randrange(last, len(content)))
-
-
-def files_of(output: Path) -> dict[str, bytes]:
-    """Everything that a job promises to be the same: parts and failures. (The journal has the order of the commits.)"""
-    names = [str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()]
-    internal = ("log.txt", "lock", "journal", "manifest.json")
-    return {name: (output / name).read_bytes() for name in names if name not in {f"_penstock/{n}" for n in internal}}
-
-
-def read(output: Path, sink: str) -> Content:
-    failures = [json.loads(line) for line in (output / "_penstock" / "failures.jsonl").read_text().splitlines()]
-    if sink == "npy":
-        columns = {folder.name: sorted(folder.glob("*.npy")) for folder in sorted(output.iterdir())}
-        arrays = {name: np.concatenate([np.load(path) for path in paths]) for name, paths in columns.items() if paths}
-        table = pa.table({name: list(array) for name, array in arrays.items()})
-    else:
-        table = pa.concat_tables(_READERS[sink](path) for path in sorted(output.glob(f"part-*.{sink}")))
-    return Content(table.combine_chunks(), failures)
-
-
-def _read_jsonl(path: Path) -> pa.Table:
-    return pa.Table.from_pylist([json.loads(line) for line in path.read_text().splitlines()])
-
-
-_READERS = {
-    "parquet": pq.read_table,
-    "csv": pacsv.read_csv,
-    "jsonl": _read_jsonl,
-    "arrow": lambda path: pa.ipc.open_file(path).read_all(),
-}
-
-
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise Broken(otherwise)
 
 
-def write_inputs(folder: Path, *, tensorflow: bool) -> None:
-    """The models and the rows. Some rows are null, and fail."""
-    from tests.support import light_models
-
-    folder.mkdir(parents=True, exist_ok=True)
-    light_models.write(folder)
-    if tensorflow:
-        script = ROOT / "tests" / "support" / "make_models.py"
-        subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
-    pixels = np.random.default_rng(5).integers(0, 17, (ROWS, 64), dtype=np.uint8)
-    rows = [None if number % 211 == 7 else row for number, row in enumerate(pixels)]
-    column = pa.array(rows, pa.list_(pa.uint8(), 64))
-    pq.write_table(pa.table({"pixels": column}), folder / "rows.parquet", row_group_size=ROWS // 4)
-
-
 def run_until(harness: Harness, setups: Sequence[Setup], kills: int, jobs: int) -> None:
     """Run episodes of all kinds in turn until so many kills have hit, or a promise is broken."""
-    harness.prepare(setups)
     figures, enough = harness.figures, harness.figures.num_kills + kills
     turns = ((setup, number) for number in itertools.count() for setup in setups)
     lock = threading.Lock()
@@ -498,26 +386,33 @@ def run_until(harness: Harness, setups: Sequence[Setup], kills: int, jobs: int) 
             future.result()
 
 
-def main() -> int:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=1000, help="with ONNX Runtime")
     parser.add_argument("--tensorflow", type=int, default=50, help="kills with TensorFlow")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="jobs at the same time")
-    given = parser.parse_args()
+    parser.add_argument("--only", default="", help="kinds of job with this in their name, such as retry or s3")
+    parser.add_argument("--faults", nargs="*", default=(), choices=[*ROLES, *POINTS, TORN, *STOPS], metavar="FAULT")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = _arguments()
     seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
     print(f"chaos: seed {seed}, {given.kills} kills, {given.tensorflow} with TensorFlow", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
         work = Path(folder)
         inputs = work / "inputs"
-        write_inputs(inputs, tensorflow=given.tensorflow > 0)
-        harness = Harness(seed, work)
-        quick = [Setup(inputs, sink, has_functions) for has_functions in (False, True) for sink in SINKS]
-        with contextlib.closing(harness):
+        chaos_jobs.write_inputs(inputs, tensorflow=given.tensorflow > 0)
+        quick = [setup for setup in chaos_jobs.all_setups(inputs) if given.only in setup.name]
+        random.Random(seed).shuffle(quick)
+        slow = [Setup(inputs, "parquet", is_tensorflow=True)] if given.tensorflow else []
+        with contextlib.closing(Harness(seed, work, [*quick, *slow], given.faults)) as harness:
             run_until(harness, quick, given.kills, given.jobs)
-            if given.tensorflow and not harness.figures.broken:
-                run_until(harness, [Setup(inputs, "parquet", False, True)], given.tensorflow, given.jobs)
+            if slow and not harness.figures.broken:
+                run_until(harness, slow, given.tensorflow, given.jobs)
     print("\n".join([*harness.figures.lines(), f"seed {seed}, {time.monotonic() - began:.0f} s"]), flush=True)
     return 1 if harness.figures.broken else 0
 

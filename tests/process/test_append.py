@@ -70,6 +70,10 @@ def test_only_new_files_are_predicted_and_rows_go_on(light_models: Path, tmp_pat
     assert penstock.predict(model, folder, append=True, **wanted).rows == 200, "the first one begins the job"
     before = files_of(output)
     expected += [add(folder, "a", 2000, 70), add(folder, "c", 3000)]  # one sorts before all, one between
+    if format_ == "parquet":
+        tried = penstock.predict(model, folder, append=True, dry_run=True, **wanted)
+        assert [tried[name] for name in ("files", "rows", "rows_before", "parts")] == [2, 170, 200, 3]
+        assert files_of(output) == before
     summary = penstock.predict(model, folder, append=True, **wanted)
     assert (summary.rows, summary.rows_before) == (370, 200)
     after = files_of(output)
@@ -117,6 +121,12 @@ def test_job_that_was_appended_to_is_like_any_other(light_models: Path, tmp_path
     assert nothing.returncode == 0
     assert json.loads(nothing.stdout)["rows_before"] == 400
     assert "nothing to append" in nothing.stderr
+    tried = penstock_run("predict", model, folder / "?.npy", "--output", output, *flags, "--append", "--dry-run")
+    assert tried.returncode == 0, tried.stderr
+    assert tried.stdout == f"nothing to append: the input has no new files; the job in {output} has 400 rows\n"
+    add(folder, "e", 4000, 7)
+    tried = penstock_run("predict", model, folder / "?.npy", "--output", output, *flags, "--append", "--dry-run")
+    assert tried.stdout.startswith("would append 7 rows of 1 new file, from row 400 on\n"), tried
 
 
 def test_killed_append_goes_on_to_the_same_bytes(

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.conftest import ENVIRONMENT, journal_length, penstock_command
-from tests.process.chaos import SINKS, files_of, write_inputs
+from tests.support.chaos_jobs import SINKS, files_of, write_inputs
 from tests.support.forked_runs import RunServer
 
 SHIM = Path(__file__).parents[1] / "support" / "disk_faults.c"

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from penstock.core.records import Result
 from penstock.core.stillness import Timeouts
 from penstock.errors import WorkersDied
-from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
+from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows, run_penstock
 from tests.support import onnx_models
 from tests.support.arithmetic import ENDLESS, LARGE, REJECTED, Arithmetic
 from tests.support.arithmetic_run import Ran, run_arithmetic
@@ -294,12 +294,9 @@ def test_poison_rows_of_a_function_among_a_hundred_thousand_fail_alone(tmp_path:
     pq.write_table(pa.table({"x": column}), tmp_path / "rows.parquet")
     (tmp_path / "functions.py").write_text(POISONED)
     onnx_models.save(tmp_path / "twice.onnx", [onnx_models.node("Add", ["x", "x"], ["y"])], GIVEN, ANSWERED)
-    ran = subprocess.run(
-        penstock_command(
-            "predict", "twice.onnx", "rows.parquet", "--output", "out", "--preprocess", "functions:faulty",
-            "--row-timeout", 3, "--loaders", 2, "--batch-size", 512, "--json",
-        ),
-        cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, timeout=240, check=False,
+    ran = run_penstock(
+        "predict", "twice.onnx", "rows.parquet", "--output", "out", "--preprocess", "functions:faulty",
+        "--row-timeout", 3, "--loaders", 2, "--batch-size", 512, "--json", cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 3, ran.stderr
     summary = json.loads(ran.stdout)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
+from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows, run_penstock
 
 ROWS = 20_000
 
@@ -168,10 +168,7 @@ def test_replicas_that_keep_dying_end_the_run_with_their_own_code(tmp_path: Path
     (tmp_path / "deadly.py").write_text(
         "def build():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8"
     )
-    ran = subprocess.run(
-        penstock_command("predict", "deadly:build", digits, "--output", "out", "--runtime", "jax"),
-        cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True, timeout=120, check=False,
-    )  # fmt: skip
+    ran = run_penstock("predict", "deadly:build", digits, "--output", "out", "--runtime", "jax", cwd=tmp_path)
     assert ran.returncode == 9, ran.stderr
     assert "was killed by SIGKILL" in ran.stderr
     assert not (tmp_path / "out").exists()

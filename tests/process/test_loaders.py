@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
+from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, run_penstock, summary_of
 from tests.support.photos import assert_colours, draw_folder
 
 FUNCTIONS = """
@@ -54,11 +54,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(light_models: Path, output: Path, *more: object) -> list[str]:
-    return penstock_command(
+def job(light_models: Path, output: Path, *more: object) -> list[object]:
+    return [
         "predict", light_models / "colour.onnx", "photos", "--output", output, "--image-size", "32x32",
         "--batch-size", 16, "--part-rows", 32, "--json", *more,
-    )  # fmt: skip
+    ]  # fmt: skip
+
+
+def command(light_models: Path, output: Path, *more: object) -> list[str]:
+    return penstock_command(*job(light_models, output, *more))
 
 
 def children_of(process: subprocess.Popen[str], module: str) -> list[psutil.Process]:
@@ -77,14 +81,7 @@ def test_user_function_that_raises_exits_crashes_or_hangs_fails_its_row_alone(
     light_models: Path, place: Path, tmp_path: Path
 ) -> None:
     more = ["--preprocess", "functions:faulty", "--row-timeout", 4, "--limit", 60]
-    ran = subprocess.run(
-        command(light_models, tmp_path / "out", *more),
-        capture_output=True,
-        text=True,
-        cwd=place,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    ran = run_penstock(*job(light_models, tmp_path / "out", *more), cwd=place)
     assert ran.returncode == 3, ran.stderr
     assert (summary_of(ran)["rows"], summary_of(ran)["failed"]) == (56, 4)
     failures = failures_in(tmp_path / "out")
@@ -110,10 +107,7 @@ def test_user_function_that_raises_exits_crashes_or_hangs_fails_its_row_alone(
 def test_wrong_answers_of_the_user_function_fail_their_row_alone(
     light_models: Path, place: Path, tmp_path: Path, options: list[str], row: int, words: str
 ) -> None:
-    ran = subprocess.run(
-        command(light_models, tmp_path / "out", "--limit", 60, *options),
-        capture_output=True, text=True, cwd=place, env=ENVIRONMENT, check=False,
-    )  # fmt: skip
+    ran = run_penstock(*job(light_models, tmp_path / "out", "--limit", 60, *options), cwd=place)
     assert ran.returncode == 3, ran.stderr
     failures = failures_in(tmp_path / "out")
     assert list(failures) == [row]
@@ -198,10 +192,8 @@ def test_killed_coordinator_leaves_no_loader_and_no_shared_memory(
 
 def test_same_bits_from_one_loader_and_three(light_models: Path, place: Path, tmp_path: Path) -> None:
     for loaders in (1, 3):
-        ran = subprocess.run(
-            command(light_models, tmp_path / str(loaders), "--loaders", loaders, "--threads", 1),
-            capture_output=True, text=True, cwd=place, env=ENVIRONMENT, check=False,
-        )  # fmt: skip
+        arguments = job(light_models, tmp_path / str(loaders), "--loaders", loaders, "--threads", 1)
+        ran = run_penstock(*arguments, cwd=place)
         assert ran.returncode == 0, ran.stderr
         assert summary_of(ran)["loaders"] == str(loaders)
     assert read_rows(tmp_path / "1").equals(read_rows(tmp_path / "3"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from penstock.core.plans import Choice, Plan
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 
 RUNTIMES_TRIED = {"tensorflow", "openvino", "onnx", "jax", "tensorflow-xla"}
+NARROW = ("--batch-size", 64, "--threads", 1, "--devices", "cpu:1")
+"""Every runtime is tried, each in one way only: for tests that are not about the fastest."""
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +130,12 @@ def test_a_killed_job_goes_on_with_the_runtime_it_began_with_even_without_the_ca
     journal = tmp_path / "out" / "_penstock" / "journal"
     try:
         while not (journal.exists() and journal.stat().st_size) and process.poll() is None:
-            pass
+            time.sleep(0.002)
     finally:
         process.kill()
         process.wait()
-    empty = tmp_path / "empty"
-    ran = subprocess.run(
-        penstock_command("resume", tmp_path / "out", "--json"),
-        capture_output=True, text=True, check=False, env=ENVIRONMENT | {"PENSTOCK_CACHE": str(empty)},
-    )  # fmt: skip
+    empty = {"PENSTOCK_CACHE": str(tmp_path / "empty")}
+    ran = penstock_run("resume", tmp_path / "out", "--json", environment=empty)
     assert summary_of(ran)["recipe"]["runtime"] == "openvino"
     assert read_rows(tmp_path / "out")["row"].to_pylist() == list(range(20_000))
 
@@ -160,12 +160,12 @@ def test_a_runtime_with_wrong_answers_is_rejected(
     for mark in folders[0].glob("agreed-*"):
         mark.unlink()
     try:
-        ran = penstock_run("plan", models / "digits.keras", digits, "--json", "--fresh")
+        ran = penstock_run("plan", models / "digits.keras", digits, *NARROW, "--json", "--fresh")
         forced = penstock_run(
             "predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "onnx"
         )
         found = json.loads(ran.stdout)
-        text = penstock_run("plan", models / "digits.keras", digits).stdout
+        text = penstock_run("plan", models / "digits.keras", digits, *NARROW).stdout
     finally:
         file.write_bytes(whole)
     rejected = {t["runtime"]: t["rejected"] for t in found["trials"] if t["rejected"] and not t["rows_per_s"]}
@@ -180,11 +180,8 @@ def test_a_runtime_with_wrong_answers_is_rejected(
 def test_a_short_job_is_not_searched_for_and_says_so(
     models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:
-    own_cache = ENVIRONMENT | {"PENSTOCK_CACHE": str(tmp_path / "none")}
-    ran = subprocess.run(
-        penstock_command("predict", models / "digits.keras", digits, "--output", tmp_path / "out"),
-        capture_output=True, text=True, check=False, env=own_cache,
-    )  # fmt: skip
+    none = {"PENSTOCK_CACHE": str(tmp_path / "none")}
+    ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", environment=none)
     assert ran.returncode == 0, ran.stderr
     assert "too short for a search" in ran.stderr
     assert not (tmp_path / "none").exists()
@@ -233,7 +230,7 @@ def test_a_search_copes_with_rows_that_fail_and_with_ranked_answers(
     ids = np.arange(4000, dtype=np.int32) % 100
     ids[5] = 5000
     pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
-    ran = penstock_run("plan", models / "embedding.keras", tmp_path / "ids.parquet", "--argmax", "--json")
+    ran = penstock_run("plan", models / "embedding.keras", tmp_path / "ids.parquet", "--argmax", *NARROW, "--json")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     rejected = {trial["runtime"]: trial["rejected"] for trial in found["trials"] if trial["rejected"]}

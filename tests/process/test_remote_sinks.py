@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+import penstock
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 from tests.support import s3_server
 
@@ -209,6 +213,64 @@ def test_overwrite_removes_the_job_and_nothing_else(
     names = [path.rpartition("/")[2] for path in store.ls(url)]
     assert not [name for name in names if name.endswith(".jsonl")]
     assert store.cat_file(url + "/notes.txt") == b"mine"
+
+
+@pytest.mark.slow
+def test_photos_are_retried_verified_repaired_and_appended_to(
+    light_models: Path, store: Any, url: str, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+
+    def draw(*shades: int) -> None:
+        for shade in shades:
+            Image.fromarray(np.full((32, 32, 3), shade, np.uint8)).save(photos / f"{shade:03d}.png")
+
+    def answer(code: int, command: str, *more: object) -> Any:
+        ran = penstock_run(command, url, *more, "--json")
+        assert ran.returncode == code, ran.stderr
+        return json.loads(ran.stdout)
+
+    draw(*range(0, 100, 5))
+    (photos / "015.png").write_bytes(b"no photo")
+    (photos / "040.png").write_bytes(b"no photo either")
+    wanted: dict[str, Any] = {"batch_size": 4, "part_rows": 8, "threads": 1, "devices": "cpu:1", "progress": False}
+    model = light_models / "colour.onnx"
+    assert penstock.predict(model, photos, output=url, max_failures=1.0, **wanted).failed == 2
+    draw(15)
+    retried = answer(3, "retry")
+    assert (retried["rows"], retried["failed"]) == (19, 1)
+    draw(40)
+    assert answer(0, "retry")["failed"] == 0
+    assert answer(0, "verify")["is_whole"]
+    assert penstock.predict(model, photos, output=url, max_failures=1.0, **wanted).rows_before == 20
+    once = penstock.predict(model, photos, output=tmp_path / "once", **wanted)
+    assert once.rows == 20
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "once").glob("*.parquet")}
+
+    def found() -> dict[str, bytes]:
+        return {re.sub("_[0-9]{4}", "", name): content for name, content in parts_in(store, url).items()}
+
+    assert found() == whole
+    damaged = sorted(parts_in(store, url))[1]
+    store.pipe_file(f"{url}/{damaged}", whole[sorted(whole)[1]][:-1] + b"x")
+    assert [each["name"] for each in answer(7, "verify")["problems"]] == [damaged]
+    assert answer(0, "resume", "--verify")["rows_before"] == 12
+    assert found() == whole
+    draw(12, 98)
+    appended = penstock.predict(model, photos, output=url, append=True, max_failures=1.0, **wanted)
+    assert (appended.rows, appended.rows_before) == (22, 20)
+    assert rows_in(store, url) == list(range(22))
+    status = answer(0, "status")
+    assert (status["state"], status["committed"], status["run"]) == ("finished", 22, None)
+
+
+@pytest.mark.parametrize("command", [penstock.status, penstock.verify, penstock.retry])
+def test_url_without_a_job_is_told(command: Callable[[str], Any], store: Any, url: str) -> None:
+    for absent in (url, "s3://no-such-bucket/out"):
+        with pytest.raises(penstock.OutputError, match="holds no job") as caught:
+            command(absent)
+        assert caught.value.received == f"{absent}: it does not exist"
 
 
 def test_prefix_that_holds_something_else_is_refused(

@@ -33,7 +33,7 @@ from penstock.sources.files.paths import expand, fragment, open_binary, read_byt
 from penstock.sources.tables.npy import ArrayFiles
 from penstock.sources.tables.parquet import ParquetFiles
 from penstock.sources.tfrecord.framing import masked_crc
-from tests.conftest import ENVIRONMENT, penstock_command, read_rows
+from tests.conftest import read_rows, run_penstock
 from tests.contract.reading import FILES, Case, Rows, read_span
 from tests.support.flaky_proxy import start_flaky_proxy
 from tests.support.s3_server import environment, filesystem, start_s3_server
@@ -65,16 +65,7 @@ def store(endpoint: str) -> Any:
 @pytest.fixture
 def run(endpoint: str) -> Run:
     def start(*arguments: object, at: str = endpoint) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            penstock_command(*arguments),
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT | environment(at),
-            timeout=240,
-            check=False,
-        )
-        assert "Traceback" not in ran.stderr, ran.stderr
-        return ran
+        return run_penstock(*arguments, environment=environment(at))
 
     return start
 

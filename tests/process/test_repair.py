@@ -88,6 +88,10 @@ def test_unknown_files_are_told_and_removed(output: Path, penstock_run: Penstock
     assert penstock.resume(output, verify=True, progress=False).rows == 5000
     assert penstock.verify(output)["is_whole"]
     assert parts_of(output) == before
+    (output / "part-00000000_0001.parquet").write_bytes(b"of a retry that was killed")
+    assert penstock.resume(output, progress=False).rows == 5000, "also without looking at every part"
+    assert penstock.verify(output)["is_whole"]
+    assert parts_of(output) == before
     assert (output / "notes.txt").exists()
 
 

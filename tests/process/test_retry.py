@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
 from penstock.errors import InputError, OutputError
 from tests.conftest import Penstock, read_rows
+from tests.support import onnx_models
 
 ROWS = 500
 BAD = {7: "oops", 8: "", 130: "one", 499: "1;2"}
@@ -45,15 +48,18 @@ def failed_rows(output: Path) -> dict[int, str]:
     return {failure["row"]: failure["reason"] for failure in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("sink", ["parquet", "csv"])
+SINKS = ["parquet", "csv", *(pytest.param(name, marks=pytest.mark.slow) for name in ("npy", "jsonl", "arrow"))]
+
+
+@pytest.mark.parametrize("sink", SINKS)
 def test_mended_rows_are_put_into_their_parts(light_models: Path, tmp_path: Path, sink: str) -> None:
     data, output = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     write_rows(data / "0.csv")
     write_rows(data / "1.csv", {})
     assert predict(light_models, data, output, format=sink).failed == 4
-    untouched = {path: path.stat().st_mtime_ns for path in output.glob("part-0000000[246]*")}
-    assert len(untouched) == 3
+    untouched = {path: path.stat().st_mtime_ns for path in output.rglob("part-0000000[246]*")}
+    assert len(untouched) == (6 if sink == "npy" else 3)
 
     write_rows(data / "0.csv", {130: "still wrong"})  # other sizes: every later row lies elsewhere in the file
     summary = penstock.retry(output, progress=False)
@@ -67,7 +73,11 @@ def test_mended_rows_are_put_into_their_parts(light_models: Path, tmp_path: Path
     assert predict(light_models, data, output, format=sink).failed == 1, "it is the job of the mended input now"
     write_rows(data / "0.csv", {})
     assert penstock.retry(output, progress=False).failed == 0
+    # A retry that was killed left the second version of a part, and no list of failures.
+    (output / f"part-00000001_0007.{sink}").write_bytes(b"half a part")
+    (output / "_penstock" / "failures.jsonl").unlink()
     assert penstock.retry(output, progress=False).failed == 0, "there is nothing to do"
+    assert penstock.verify(output)["is_whole"]
 
 
 def test_mended_files_of_an_append_are_put_into_their_parts(light_models: Path, tmp_path: Path) -> None:
@@ -85,6 +95,52 @@ def test_mended_files_of_an_append_are_put_into_their_parts(light_models: Path, 
     rows = read_rows(output)
     assert rows["row"].to_pylist() == [row for row in range(2 * ROWS) if row != ROWS + 7]
     assert rows["doubled"][0].as_py() == [2 * float(x) for x in (data / "1.csv").read_text().split()[1].split(",")]
+
+
+def shares(outputs: dict[str, Any]) -> dict[str, Any]:
+    return {"total": outputs["doubled"].sum(axis=1), "b": outputs["b"]}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "ranked": {"keep": ["b"], "top_k": 2},
+    "finished by a function": {"keep": ["b"], "postprocess": f"{__name__}:shares"},
+}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+def test_retried_rows_are_what_the_mended_input_gives(light_models: Path, tmp_path: Path, way: str) -> None:
+    data, output = tmp_path / "rows.csv", tmp_path / "out"
+    write_rows(data)
+    assert predict(light_models, data, output, **WAYS[way]).failed == 4
+    write_rows(data, {130: "still wrong"})
+    for _ in range(2):
+        assert penstock.retry(output, progress=False).failed == 1
+        assert list(failed_rows(output)) == [130], "recorded once"
+    predict(light_models, data, tmp_path / "at once", **WAYS[way])
+    assert files_of(output) == files_of(tmp_path / "at once")
+
+
+def test_rows_of_any_length_are_retried(tmp_path: Path) -> None:
+    model, data, output = tmp_path / "sum.onnx", tmp_path / "rows.parquet", tmp_path / "out"
+    total = [onnx_models.node("ReduceSum", ["x", "axes"], ["total"], keepdims=0)]
+    inputs, outputs = {"x": ("FLOAT", ["rows", "length"])}, {"total": ("FLOAT", ["rows"])}
+    onnx_models.save(model, total, inputs, outputs, initializers={"axes": np.array([1])})
+
+    def write(*bad: int, rows: int = 60) -> None:
+        lists = [None if row in bad else [float(row)] * (1 + row % 7) for row in range(rows)]
+        pq.write_table(pa.table({"x": pa.array(lists, pa.list_(pa.float32()))}), data, row_group_size=10)
+
+    pinned = {**PINNED, "batch_size": 4, "part_rows": 16}
+    write(5, 33, 59)
+    assert penstock.predict(model, data, output=output, **pinned).failed == 3
+    write(rows=61)
+    with pytest.raises(InputError, match="other rows than when the job began") as caught:
+        penstock.retry(output, progress=False)
+    assert "61 rows" in (caught.value.received or "")
+    write(33)
+    assert penstock.retry(output, progress=False).failed == 1
+    penstock.predict(model, data, output=tmp_path / "at once", **pinned)
+    assert files_of(output) == files_of(tmp_path / "at once")
 
 
 def test_input_that_changed_elsewhere_is_refused(light_models: Path, tmp_path: Path) -> None:
@@ -106,6 +162,21 @@ def test_input_that_changed_elsewhere_is_refused(light_models: Path, tmp_path: P
         penstock.retry(output, progress=False)
     assert files_of(output) == before
     assert len(failed_rows(output)) == 4
+
+
+@pytest.mark.parametrize("sink", ["parquet", "jsonl"])
+def test_mended_values_of_another_type_are_refused(light_models: Path, tmp_path: Path, sink: str) -> None:
+    """What was text in the rows that are there would be a number in those that are mended."""
+    data, output = tmp_path / "rows.csv", tmp_path / "out"
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\nno,,2,3,4\n", encoding="utf-8")
+    assert predict(light_models, data, output, format=sink, keep=["id"], max_failures=0.9).failed == 1
+    before = files_of(output)
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\n03,1,2,3,4\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"kept columns of other types .*\n.*id int64.*\n.*id string"):
+        penstock.retry(output, progress=False)
+    assert files_of(output) == before
+    data.write_text("id,a,b,c,d\n01,1,2,3,4\n02,1,2,3,4\nno,1,2,3,4\n", encoding="utf-8")
+    assert penstock.retry(output, progress=False).failed == 0
 
 
 FUNCTION = """

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.conftest import ENVIRONMENT, journal_length, penstock_command, read_rows
+from tests.conftest import ENVIRONMENT, journal_length, penstock_command, read_rows, run_penstock
 
 SUPPORT = Path(__file__).parents[1] / "support"
 HERE = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), ENVIRONMENT.get("PYTHONPATH", "")])}
@@ -131,11 +131,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(
-        penstock_command(*arguments), capture_output=True, text=True, env=HERE, timeout=240, check=False
-    )
-    assert "Traceback" not in ran.stderr, ran.stderr
-    return ran
+    return run_penstock(*arguments, environment=HERE)
 
 
 def predict(model: Path, rows: Path, output: Path, *more: object) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock
 from tests.conftest import Penstock, read_rows, summary_of
 
 ROWS = [[round(0.5 * row + place, 2) for place in range(4)] for row in range(40)]
@@ -136,3 +137,17 @@ def test_missing_values_are_what_the_rule_says_and_nan_predictions_are_counted(
     assert again.returncode == 7, again.stderr
     assert "nulls=" in again.stderr
     assert penstock_run("resume", tmp_path / "nan").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("rows.csv", "1,2,3\n"), ("rows.csv", "1\n"), ("rows.jsonl", '{"a": 1, "b": 2\n'), ("rows.jsonl", "[1]{}\n")],
+)
+def test_line_that_cannot_be_read_is_one_failed_row(light_models: Path, tmp_path: Path, name: str, line: str) -> None:
+    path = write_table(tmp_path / name, ROWS)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:9], line, *lines[9:]]))
+    inputs = {"x": ["a", "b", "c", "d"]}
+    with pytest.warns(UserWarning, match="1 of 41 rows failed and are left out"):
+        answers = penstock.predict(light_models / "double.onnx", path, inputs=inputs, plan="off", on_error="skip")
+    np.testing.assert_array_equal(answers, np.array(ROWS, "f4") * 2)

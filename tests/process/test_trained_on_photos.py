@@ -22,7 +22,7 @@ NEAR_TIE = 1e-3
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     command = [sys.executable, str(train_on_photos.__file__), str(folder)]
-    subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT)
+    subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT | {"HIDDEN": ""})
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import http.client
 import itertools
 import threading
@@ -14,7 +15,11 @@ FAULTS = ("503", "close", "cut", "500")
 
 
 class FlakyServer(ThreadingHTTPServer):
-    """Every `every`th request meets the next of FAULTS; the others are passed on."""
+    """Every `every`th request meets the next of FAULTS; the others are passed on.
+
+    Requests come in any order where several are under way. One that had two faults in a row is passed on, so that none
+    has as many as a client has tries; where every request is to fail, all do.
+    """
 
     daemon_threads = True
 
@@ -24,12 +29,15 @@ class FlakyServer(ThreadingHTTPServer):
         self.every = every
         self.faults = 0
         self._requests = itertools.count(1)
+        self._met: collections.Counter[tuple[str, ...]] = collections.Counter()
         self._lock = threading.Lock()
 
-    def next_fault(self) -> str | None:
+    def next_fault(self, *request: str) -> str | None:
         with self._lock:
-            if next(self._requests) % self.every:
+            if next(self._requests) % self.every or (self.every > 1 and self._met[request] == 2):
+                del self._met[request]
                 return None
+            self._met[request] += 1
             self.faults += 1
             return FAULTS[self.faults % len(FAULTS)]
 
@@ -44,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.next_fault()
+        fault = self.server.next_fault(self.command, self.path, self.headers.get("Range", ""))
         if fault == "close":
             self.close_connection = True
             return

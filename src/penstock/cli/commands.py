@@ -202,7 +202,7 @@ def predict(
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if output is None or dry_run:
-        return _dry_run(model, input_, output, options, as_json=as_json)
+        return _dry_run(model, input_, output, options, append=append, as_json=as_json)
     task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
     summary = to_folder.run(task, _progress(quiet), began)
     return _report(summary, as_json=as_json, quiet=quiet)
@@ -233,10 +233,12 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
     return model, [_TypedPath(path) for path in input_]
 
 
-def _dry_run(model: str, input_: Any, output: str | None, options: PredictOptions, *, as_json: bool) -> int:
+def _dry_run(
+    model: str, input_: Any, output: str | None, options: PredictOptions, *, append: bool, as_json: bool
+) -> int:
     from penstock.commands.dry_run import describe, in_words
 
-    description = describe(model, input_, output, options)
+    description = describe(model, input_, output, options, append=append)
     if output is not None:
         click.echo(json.dumps(description) if as_json else in_words(description))
         return 0
@@ -337,7 +339,7 @@ def retry(output: str, as_json: bool, quiet: bool, **values: Any) -> int:
     """Predict the failed rows of the finished job in OUTPUT again, after the data or the function was mended.
 
     Each row runs at its old place in its batch and is put into its part; no other row changes. Files in which no row
-    failed must be as they were, and every file must have as many rows as it had.
+    failed must be as they were, and every file must have the rows that it had, in the same order.
     """
     from penstock import api
 
@@ -357,7 +359,7 @@ def status(output: str, as_json: bool) -> int:
         return 0
     done = progress["committed"] + progress["failed"]
     share = done / max(1, progress["rows"])
-    by = f", by {progress['run']}" if progress["run"] else ""
+    by = f", {'held ' if progress['state'] == 'finished' else ''}by {progress['run']}" if progress["run"] else ""
     click.echo(f"{progress['state']}: {done:,} of {counted(progress['rows'], 'row')} done ({share:.0%}){by}")
     if progress["state"] == "running" and progress["rows_per_s"]:
         rate = progress["rows_per_s"]

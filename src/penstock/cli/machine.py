@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from penstock.errors import DeviceError, OutputError, PenstockError
 
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EBADF}
 
 
@@ -52,6 +53,12 @@ def as_fault(error: OSError) -> PenstockError | None:
             "the machine has no memory left, or no room for another process",
             received=str(error),
             hint="ask for fewer --devices and --loaders, or raise the limits (ulimit -u, ulimit -v)",
+        )
+    if error.errno in _NOT_OURS and error.filename is not None:
+        return OutputError(
+            f"{error.filename} cannot be read or written",
+            received=error.strerror or str(error),
+            hint="its owner, its mode (ls -l), or what stands there instead of a file may be the reason",
         )
     if error.errno in _REFUSED:
         where = error.filename or "standard output or standard error"

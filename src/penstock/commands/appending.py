@@ -158,8 +158,8 @@ def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
     if schema != manifest.schema:
         raise InputError(
             "the new files do not give the columns that this job writes",
-            received=_named(schema.columns),
-            allowed=_named(manifest.schema.columns),
+            received=named(schema.columns),
+            allowed=named(manifest.schema.columns),
             hint="predict them in another job, with another --output",
         )
     how_divided = started.division(task.options.part_rows)
@@ -192,5 +192,5 @@ def first_generation(source: Source, num_fragments: int, how_divided: tuple[int,
     return Generation(packed_paths=pack_paths(listing), num_packed=len(listing), division=how_divided)
 
 
-def _named(columns: Sequence[TensorSpec]) -> str:
+def named(columns: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {spec}" for spec in columns)

@@ -2,53 +2,66 @@
 
 import contextlib
 import tempfile
+from dataclasses import replace
 from typing import Any
 
-from penstock.commands import to_folder
-from penstock.commands.folder_job import make_task
+from penstock.commands import appending, to_folder
+from penstock.commands.folder_job import FolderJob, make_task
 from penstock.commands.inspect import num_files
 from penstock.core.figures import counted
 from penstock.core.records import ModelFile
 from penstock.core.stopping import StopFlag
 from penstock.jobs import output_columns
+from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.planning import start_by_plan
-from penstock.storage.places import place_of
+from penstock.storage.ledger import committed_records, is_finished
+from penstock.storage.manifest import Manifest, load_manifest, older_job
+from penstock.storage.places import Place, place_of
 from penstock.telemetry.summary import recipe_in_words
 
 
-def describe(model: Any, data: Any, output: str | None, options: PredictOptions) -> dict[str, Any]:
+def describe(
+    model: Any, data: Any, output: str | None, options: PredictOptions, *, append: bool = False
+) -> dict[str, Any]:
     """Load the model, bind the columns, compile the step and divide the input; describe what the job would do.
+
+    Of an append to a job that is there, only what would be appended is described.
 
     Raises:
         PenstockError: Whatever the job itself would raise before it begins.
     """
+    before = None
     if output is not None:
-        to_folder.check_place(place_of(output), overwrite=False)
-    task = make_task(model, data, output or "OUT", options)
-    with tempfile.TemporaryFile(buffering=0) as log:
-        context = RunContext(log, StopFlag())
-        started = start_by_plan.start(task.model, Request(task.source, task.options), context, may_search=False)
-        with contextlib.closing(started):
-            output_columns.start_finisher(started)
-            manifest = to_folder.make_manifest(task, started)
-            checked = None
-            if options.check and isinstance(task.model, ModelFile):
-                checked = check_answers(task.model, started, context)
+        place = place_of(output)
+        to_folder.check_place(place, overwrite=False)
+        before = load_manifest(place) if append else None
+    task = replace(make_task(model, data, output or "OUT", options), append=append)
+    num_new = num_files(task.source)
+    if before is not None:
+        arranged, rows_left = _grown(task, place_of(task.output), before)
+        if arranged.grown is None:
+            return _nothing_new(task, before, rows_left)
+        task, num_new = arranged.grown, arranged.num_new
+    started, manifest, checked = _tried(task, before)
+    rows_before, parts_before, spans_before = (
+        (before.rows, len(before.parts), len(before.spans)) if before is not None else (0, 0, 0)
+    )
     return {
         "model": task.request["model"],
-        "files": num_files(task.source),
-        "rows": manifest.rows,
+        "files": num_new,
+        "rows": manifest.rows - rows_before,
+        "rows_before": rows_before,
         "inputs": output_columns.describe_inputs(started),
         "outputs": {column.name: str(column) for column in manifest.schema.columns},
         "output": output,
         "format": options.format,
-        "parts": len(manifest.parts),
-        "spans": len(manifest.spans),
-        "bytes": manifest.rows * manifest.schema.row_bytes,
+        "parts": len(manifest.parts) - parts_before,
+        "spans": len(manifest.spans) - spans_before,
+        "bytes": (manifest.rows - rows_before) * manifest.schema.row_bytes,
         "devices": [str(device) for device in started.placement.devices],
         "recipe": manifest.recipe.as_json(),
         "checked": checked,
@@ -57,14 +70,80 @@ def describe(model: Any, data: Any, output: str | None, options: PredictOptions)
     }
 
 
+def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest, str | None]:
+    """All that happens before the first span: the engine, closed again, the manifest, and what `--check` says."""
+    resumed = None if before is None else to_folder.resumed_from(before, is_append=True)
+    with tempfile.TemporaryFile(buffering=0) as log:
+        context = RunContext(log, StopFlag())
+        request = Request(task.source, task.options, resumed)
+        started = start_by_plan.start(task.model, request, context, may_search=False)
+        with contextlib.closing(started):
+            output_columns.start_finisher(started, context.meter, None if before is None else before.schema)
+            manifest = (
+                to_folder.make_manifest(task, started) if before is None else appending.begin(before, task, started)
+            )
+            checked = None
+            if task.options.check and isinstance(task.model, ModelFile):
+                checked = check_answers(task.model, started, context)
+    return started, manifest, checked
+
+
+def _grown(task: FolderJob, place: Place, before: Manifest) -> tuple[appending.Arranged, int]:
+    """The job in a place with the files that are new, and how many rows of it are left to do. Changes nothing.
+
+    Raises:
+        PenstockError: Nothing can be appended to it, as `to_folder` says.
+    """
+    if before.is_older:
+        raise older_job(place, before)
+    records = committed_records(place, before)
+    appending.check_job(task, before)
+    arranged = appending.arrange(task, before)
+    to_folder.check_same_job(arranged.task, before, records)
+    if not is_finished(before, records) and len(before.generations) == 1:
+        raise appending.unfinished(task.output)
+    return arranged, before.rows - sum(record.rows + record.failed for record in records)
+
+
+def _nothing_new(task: FolderJob, before: Manifest, rows_left: int) -> dict[str, Any]:
+    return {
+        "model": task.request["model"],
+        "files": 0,
+        "rows": 0,
+        "rows_before": before.rows,
+        "rows_left": rows_left,
+        "inputs": [],
+        "outputs": {column.name: str(column) for column in before.schema.columns},
+        "output": task.output,
+        "format": task.options.format,
+        "parts": 0,
+        "spans": 0,
+        "bytes": 0,
+        "devices": [],
+        "recipe": before.recipe.as_json(),
+        "checked": None,
+        "first_rows": 0,
+        "first_failures": [],
+    }
+
+
 def in_words(job: dict[str, Any]) -> str:
     """The description of a job for people."""
+    if not job["files"] and job["rows_before"]:
+        rows = counted(job["rows_before"], "row")
+        if job["rows_left"]:
+            left = counted(job["rows_left"], "row")
+            return f"no new files; would go on with the job in {job['output']}: {left} of {rows} are left"
+        return f"nothing to append: the input has no new files; the job in {job['output']} has {rows}"
     failures = job["first_failures"]
     failing = f"of the first {job['first_rows']:,} rows {len(failures):,} fail, the first: " if failures else ""
     outputs = ", ".join(f"{name} {spec}" for name, spec in job["outputs"].items())
     return "\n".join(
         [
-            f"would read {counted(job['rows'], 'row')} of {counted(job['files'], 'file')}",
+            f"would read {counted(job['rows'], 'row')} of {counted(job['files'], 'file')}"
+            if not job["rows_before"]
+            else f"would append {counted(job['rows'], 'row')} of {counted(job['files'], 'new file')}, from row "
+            f"{job['rows_before']} on",
             *([failing + failures[0]] if failures else []),
             *([job["checked"]] if job["checked"] else []),
             *(f"input: {binding}" for binding in job["inputs"]),

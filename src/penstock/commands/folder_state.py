@@ -23,8 +23,22 @@ def open_job(output: str) -> tuple[Place, Manifest]:
     place = place_of(output)
     manifest = load_manifest(place)
     if manifest is None:
-        raise OutputError("the folder holds no job of penstock", received=output)
+        raise no_job(place)
     return place, manifest
+
+
+def no_job(place: Place) -> OutputError:
+    """The error for a place without a manifest."""
+    try:
+        children = place.children()
+        there = "it does not exist" if children is None else f"it holds {', '.join(sorted(children)[:5]) or 'nothing'}"
+    except OutputError:
+        there = "it is a file"
+    return OutputError(
+        "the folder holds no job of penstock",
+        received=f"{place.address()}: {there}",
+        hint="name what was given to penstock predict as --output",
+    )
 
 
 def status(output: str) -> dict[str, Any]:
@@ -33,23 +47,31 @@ def status(output: str) -> dict[str, Any]:
     records = committed_records(place, manifest)
     holder = place.holder()
     refusal = refusal_to_resume(place, manifest)
-    state = "finished" if is_finished(manifest, records) else "running" if holder is not None else "unfinished"
+    counted = _figures_of(output, manifest, records)
+    state = "running" if counted["state"] == "unfinished" and holder is not None else counted["state"]
     hint = f"penstock resume {output}" if refusal is None else refusal.hint
-    committed, failed = sum(record.rows for record in records), sum(record.failed for record in records)
     return {
-        "output": output,
+        **counted,
         "state": state,
-        "rows": manifest.rows,
-        "committed": committed,
-        "failed": failed,
-        "left": max(0, manifest.rows - committed - failed),
+        "left": max(0, manifest.rows - counted["committed"] - counted["failed"]),
         "rows_per_s": rows_per_s(records),
         "run": holder,
-        "parts": sum(bool(record.files) for record in records),
         "model": manifest.request.get("model"),
         "recipe": manifest.recipe.as_json(),
         "resumable": refusal is None and state != "finished",
         "hint": "the job is finished: there is nothing to do" if state == "finished" else hint,
+    }
+
+
+def _figures_of(output: str, manifest: Manifest, records: Sequence[PartRecord]) -> dict[str, Any]:
+    """What `status` and `verify` both say of a job."""
+    return {
+        "output": output,
+        "state": "finished" if is_finished(manifest, records) else "unfinished",
+        "rows": manifest.rows,
+        "committed": sum(record.rows for record in records),
+        "failed": sum(record.failed for record in records),
+        "parts": sum(bool(record.files) for record in records),
     }
 
 
@@ -78,16 +100,14 @@ def verify(output: str) -> dict[str, Any]:
     place, manifest = open_job(output)
     if manifest.is_older:
         raise older_job(place, manifest)
-    if place.is_locked():
+    holder = place.holder()
+    if holder is not None:
         raise OutputError(
             "a run is writing to the output: it cannot be verified",
-            received=output,
+            received=f"{output}, held by {holder}",
             hint=f"wait for it; penstock status {output} tells how far it is",
         )
-    problems = list(find_problems(place, manifest))
     # A part that is damaged does not count: its rows are not there.
-    counted = status(output)
-    return {name: counted[name] for name in ("output", "state", "rows", "committed", "failed", "parts")} | {
-        "is_whole": not problems,
-        "problems": [asdict(problem) for problem in problems],
-    }
+    problems, intact = find_problems(place, manifest)
+    told = [asdict(problem) for problem in problems]
+    return {**_figures_of(output, manifest, intact), "is_whole": not problems, "problems": told}

@@ -105,7 +105,7 @@ def _start(model: ModelFile | LiveModel, source: Source, options: PredictOptions
     try:
         if options.check and isinstance(model, ModelFile):
             check_answers(model, started, context)
-        output_columns.start_finisher(started)
+        output_columns.start_finisher(started, context.meter)
     except BaseException:
         started.close()
         raise

@@ -2,7 +2,8 @@
 
 The spans with failed rows run as they did, with the recipe of the job, so that a row has its old place in its batch. Of
 their results only the rows that had failed are taken. A part is replaced as the ledger replaces parts: after a crash it
-is the old one or the new one.
+is the old one or the new one. A part whose rows all failed as before is left alone, so that a retry that was killed and
+is run again ends as one that was not.
 """
 
 import contextlib
@@ -17,10 +18,12 @@ import numpy as np
 
 from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint
+from penstock.commands.folder_state import no_job
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import Run, finished_before
 from penstock.core import kinds
 from penstock.core.columns import take_rows
+from penstock.core.figures import counted
 from penstock.core.protocols import Merges, Source
 from penstock.core.records import Result, Span
 from penstock.core.state import VARIABLES
@@ -33,10 +36,10 @@ from penstock.sources.derived.selection import to_runs
 from penstock.sources.files import unchanged
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
-from penstock.storage.ledger import Ledger, committed_records, is_finished
+from penstock.storage.ledger import Ledger, committed_records, is_finished, tidy
 from penstock.storage.manifest import Manifest, changed_files, describe_difference, load_manifest
 from penstock.storage.places import place_of
-from penstock.storage.retried import failed_rows, stage_retried
+from penstock.storage.retried import failed_as_before, failed_rows, stage_retried
 from penstock.telemetry.meter import Meter
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
@@ -58,11 +61,13 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     with place.lock():
         manifest = load_manifest(place)
         if manifest is None:
-            raise OutputError("the folder holds no job of penstock", received=task.output)
+            raise no_job(place)
         records = committed_records(place, manifest)
         _check_retryable(task, manifest, records)
         failed = {row: origin for record in records for row, origin in failed_rows(place, record).items()}
         if not failed:
+            with output_errors():
+                tidy(place, manifest, records)
             progress.note("no row failed: there is nothing to retry")
             return finished_before(task.output, manifest, records, began)
         task = appending.arrange(task, manifest).task
@@ -113,7 +118,7 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
         )
     changed = changed_files(manifest, fragments)
     origins = set(failed.values())
-    elsewhere = {path: how for path, how in changed.items() if not any(origin.startswith(path) for origin in origins)}
+    elsewhere = {path: how for path, how in changed.items() if not any(_is_in(path, origin) for origin in origins)}
     for path, how in elsewhere.items():
         if how is not None and not _GROUP.search(path):
             raise unchanged.changed(path, f"{how}, and none of its rows had failed")
@@ -125,11 +130,14 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
     return replace(manifest, request=task.request, fragments=fragments, fingerprint=mark, spans=spans)
 
 
+def _is_in(path: str, origin: str) -> bool:
+    """Whether a row comes from a file (`1.csv, bytes 9 to 30`, `photos.tar/0.jpg`), or is one."""
+    return origin == path or origin.startswith((f"{path}, ", f"{path}/"))
+
+
 def _divided_again(task: FolderJob, source: Source, manifest: Manifest, changed: str) -> tuple[Span, ...]:
     """The spans of the changed input: the same rows as before, at other places in its files."""
-    divisions = [each.division for each in manifest.generations if each.division is not None]
-    if len(divisions) < len(manifest.generations):
-        raise unchanged.changed(changed, "an older penstock began the job: only its function can be mended")
+    divisions = [each.division for each in manifest.generations]
     if isinstance(task.source, Generations):
         spans = tuple(task.source.divide_all(divisions, [each.first_span for each in manifest.generations]))
     else:
@@ -151,6 +159,22 @@ def _nested(numbers: tuple[tuple[int, int], ...] | None) -> tuple[tuple[int, int
     return None if numbers is None else tuple((first, rows) for first, rows in numbers)
 
 
+def _check_kept(started: Started, manifest: Manifest) -> None:
+    """Rows of a part have kept columns of one type, also those that come later.
+
+    Raises:
+        InputError: The mended input gives others.
+    """
+    before, now = manifest.schema, output_columns.output_schema(started, started.options)
+    if now.columns[now.num_outputs :] != before.columns[before.num_outputs :]:
+        raise InputError(
+            "the input has kept columns of other types than when the job began",
+            received=appending.named(now.columns[now.num_outputs :]),
+            allowed=appending.named(before.columns[before.num_outputs :]),
+            hint="mend the values, or begin again: with another --output, or with --overwrite",
+        )
+
+
 @dataclass
 class _Retry(Run):
     """Runs the spans with failed rows, and replaces their parts."""
@@ -159,12 +183,13 @@ class _Retry(Run):
 
     def predict(self, started: Started, manifest: Manifest) -> Summary:
         ready = time.perf_counter()
+        _check_kept(started, manifest)
         with output_errors():
             manifest.save(self.place)
             ledger = Ledger(self.place, manifest)
         with contextlib.closing(ledger):
             spans = [span for span in manifest.spans if self._rows_of(span)]
-            self.progress.note(f"retrying {len(self.failed):,} rows")
+            self.progress.note(f"retrying {counted(len(self.failed), 'row')}")
             self.meter.begin()
             self.progress.begin(self.meter, manifest.rows, manifest.rows - len(self.failed))
             try:
@@ -199,7 +224,8 @@ class _Retry(Run):
                 if len(retried) < expected[part]:
                     return  # stopped: the part stays as it is
                 with output_errors():
-                    ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
+                    if not failed_as_before(self.place, ledger, part, retried):
+                        ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
                 self.meter.commit(sum(each.rows for each in retried), sum(len(each.failures) for each in retried))
 
     def _picked(self, started: Started, results: Iterator[Result]) -> Iterator[Result]:

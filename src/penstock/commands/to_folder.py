@@ -34,12 +34,11 @@ from penstock.storage.ledger import (
     committed_records,
     is_finished,
     planned_records,
-    put_failures_together,
     remove_job,
+    tidy,
 )
 from penstock.storage.manifest import (
     IS_NEW,
-    MANIFEST_VERSION,
     Manifest,
     changed_files,
     describe_difference,
@@ -102,7 +101,8 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         raise older_job(place, existing)
     altered: Collection[str] = ()
     if task.verify:
-        altered = {each.name for each in altered_files(place, planned_records(place.records(), existing))}
+        journalled, _ = place.read_journal()
+        altered = {each.name for each in altered_files(place, existing, planned_records(journalled, existing))}
     records = committed_records(place, existing, altered)
     if task.append:
         appending.check_job(task, existing)
@@ -123,9 +123,7 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
     if task.append:
         progress.note("nothing to append: the input has no new files")
     with output_errors():
-        if task.verify:
-            Ledger(place, existing).close()  # removes what the journal does not know
-        put_failures_together(place, records)
+        tidy(place, existing, records, is_thorough=task.verify)
     return finished_before(task.output, existing, records, began), False
 
 
@@ -158,10 +156,9 @@ def _same_job(
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
+    mark = check_same_job(task, existing, records)
     if existing.fingerprint == mark:
         return existing
-    _check_only_touched(task, existing, records)
     progress.note("the input was touched since the job began; what was read of it is the same: going on")
     touched = replace(existing, fragments=tuple(task.source.fragments()), fingerprint=mark)
     with output_errors():
@@ -169,15 +166,21 @@ def _same_job(
     return touched
 
 
-def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """Check that a job differs from the one in the folder only in the times of its input files.
+def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str:
+    """Check that a job differs from the one in the folder at most in the times of its input files.
 
     The bytes that were read are compared by their digests. The rest is read as it is now.
+
+    Returns:
+        The fingerprint of the job: another one than that in the folder, where its input was touched.
 
     Raises:
         OutputError: It is another job.
         InputError: The input is another one.
     """
+    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
+    if existing.fingerprint == mark:
+        return mark
     is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
     if not is_same or not task.source.paths:
         raise OutputError(
@@ -195,6 +198,7 @@ def _check_only_touched(task: FolderJob, existing: Manifest, records: list[PartR
     if existing.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
     unchanged.compare(source, committed, digests, existing.columns, set(files))
+    return mark
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
@@ -216,6 +220,16 @@ def _leave_no_trace(place: Place, existed: bool) -> None:
     with contextlib.suppress(OutputError):  # the error that brought us here is the one to tell
         if not has_job(place):
             place.leave_no_trace(existed=existed)
+
+
+def finished_job(output: str, began: float) -> Summary | None:
+    """The summary of the job in a folder, where it is finished and of today's penstock."""
+    place = place_of(output)
+    manifest = load_manifest(place)
+    if manifest is None or manifest.is_older:
+        return None
+    records = committed_records(place, manifest)
+    return finished_before(output, manifest, records, began) if is_finished(manifest, records) else None
 
 
 def finished_before(output: str, manifest: Manifest, records: list[PartRecord], began: float) -> Summary:
@@ -242,6 +256,12 @@ def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
     }
 
 
+def resumed_from(manifest: Manifest, *, is_append: bool) -> Resumed:
+    """What is fixed for a run that goes on with a job, or appends to it."""
+    sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
+    return Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
+
+
 def rows_in(records: Sequence[PartRecord]) -> int:
     """All rows that committed parts account for, also those that failed."""
     return sum(record.rows + record.failed for record in records)
@@ -264,10 +284,7 @@ class Run:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
         task = self.task
         manifest = None if task.overwrite else existing
-        resumed = None
-        if manifest is not None:
-            sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
-            resumed = Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
+        resumed = None if manifest is None else resumed_from(manifest, is_append=is_append)
         if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self.progress.note(line)
@@ -278,7 +295,7 @@ class Run:
                 self.progress.note(line)
             if task.options.check:
                 self.progress.note(self._check(started))
-            output_columns.start_finisher(started, manifest.schema if manifest is not None else None)
+            output_columns.start_finisher(started, self.meter, None if manifest is None else manifest.schema)
             if manifest is None:
                 manifest = make_manifest(task, started)
                 with output_errors():
@@ -292,9 +309,6 @@ class Run:
                     manifest.save(self.place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)
-            elif manifest.version < MANIFEST_VERSION:
-                with output_errors():
-                    manifest.save(self.place)  # what is journalled from here on is of today's form
             return self.predict(started, manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:

@@ -59,8 +59,8 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
     if constant:
         problem = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
         return Proof(difference, problem, is_comparable=False)
-    found = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
-    return Proof(difference, str(found) if found is not None else None)
+    disagreement = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
+    return Proof(difference, str(disagreement) if disagreement is not None else None)
 
 
 def largest_difference(
@@ -168,13 +168,13 @@ def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance:
     for key, column in ours.items():
         output = key.removeprefix(CLASSES).removeprefix(SCORES)
         if key in theirs:
-            found: Disagreement | None = _differ(key, column, theirs[key], tolerance)
+            disagreement: Disagreement | None = _differ(key, column, theirs[key], tolerance)
         elif output not in theirs:
-            found = Disagreement(shown(key), 0, "an output", "no output of that name")
+            disagreement = Disagreement(shown(key), 0, "an output", "no output of that name")
         else:
-            found = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
-        if found is not None:
-            return found
+            disagreement = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
+        if disagreement is not None:
+            return disagreement
     return None
 
 
@@ -203,15 +203,15 @@ def _differ_in_lists(name: str, mine: Column, other: Column, tolerance: float) -
         plain = [np.asarray(each.to_pylist(), dtype=object) for each in (ours, theirs)]
         return _differ(name, plain[0], plain[1], tolerance)
     lengths, expected = (np.diff(np.asarray(each.offsets)) for each in (ours, theirs))
-    found = _differ(name, lengths, expected, 0.0)
-    if found is not None:
-        return Disagreement(name, found.row, f"{found.ours} values", f"{found.theirs} values")
+    disagreement = _differ(name, lengths, expected, 0.0)
+    if disagreement is not None:
+        return Disagreement(name, disagreement.row, f"{disagreement.ours} values", f"{disagreement.theirs} values")
     inside = [each.flatten() for each in (ours, theirs)]
     if pa.types.is_floating(inside[0].type):
         inside = [each.to_numpy(zero_copy_only=False) for each in inside]
-    found = _differ(name, inside[0], inside[1], tolerance) if len(inside[0]) else None
-    row = int(np.searchsorted(np.cumsum(lengths), found.row, side="right")) if found is not None else 0
-    return replace(found, row=row) if found is not None else None
+    disagreement = _differ(name, inside[0], inside[1], tolerance) if len(inside[0]) else None
+    row = int(np.searchsorted(np.cumsum(lengths), disagreement.row, side="right")) if disagreement is not None else 0
+    return replace(disagreement, row=row) if disagreement is not None else None
 
 
 def _differ_in_value(name: str, mine: Array, other: Array, tolerance: float) -> Disagreement | None:

@@ -1,4 +1,4 @@
-"""Which stage limits a job, loading, copying, computing or writing, and what would help. Pure.
+"""Which stage limits a job: loading, copying, computing, the postprocess function or writing; what would help. Pure.
 
 Before a run it follows from how fast each stage is by itself (`predict`), after it and meanwhile from what the threads
 waited for (`measured`); the words are the same.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.records import Timings
 
-LOADING, COPYING, COMPUTING, WRITING = "loading", "copying", "computing", "writing"
+LOADING, COPYING, COMPUTING, POSTPROCESS, WRITING = "loading", "copying", "computing", "postprocess", "writing"
 
 WAITING = 0.25
 """A stage that waits for more than this share of the time is limited by the stage it waits for."""
@@ -178,13 +178,14 @@ def _change(rates: Rates, rate: float, by: str) -> _Change | None:
     return _Change(f"{more} more core{'s' if more > 1 else ''}", rates.with_cores(rates.cores + more))
 
 
-def measured(spent: Timings, elapsed_s: float, writer_full_s: float) -> Bound | None:
+def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess_s: float = 0.0) -> Bound | None:
     """Which stage limited a run, or the last of it, by what threads waited for; None before anything has run.
 
     Args:
         spent: What the replicas' threads did.
         elapsed_s: How long that was by the clock.
         writer_full_s: How long of it predictions were there and the writer had no room for them.
+        postprocess_s: How long of it predictions were there and the function behind the model was not done with them.
 
     >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 0.0))
     loading-bound: waiting for data took 75% of the model's time
@@ -196,10 +197,11 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float) -> Bound | 
     if lanes <= 0 or elapsed_s <= 0:
         return None
     rate = spent.rows / elapsed_s
-    # First: when the writer has no room, nothing is fetched from the replicas, and then they wait as well.
-    if writer_full_s > WAITING * elapsed_s:
-        share = min(1.0, writer_full_s / elapsed_s)
-        return Bound(rate, WRITING, f"waiting for the writer took {share:.0%} of the time")
+    # First: while what comes behind the replicas has no room, nothing is fetched from them, and they wait as well.
+    waits = [(writer_full_s, WRITING, "the writer"), (postprocess_s, POSTPROCESS, "the function behind the model")]
+    waited_s, by, what = max(waits)
+    if waited_s > WAITING * elapsed_s:
+        return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time")
     if spent.wait_for_data > WAITING * lanes:
         return Bound(rate, LOADING, f"waiting for data took {spent.wait_for_data / lanes:.0%} of the model's time")
     copying = min(spent.copy, spent.compute) + handing

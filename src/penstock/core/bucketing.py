@@ -40,7 +40,7 @@ def choose_boundaries(lengths: Array, most: int = MOST_BOUNDARIES, cap: float = 
     rounded = -(-lengths // step) * step
     # Of the rows, and of the lengths that occur: a few long rows among many short ones are most of the values.
     places = np.linspace(0, 1, 65)
-    likely = [np.quantile(found, places, method="higher") for found in (rounded, np.unique(rounded))]
+    likely = [np.quantile(values, places, method="higher") for values in (rounded, np.unique(rounded))]
     candidates = np.unique(np.concatenate(likely)).astype(np.int64).tolist()
     chosen = [candidates.pop()]
     while candidates and len(chosen) < most and _waste(lengths, chosen) > cap:

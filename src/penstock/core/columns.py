@@ -343,8 +343,8 @@ def join(pieces: list[Column]) -> Column:
 
 def count_not_finite(columns: Iterable[Column]) -> int:
     """How many rows hold a NaN or an infinity in any of these columns, which have the same rows."""
-    found = [mask for column in columns if (mask := _not_finite(column)) is not None]
-    return int(np.count_nonzero(np.logical_or.reduce(found))) if found else 0
+    masks = [mask for column in columns if (mask := _not_finite(column)) is not None]
+    return int(np.count_nonzero(np.logical_or.reduce(masks))) if masks else 0
 
 
 def _not_finite(column: Column) -> Array | None:

@@ -174,8 +174,8 @@ class RuntimeEntry:
 
 def sink(name: str) -> Sink:
     """The sink of `--format`."""
-    found: Sink = plugins.load(plugins.SINKS, name, Sink)
-    return found
+    made: Sink = plugins.load(plugins.SINKS, name, Sink)
+    return made
 
 
 def runtime(name: str) -> RuntimeEntry:

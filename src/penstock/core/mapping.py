@@ -139,14 +139,14 @@ def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...
         if not column.endswith("*") or column in schema:
             expanded.append(find(schema, column, f"--input {name}=…"))
             continue
-        found = [candidate for candidate in schema if candidate.startswith(column[:-1])]
-        if not found:
+        matching = [candidate for candidate in schema if candidate.startswith(column[:-1])]
+        if not matching:
             raise InputError(
                 "no column starts with this prefix",
                 received=f"--input {name}={column}",
                 allowed=shown_names(list(schema)),
             )
-        expanded += found
+        expanded += matching
     return tuple(expanded)
 
 
@@ -247,9 +247,9 @@ def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> b
     return is_plain and spec.shape is not None and len(columns) == math.prod(_ones(spec.shape)) > 1
 
 
-def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Sequence[str]) -> InputError:
+def _not_as_many(spec: TensorSpec, needed: int, matching: Sequence[str], others: Sequence[str]) -> InputError:
     """The error for too many or too few stacked columns, as a typo in a header causes it."""
-    lacking = missing_from(found, needed) if 0 < needed - len(found) <= 3 else []
+    lacking = missing_from(matching, needed) if 0 < needed - len(matching) <= 3 else []
     passed_over = [name for name in lacking if name in others]
     lacking = [name for name in lacking if name not in others]
     near = next((name for name in lacking if closest(name, others)), None)
@@ -259,8 +259,8 @@ def _not_as_many(spec: TensorSpec, needed: int, found: Sequence[str], others: Se
     elif near is not None:
         hint = f"is {closest(near, others)!r} meant to be {near!r}? Mend the header, or " + hint
     return InputError(
-        f"{needed} columns are needed for the input {spec.name!r}, {len(found)} match",
-        received=_shortened(found) + (f"; there is no {', no '.join(lacking)}" if lacking else ""),
+        f"{needed} columns are needed for the input {spec.name!r}, {len(matching)} match",
+        received=_shortened(matching) + (f"; there is no {', no '.join(lacking)}" if lacking else ""),
         allowed=f"{spec.name} {spec}",
         hint=hint,
     )

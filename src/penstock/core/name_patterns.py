@@ -36,11 +36,11 @@ def families(names: Iterable[str]) -> list[tuple[str, ...]]:
     >>> families(["f0", "age", "f1", "g7"])
     [('f0', 'f1'), ('g7',)]
     """
-    found: dict[str, list[str]] = {}
+    by_pattern: dict[str, list[str]] = {}
     for name in names:
         if _NUMBER.search(name):
-            found.setdefault(pattern_of(name), []).append(name)
-    return [tuple(members) for members in found.values()]
+            by_pattern.setdefault(pattern_of(name), []).append(name)
+    return [tuple(members) for members in by_pattern.values()]
 
 
 def is_in_order(family: Sequence[str]) -> bool:

@@ -196,5 +196,5 @@ def _named(places: Array, names: pa.Array) -> pa.Array:
             received=f"{len(names)} labels, and class {int(places.max())}",
             allowed="a label for every class",
         )
-    found = names.take(pa.array(places.reshape(-1)))
-    return pa.FixedSizeListArray.from_arrays(found, places.shape[1]) if places.ndim == 2 else found
+    labels = names.take(pa.array(places.reshape(-1)))
+    return pa.FixedSizeListArray.from_arrays(labels, places.shape[1]) if places.ndim == 2 else labels

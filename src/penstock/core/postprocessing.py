@@ -37,9 +37,9 @@ class Postprocess(Preprocess):
     def _check(self, made: Mapping[str, Column], rows: int) -> None:
         super()._check(made, rows)
         for name, spec in self.gives.items():
-            found = describe(name, made[name])
-            if not _holds(made[name], found, spec):
-                raise WrongAnswer(f"column {name!r} is {found}, not {spec} as for the first rows")
+            given = describe(name, made[name])
+            if not _holds(made[name], given, spec):
+                raise WrongAnswer(f"column {name!r} is {given}, not {spec} as for the first rows")
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def finish(function: Postprocess, columns: Mapping[str, Column], kept: Sequence[
     return Finished(given, tuple(failures))
 
 
-def _holds(column: Column, found: TensorSpec, spec: TensorSpec) -> bool:
+def _holds(column: Column, given: TensorSpec, spec: TensorSpec) -> bool:
     """Whether a column can have the type of the first rows without a change of its values."""
-    if found.dtype == spec.dtype or STRING in (found.dtype, spec.dtype) or OPAQUE in (found.dtype, spec.dtype):
+    if given.dtype == spec.dtype or STRING in (given.dtype, spec.dtype) or OPAQUE in (given.dtype, spec.dtype):
         return True
     if not isinstance(column, np.ndarray):
         column = _flat(column)

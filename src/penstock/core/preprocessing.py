@@ -5,6 +5,7 @@ fails alone.
 """
 
 import importlib
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,17 +85,20 @@ class Preprocess:
             return cloudpickle.loads(self.payload)  # type: ignore[no-any-return]
         module, _, name = self.location.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (Exception, SystemExit) as error:
+            imported = getattr(importlib.import_module(module), name)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # A worker ignores SIGINT: there only the module itself can have raised this.
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                raise
             raise UsageError(
                 f"the {self.stage}ing function cannot be imported",
                 received=f"{self.location}: {one_line(error)}",
                 allowed="module:function, importable from this folder",
                 hint=f"without the suffix: {module.removesuffix('.py')}:{name}" if module.endswith(".py") else None,
             ) from error
-        if not callable(found):
+        if not callable(imported):
             raise UsageError("this is not a function", received=f"{self.stage} {self.location}")
-        return found  # type: ignore[no-any-return]
+        return imported  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "function"}

@@ -76,7 +76,7 @@ class Source(Protocol):
         raise TypeError(f"{type(self).__name__} does not read rows at random")
 
     def origin(self, span: Span, row: int) -> str:
-        """Where a row of `span` comes from, in words: the file, and the place in it."""
+        """Where a row of `span` comes from: its file, and the place in it (`FILE, row 3`, or `FILE` alone)."""
         ...
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:

@@ -51,9 +51,9 @@ def to_sparse(value: Any) -> SparseColumn | None:
         return SparseColumn.of(_numpy(value.indices), _numpy(value.values), tuple(_numpy(value.dense_shape).tolist()))
     library = type(value).__module__.partition(".")[0]
     if library == "scipy" and hasattr(value, "tocoo"):
-        found = value.tocoo()
-        places = found.coords if hasattr(found, "coords") else (found.row, found.col)
-        return SparseColumn.of(np.stack(places, axis=1), found.data, found.shape)
+        coordinates = value.tocoo()
+        places = coordinates.coords if hasattr(coordinates, "coords") else (coordinates.row, coordinates.col)
+        return SparseColumn.of(np.stack(places, axis=1), coordinates.data, coordinates.shape)
     if library == "jax" and hasattr(value, "todense"):
         value = value.to_bcoo() if hasattr(value, "indptr") else value
         if value.n_batch or value.n_dense:

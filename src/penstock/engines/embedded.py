@@ -81,16 +81,16 @@ class EmbeddedEngine:
                     guarded.replica.take_any_size()
         batches = load_batches(job, sample)
         batch = next(batches)
-        found = self._keepers[0].look(batch)
-        if found.kind != NONE and job.state == NONE:
-            return Prepared((), 0.0, state=found)
+        state = self._keepers[0].look(batch)
+        if state.kind != NONE and job.state == NONE:
+            return Prepared((), 0.0, state=state)
         _, prepared = first_that_runs(self._replicas[0], itertools.chain([batch], batches), sample, job, asked)
-        found = found if found.kind != NONE else prepared.state
-        if found.kind != NONE and job.state == NONE:
-            return Prepared((), 0.0, state=found)
+        state = state if state.kind != NONE else prepared.state
+        if state.kind != NONE and job.state == NONE:
+            return Prepared((), 0.0, state=state)
         self._keepers[0].restore()
         self._follows, self._outputs = prepared.follows, prepared.outputs
-        return replace(prepared, state=found)
+        return replace(prepared, state=state)
 
     def take(self, job: Job) -> None:
         """Take the job without a warm-up: a call for arrays in memory needs no schema beforehand."""

@@ -1,4 +1,4 @@
-"""Calling the user's two functions: which arguments they take, what they return, and what is around them."""
+"""Calls of the user's two functions: their arguments, their results, and the process state that they need."""
 
 import functools
 import importlib.util
@@ -39,7 +39,7 @@ class Input(NamedTuple):
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The arguments that a function can be called with by name; bound ones of a `partial` count no more."""
+    """The arguments that a function takes by name, without those that a `partial` has bound."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -137,7 +137,7 @@ def begin_graph(config: RunConfig) -> Any:
 
 @contextmanager
 def user_code(seed: int | None = None) -> Iterator[None]:
-    """Around calls of `input_fn` and `model_fn`; what is random in them follows from `seed`, where there is one."""
+    """Context for calls of `input_fn` and `model_fn`: their random numbers follow from `seed`, where there is one."""
     try:
         with doorway_in_place(), keras_of_its_time(), quiet(), _seeded(seed):
             yield
@@ -159,11 +159,11 @@ def user_code(seed: int | None = None) -> Iterator[None]:
 
 
 def _arose_in_keras_3(error: BaseException) -> bool:
-    place = error.__traceback__
-    while place is not None:
-        if str(place.tb_frame.f_globals.get("__name__", "")).startswith("keras."):
+    frame = error.__traceback__
+    while frame is not None:
+        if str(frame.tb_frame.f_globals.get("__name__", "")).startswith("keras."):
             return True
-        place = place.tb_next
+        frame = frame.tb_next
     return False
 
 

@@ -44,7 +44,7 @@ OF_TPU = ("InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUE
 
 
 class LeftTensorFlow(ModelError, NotImplementedError):
-    """What was asked for was code of TensorFlow that is no longer there."""
+    """The code asked for was part of TensorFlow and is not any more."""
 
 
 def gone(name: str) -> type:

@@ -1,4 +1,4 @@
-"""Checkpoints: which one a call means, what it does where there is none, and what a warm start takes from one."""
+"""Checkpoints: the one that a call uses, the rule where there is none, and the variables that a warm start takes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class ElementSource(Source):
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         places = np.empty(1, object)
-        places[0] = place_of(span)
+        places[0] = location_of(span)
         yield Block(span.start, 1, {COLUMN: places})
 
     def release(self, span: Span) -> None:
@@ -93,15 +93,15 @@ class ElementSource(Source):
                 os.unlink(path)
 
 
-def place_of(span: Span) -> bytes:
+def location_of(span: Span) -> bytes:
     """Where the elements of a span lie, for `open_bundle`."""
     path, inode = span.locator
     return f"{inode} {path}".encode()
 
 
-def open_bundle(place: bytes) -> list[Any]:
+def open_bundle(location: bytes) -> list[Any]:
     """The elements of a bundle, mapped from where another process put them."""
-    inode, _, path = place.decode().partition(" ")
+    inode, _, path = location.decode().partition(" ")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -176,11 +176,11 @@ class ElementReplica:
         (places,) = batch.values()
         return {ANSWERS: pack_to_row(self.predict_bundle(places[0]))}
 
-    def predict_bundle(self, place: bytes) -> tuple[list[Any], str]:
-        """The predictions of the elements, and why there are none for the others; empty where there are all."""
+    def predict_bundle(self, location: bytes) -> tuple[list[Any], str]:
+        """The predictions of the elements, and the reason why the others have none; empty where all have one."""
         answers: list[Any] = []
         try:
-            for element in open_bundle(place):
+            for element in open_bundle(location):
                 answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
         except (tf.errors.OpError, ValueError) as error:
             return answers, one_line(error)
@@ -205,7 +205,7 @@ def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> 
 
 
 def _placeholder_for(leaf: Any, feed: list[Any]) -> Any:
-    """A tensor of the kind that a spec names, made of placeholders that join `feed`; what is no spec stays as it is."""
+    """A tensor of the spec's kind, made of placeholders, which are added to `feed`; a value that is no spec is kept."""
     if not isinstance(leaf, tf.TypeSpec):
         return leaf
     specs = tf.nest.flatten(leaf, expand_composites=True)

@@ -1,4 +1,4 @@
-"""What an export takes and gives: serving input receivers, and the outputs of signatures.
+"""Inputs and outputs of an export: serving input receivers, and the outputs of signatures.
 
 The classes of outputs are TensorFlow's own, which has kept them: `PredictOutput`, `ClassificationOutput`,
 `RegressionOutput`, `EvalOutput`, `ExportOutput`.

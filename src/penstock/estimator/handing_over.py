@@ -1,4 +1,4 @@
-"""Predicting on several devices: this process begins, and hands over to replica processes where the work lasts.
+"""Prediction on several devices: this process begins, and replica processes take over where the work lasts.
 
 Starting a process takes seconds. So this process predicts at once. When there is more to do, replicas load beside it,
 and when they are ready this process only reads the input for them.
@@ -96,7 +96,7 @@ def _say_alone() -> None:
 
 
 def _closer(replicas: Replicas, own: OwnGraph) -> Callable[[], None]:
-    """Ends the processes, also where the predictions are neither used up nor closed when the interpreter ends."""
+    """Ends the processes, even if the interpreter ends before the predictions are used up or closed."""
 
     def close_at_exit() -> None:
         replicas.close()
@@ -112,7 +112,7 @@ def _closer(replicas: Replicas, own: OwnGraph) -> Callable[[], None]:
 
 
 class _TimedReading:
-    """A few elements that are read and predicted apart, to see how long reading takes."""
+    """Measures how long reading takes: a few elements are read and predicted in separate steps."""
 
     def __init__(self, own: OwnGraph) -> None:
         self._own = own
@@ -131,5 +131,5 @@ class _TimedReading:
             yield self._own.predict_element(element)
 
     def is_short_beside(self, seconds: float) -> bool:
-        """Whether several devices would be busy that take so long for an element."""
+        """Whether reading is so fast that several devices, each this slow for an element, would be busy."""
         return bool(self.element) and median(self._seconds) < WORTH_IT * seconds

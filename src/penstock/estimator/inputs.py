@@ -125,7 +125,7 @@ def pandas_input_fn(
 
 
 def _as_array(column: Any) -> Array:
-    """A column as an array; what is none is what TensorFlow takes it for."""
+    """A column as an array; a value that is no array is converted as TensorFlow converts it."""
     if isinstance(column, np.ndarray):
         return column
     made: Array = tf.make_ndarray(tf.make_tensor_proto(column))

@@ -65,7 +65,7 @@ def _prefer_legacy_keras() -> None:
 
 
 class _Before(NamedTuple):
-    """What was where the package was put; `_ABSENT` where nothing was."""
+    """The value that the package replaced; `_ABSENT` where there was none."""
 
     attributes: list[tuple[Any, Any]]
     modules: dict[str, Any]

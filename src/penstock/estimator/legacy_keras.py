@@ -1,4 +1,4 @@
-"""What old code needs of its process: the Keras of its time, and no warnings that it is old."""
+"""Process state that old code needs: the Keras of its time, and no warnings about deprecated names."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ _LEGACY = "__internal__.legacy."
 
 
 class SharedChange:
-    """The first thread that comes in makes the change, and the last one that leaves undoes it.
+    """Change of process state that threads share: the first thread to enter makes it, the last to leave undoes it.
 
     No thread waits for another to leave: two of them may be in at the same time, and one may come in twice.
 
@@ -49,12 +49,14 @@ class SharedChange:
 @contextmanager
 def _swapped() -> Iterator[None]:
     before = os.environ.get(SWITCH)
-    if before in ("1", "true", "True") and not any(map(_is_keras_3, (vars(at)[name] for at, name, _ in _places()))):
+    if before in ("1", "true", "True") and not any(
+        map(_is_keras_3, (vars(at)[name] for at, name, _ in _keras_names()))
+    ):
         yield  # as in processes of our own: decided from the start
         return
     os.environ[SWITCH] = "1"
-    replaced = [(module, name, vars(module)[name]) for module, name, _ in _places()]
-    for module, name, loader in _places():
+    replaced = [(module, name, vars(module)[name]) for module, name, _ in _keras_names()]
+    for module, name, loader in _keras_names():
         setattr(module, name, loader)
     try:
         yield
@@ -78,13 +80,13 @@ used.
 """
 
 
-def _is_keras_3(place: Any) -> bool:
-    known = vars(place)  # asking the loader itself would make it decide
+def _is_keras_3(module: Any) -> bool:
+    known = vars(module)  # asking the loader itself would make it decide
     return known.get("_tfll_keras_version") == "keras_3" or str(known.get("__name__", "")).startswith("keras.")
 
 
-def _places() -> list[tuple[Any, str, Any]]:
-    """Every module and name behind which Keras stands, with a loader that has not decided."""
+def _keras_names() -> list[tuple[Any, str, Any]]:
+    """Every module attribute that leads to Keras, with an undecided loader."""
     import tensorflow as tf
     from tensorflow.python.util.lazy_loader import KerasLazyLoader
 

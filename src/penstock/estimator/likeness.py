@@ -1,4 +1,4 @@
-"""Whether two processes built the same model: they predict the same element alike."""
+"""Comparison of two processes' predictions for one element, which shows whether they built the same model."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

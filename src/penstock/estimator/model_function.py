@@ -100,7 +100,7 @@ class ModelFunction:
         begin_graph(self.called.config)
 
     def start_warm(self) -> None:
-        """Let the variables of the default graph begin with the values of another model."""
+        """Initialise the variables of the default graph with the values of another model."""
         if self.warm_start is not None:
             with quiet():
                 tf.compat.v1.train.warm_start(*self.warm_start)
@@ -179,8 +179,11 @@ class ModelFunction:
 
     def _imported(self) -> Any:
         module, _, function = self.name.partition(":")
-        with self.explained("the module does not import"), user_code():
-            imported = importlib.import_module(module)
+        try:
+            with self.explained("the module does not import"), user_code():
+                imported = importlib.import_module(module)
+        except (SystemExit, KeyboardInterrupt) as error:  # in a replica, which ignores SIGINT
+            raise ModelError("the module does not import", received=f"{self.name}: {one_line(error)}") from error
         try:
             return getattr(imported, function)
         except AttributeError:
@@ -190,7 +193,7 @@ class ModelFunction:
             ) from None
 
     def _completed(self, own: ModelFunction) -> ModelFunction:
-        """What an Estimator brings, overridden by what this one has."""
+        """The settings of an Estimator, overridden by those of this function."""
         params = own.params
         if self.params:
             params = {**params, **self.params} if isinstance(params, Mapping) else self.params
@@ -217,7 +220,7 @@ class HasModelFunction(Protocol):
     """An Estimator, as far as predicting needs it."""
 
     def _as_model_function(self) -> ModelFunction:
-        """What it is made of."""
+        """Its `model_fn`, with the arguments of its calls."""
         ...
 
 

@@ -73,7 +73,7 @@ def file_of(estimator: HasModelFunction) -> ModelFile:
 
 
 def pack(model: Any, checkpoint: str | None) -> bytes:
-    """A model with a method `resolved` as it travels: `resolved` of what is unpacked gives it."""
+    """A model with a method `resolved`, packed for other processes; the unpacked object's `resolved` returns it."""
     return _dumps(Travelling(checkpoint, _dumps(_copy_flags()), _dumps(model)))
 
 

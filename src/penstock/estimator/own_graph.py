@@ -33,14 +33,14 @@ class OwnGraph:
         function: ModelFunction,
         input_fn: Callable[..., Any],
         hooks: list[Any],
-        place: str,
+        device: str,
         *,
         is_alone: bool = True,
     ) -> None:
         self.checkpoint = function.find_checkpoint()
         config = function.called.config
         self._options = config.session_options()
-        if place.startswith("/CPU"):
+        if device.startswith("/CPU"):
             self._options.device_count["GPU"] = 0  # a GPU that is only there would still have its memory taken
         if not is_alone:
             self._options.gpu_options.allow_growth = True  # there must be room for another process
@@ -58,7 +58,7 @@ class OwnGraph:
                 LOG.warning("input_fn returns tensors that neither a dataset nor a queue fills: predictions never end")
             self.calls_python = not (is_alone or hasattr(input_fn, "as_dataset")) and _calls_python(self._graph)
             # The first GPU is where TensorFlow puts things by itself.
-            where = config.device_fn or (place if place.startswith("/GPU") and place != "/GPU:0" else None)
+            where = config.device_fn or (device if device.startswith("/GPU") and device != "/GPU:0" else None)
             with self._graph.device(where):
                 spec = function.build(taken.features)
             self.predictions = function.choose(spec.predictions)
@@ -82,7 +82,7 @@ class OwnGraph:
             yield predictions
 
     def start(self) -> Callable[[], Any]:
-        """Open the session; returns a function that predicts the next element, and gives None when there is none."""
+        """Open the session; returns a function that predicts the next element: None at the end of the input."""
         v1 = tf.compat.v1
         assert self._restoring is not None
         with self._graph.as_default(), quiet():
@@ -107,7 +107,7 @@ class OwnGraph:
         return self._session.run(self.predictions, fed)
 
     def close(self) -> None:
-        """Close the session; where another thread waits for input in it, when that has come."""
+        """Close the session. If another thread waits for input in it, it is closed when the input has come."""
         if self._coordinator is not None:
             self._coordinator.request_stop()
             self._coordinator = None

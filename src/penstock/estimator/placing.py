@@ -30,7 +30,7 @@ class Placing(NamedTuple):
         return None if first.startswith("/CPU") or first == "/GPU:0" else first
 
     def limit(self, options: Any) -> None:
-        """Keep a session on the CPU from taking the memory of a GPU that is only there."""
+        """Keep a session on the CPU from taking the memory of a GPU that it does not use."""
         if self.devices[0].startswith("/CPU"):
             options.device_count["GPU"] = 0
 

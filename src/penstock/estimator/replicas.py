@@ -16,7 +16,7 @@ from penstock.core.records import STRING, Binding, Device, ModelFile, Placement,
 from penstock.core.stopping import StopFlag
 from penstock.errors import PenstockError, WorkersDied, one_line
 from penstock.estimator.calling import LOG
-from penstock.estimator.elements import COLUMN, ElementModel, ElementSource, answers_of, open_bundle, place_of
+from penstock.estimator.elements import COLUMN, ElementModel, ElementSource, answers_of, location_of, open_bundle
 from penstock.estimator.likeness import Reference, flatten
 from penstock.estimator.model_function import ModelFunction
 from penstock.estimator.opening import RUNTIMES, pack
@@ -92,7 +92,7 @@ class ElementReader:
             return Bundle(elements, weight) if elements else None
 
     def finish(self, weight: int) -> None:
-        """The predictions of a bundle are taken: more may be read."""
+        """Note that the predictions of a bundle were taken, so that more elements may be read."""
         with self._changed:
             self._ahead -= weight
             self._changed.notify_all()
@@ -204,7 +204,7 @@ class Replicas:
         self._source = ElementSource()
         self._sample = self._source.add([sample.element])
         reference = self._source.add(sample.reference)
-        self._model = ElementModel(function, features, place_of(self._sample), place_of(reference))
+        self._model = ElementModel(function, features, location_of(self._sample), location_of(reference))
         self._under_way: deque[tuple[Span, int]] = deque()
         self._stop = StopFlag()
         self._engine: Tunable | None = None
@@ -218,7 +218,7 @@ class Replicas:
         return _AHEAD[self._kind] * len(self._trial.devices)
 
     def predict(self, reader: ElementReader, predict_here: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """The predictions of what is read, in order, until nothing more is there: an input may wait for what it gets.
+        """The predictions of what was read, in order, until no more is there: the input may wait for predictions.
 
         Args:
             reader: Gives the elements.
@@ -237,11 +237,11 @@ class Replicas:
             answers, problem = answers_of(result)
             yield from answers
             if problem:
-                yield from map(predict_here, open_bundle(place_of(span))[len(answers) :])
+                yield from map(predict_here, open_bundle(location_of(span))[len(answers) :])
             reader.finish(weight)
         while self._under_way:  # the engine gave up
             span, weight = self._under_way.popleft()
-            yield from map(predict_here, open_bundle(place_of(span)))
+            yield from map(predict_here, open_bundle(location_of(span)))
             self._source.release(span)
             reader.finish(weight)
 

@@ -33,7 +33,7 @@ class _Setting:
 
 
 class _SessionConfig(_Setting):
-    """What was given; else, for a task of a cluster, which processes its sessions use."""
+    """The given session config; without one, a task of a cluster gets a config with its device filters."""
 
     def __get__(self, config: Any, owner: type | None = None) -> Any:
         given = super().__get__(config, owner)

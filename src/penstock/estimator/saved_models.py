@@ -108,7 +108,7 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
 
 
 def _check_signatures(signatures: Mapping[str, Any], mode: str) -> None:
-    """Say so where nothing can be served, and go on: an exporter must not end the training that it is called from."""
+    """Warn where nothing can be served: an exporter must not end the training that calls it."""
     if mode == ModeKeys.PREDICT and not signatures:
         LOG.warning(
             "the export has no signature: outputs of classification and regression take one string vector; "

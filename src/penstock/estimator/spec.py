@@ -92,12 +92,12 @@ class EstimatorSpec(_SpecFields):
 
 
 def check_hooks(hooks: Any) -> tuple[Any, ...]:
-    """The hooks as a tuple, or an error that names the one that is none."""
+    """The hooks as a tuple. An object that is no hook raises an error that names it."""
     return _check_kind(hooks, "hooks", "SessionRunHook")
 
 
 def check_listeners(listeners: Any) -> tuple[Any, ...]:
-    """The listeners of checkpoints as a tuple, or an error that names the one that is none."""
+    """The checkpoint listeners as a tuple. An object that is no listener raises an error that names it."""
     return _check_kind(listeners, "saving_listeners", "CheckpointSaverListener")
 
 

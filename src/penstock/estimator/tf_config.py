@@ -1,4 +1,4 @@
-"""TF_CONFIG: which machines train together, and which of them this process is.
+"""TF_CONFIG: the machines that train together, and the role of this process among them.
 
 It is read as the original read it, also where a cluster is refused later: code asks a `RunConfig` for its role long
 before it trains, and a mistake in TF_CONFIG is reported when the `RunConfig` is made.

@@ -121,7 +121,7 @@ def _deal_out(training: Training, strategy: Any) -> Any:
 
 
 def _read_step_once(strategy: Any, global_step: Any) -> None:
-    """The hooks look for the operation that reads the step; a mirrored one must be read by the strategy."""
+    """Add the operation that hooks read the step from; the strategy must read a mirrored step."""
     from tensorflow.python.training import training_util
 
     tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, strategy.extended.read_var(global_step))
@@ -144,7 +144,7 @@ def _ungroup(grouped: Any, strategy: Any) -> EstimatorSpec:
 
 
 def _loss_reduction() -> Any:
-    """Where an optimizer scaled the loss of each copy, they add up as it says; else they are summed."""
+    """How the losses of all copies are reduced: as the optimizer that scaled them defines, else by their sum."""
     if getattr(tf.compat.v1.get_default_graph(), "_is_loss_scaled_by_optimizer", False):
         return tf.compat.v1.distribute.get_loss_reduction()
     return tf.distribute.ReduceOp.SUM
@@ -206,7 +206,7 @@ def _run_loop(training: Training, built: _Built, options: Any) -> Any:
 
 
 def _check_newest(model_dir: str, scaffold: Any) -> None:
-    """TensorFlow is about to go on from the newest checkpoint: see that it does, and that it can."""
+    """Check that TensorFlow will continue from the newest checkpoint, and that it can."""
     newest = newest_checkpoint(model_dir)
     if newest is not None:
         check_restorable(newest, scaffold)

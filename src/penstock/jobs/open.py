@@ -21,7 +21,7 @@ from penstock.jobs import steps
 from penstock.models import catalog
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
-from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions
+from penstock.options.records import OPTIONS, DeviceRequest, PredictOptions, ReadOptions
 from penstock.options.value_kinds import NO_PLAN
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.call import digest_of_weights
@@ -101,9 +101,8 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
 
 def _check_live(options: PredictOptions) -> None:
     """Refuse options that cannot be chosen for a model that is loaded already."""
-    usual = PredictOptions()
     for name in ("devices", "threads", "runtime", "precision", "replicas_per_device", "plan", "check"):
-        if getattr(options, name) not in (getattr(usual, name), NO_PLAN):
+        if getattr(options, name) not in (OPTIONS[name].default, NO_PLAN):
             raise UsageError(
                 "a live model runs as its framework was set up: there is nothing to choose or to compare",
                 received=f"{name}={getattr(options, name)}",

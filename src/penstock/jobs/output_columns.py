@@ -20,6 +20,7 @@ from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
 from penstock.sinks.staging import ROW, check_distinct
 from penstock.sources.derived.folder_names import FOLDER
+from penstock.telemetry.meter import Meter
 
 _MOST_FINISHERS = 4
 _FILES = ("pq", "parq", "json", "npz", "tsv", "txt", "feather", "arrow", "h5", "tfrecord")
@@ -100,7 +101,7 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
     return names
 
 
-def start_finisher(started: Started, schema: OutputSchema | None = None) -> None:
+def start_finisher(started: Started, meter: Meter, schema: OutputSchema | None = None) -> None:
     """Start the user's function behind the model, where there is one, and find out what it gives.
 
     It gives what `schema` says, which the parts of a resumed job have already, or else what it gives for the first
@@ -120,10 +121,12 @@ def start_finisher(started: Started, schema: OutputSchema | None = None) -> None
     rows = len(next(iter(started.prepared.first.values())))
     sample = renamed(Result(Span(0, 0, rows, ()), started.prepared.first), started.options)
     if started.launch is None:
-        started.finisher = FinishedHere(function, kept)
+        started.finisher = FinishedHere(function, kept, meter.postprocessing)
     else:
         count = max(1, min(_MOST_FINISHERS, usable_cores() // 2))
-        started.finisher = Finishers(function, kept, started.launch, count, timeouts_of(started.options))
+        timeouts = timeouts_of(started.options)
+        started.finisher = Finishers(function, kept, started.launch, count, timeouts, meter.postprocessing)
+    meter.postprocessed_rows = 0
     started.finisher.learn(sample.columns)
 
 

@@ -98,14 +98,14 @@ def _describe_function(function: Any, name: str) -> dict[str, Any] | None:
 
 
 def _digest_of_named(module: str, name: str) -> str:
-    found = of_module(module)
-    if found is None:
+    digest = of_module(module)
+    if digest is None:
         raise UsageError(
             f"the module of the {name.removesuffix('_row')}ing function is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )
-    return found
+    return digest
 
 
 def _digest(raw: bytes) -> str:

@@ -60,11 +60,11 @@ def _digest_of_weights(path: str, trust: bool) -> str:
 
 
 def _digest_of_own(name: str) -> str:
-    found = digest.of_module(name)
-    if found is None:
+    module_digest = digest.of_module(name)
+    if module_digest is None:
         raise ModelError(
             "the module of custom objects is not found",
             received=f"--custom-objects {name}",
             allowed="the name of a module, importable from this folder",
         )
-    return found
+    return module_digest

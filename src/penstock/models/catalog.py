@@ -51,5 +51,5 @@ def find_model(
 
 def facts_of(model: ModelFile) -> FileFacts:
     """What a model's file says about itself, without running it."""
-    found = next((each for each in model_formats().values() if each.kind == model.kind), None)
-    return found.facts(model) if found is not None else FileFacts(None, 0)
+    model_format = next((each for each in model_formats().values() if each.kind == model.kind), None)
+    return model_format.facts(model) if model_format is not None else FileFacts(None, 0)

@@ -49,12 +49,12 @@ def of_module(module: str) -> str | None:
 
 
 def _files(module: str) -> list[tuple[str, str]]:
-    found = _find(module)
-    if found is None:
+    source_file = _find(module)
+    if source_file is None:
         return []
-    if os.path.basename(found) != "__init__.py":
-        return [(module, found)]
-    folder = os.path.dirname(found)
+    if os.path.basename(source_file) != "__init__.py":
+        return [(module, source_file)]
+    folder = os.path.dirname(source_file)
     paths = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names if name[-3:] == ".py"]
     return [(os.path.relpath(path, folder), path) for path in sorted(paths)]
 

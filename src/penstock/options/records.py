@@ -365,4 +365,4 @@ def make_options(given: Mapping[str, Any], function: Callable[..., Any] | None =
     check_known(given, OPTIONS, function)
     given = {name: value for name, value in given.items() if value is not None}
     # In Python `model` is the place of the function, and a checkpoint says what it is.
-    return make(PredictOptions, {"estimator": "checkpoint" in given, **given})
+    return make(PredictOptions, {"estimator": True, **given} if "checkpoint" in given else given)

@@ -151,7 +151,8 @@ def part(record: type[Any]) -> Any:
 
 
 _TABLES: dict[type[Any], Mapping[str, Option]] = {}
-"""The table of each record, made once: a call for a small array checks its options several times."""
+_CHECKED: dict[type[Any], list[Option]] = {}
+"""The table of each record, and the options that it checks itself, made once: a small call makes several records."""
 
 
 def options_of(record: type[Any]) -> Mapping[str, Option]:
@@ -162,38 +163,40 @@ def options_of(record: type[Any]) -> Mapping[str, Option]:
     """
     if record in _TABLES:
         return _TABLES[record]
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for entry in dataclasses.fields(record):
         if "part" in entry.metadata:
-            found |= options_of(entry.metadata["part"])
+            options |= options_of(entry.metadata["part"])
         elif "option" in entry.metadata:
             made: Option = entry.metadata["option"]
             flag = made.flag or "--" + entry.name.replace("_", "-")
-            found[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
+            options[entry.name] = dataclasses.replace(made, name=entry.name, flag=flag)
         else:
             raise TypeError(f"{record.__name__}.{entry.name} is not classified: make it with option(…)")
-    return _TABLES.setdefault(record, MappingProxyType(found))
+    return _TABLES.setdefault(record, MappingProxyType(options))
 
 
 def check_values(record: Any) -> None:
-    """Check each option of a record by itself.
+    """Check each option of a record by itself, unless it has its default.
 
     Raises:
         UsageError: One is not allowed.
     """
-    options = options_of(type(record))
-    for entry in dataclasses.fields(record):
-        if entry.name in options:
-            options[entry.name].check(getattr(record, entry.name))
+    kind, values = type(record), vars(record)
+    if kind not in _CHECKED:
+        _CHECKED[kind] = [each for name, each in options_of(kind).items() if name in values]
+    for each in _CHECKED[kind]:
+        if values[each.name] is not each.default:
+            each.check(values[each.name])
 
 
 def values_of(record: Any) -> dict[str, Any]:
     """The values of all options of a record and of its parts."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for entry in dataclasses.fields(record):
         value = getattr(record, entry.name)
-        found |= values_of(value) if "part" in entry.metadata else {entry.name: value}
-    return found
+        values |= values_of(value) if "part" in entry.metadata else {entry.name: value}
+    return values
 
 
 def as_json(
@@ -227,7 +230,7 @@ def check_known(
     Raises:
         UsageError: One is unknown.
     """
-    unknown = sorted(set(given) - set(options))
+    unknown = sorted(name for name in given if name not in options)
     if unknown:
         known = [*(keywords_of(function) if function is not None else ()), *options]
         close = difflib.get_close_matches(unknown[0], known, n=1)

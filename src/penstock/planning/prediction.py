@@ -24,32 +24,32 @@ _WRITTEN_BYTES = 8 << 20
 _MOST_WRITTEN_ROWS = 1 << 16
 
 
-def plan_of(found: SearchResult, started: Started, rows: int) -> Plan:
+def plan_of(result: SearchResult, started: Started, rows: int) -> Plan:
     """The plan for what a search found."""
-    promised = predict(rates_of(found, started))
+    promised = predict(rates_of(result, started))
     plan = Plan(
-        found.choice,
-        tuple(found.trials),
+        result.choice,
+        tuple(result.trials),
         tuple(f"{device} {device.name}".strip() for device in started.placement.devices),
         rows,
         round(promised.rows_per_s, 3),
         0.0,
         promised.by,
         str(promised),
-        found.reason,
-        is_cut_short=found.is_cut_short,
-        start_s=round(found.start_s, 2),
+        result.reason,
+        is_cut_short=result.is_cut_short,
+        start_s=round(result.start_s, 2),
     )
     return plan.for_rows(rows)
 
 
-def rates_of(found: SearchResult, started: Started) -> Rates:
+def rates_of(result: SearchResult, started: Started) -> Rates:
     """How fast each stage is by itself, as far as the first rows tell."""
-    placement, choice = started.placement, found.choice
+    placement, choice = started.placement, result.choice
     on_gpu = placement.devices[0].kind == "gpu"
     devices = len({device.index for device in placement.devices}) if on_gpu else 1
     return Rates(
-        found.rows_per_s * devices,
+        result.rows_per_s * devices,
         usable_cores(),
         0.0 if on_gpu else min(usable_cores(), choice.replicas * choice.threads),
         load_s=_seconds_to_load(started),

@@ -249,10 +249,10 @@ class _PlannedStart:
 
     def _search(self, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
         clock = Clock(self.context.stop, seconds)
-        found = Search(self.step, started, rows, self.context, clock).run()
+        result = Search(self.step, started, rows, self.context, clock).run()
         if self.context.meter.trace is not None:
             self.context.meter.trace.note(SEARCH, clock.began)
-        plan = prediction.plan_of(found, started, rows)
+        plan = prediction.plan_of(result, started, rows)
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if self._may_keep:
             plan = replace(plan, key=self._key(), made_for=self._facts())

@@ -137,9 +137,11 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
 
 def _note(bad: BadRows, column: str, block: Block, failures: dict[int, RowFailure]) -> None:
     """Record bad rows of a block; of those that lack a value, with what stood in the file."""
-    for position in [place for place, reason in bad.items() if reason == IS_NULL and block.explain_null is not None]:
-        assert block.explain_null is not None
-        bad[position] = block.explain_null(column, position)
+    explain = block.explain_null
+    for position, reason in bad.items() if explain is not None else ():
+        # A row that could not be read has nulls, too, and its reason already.
+        if explain is not None and reason == IS_NULL and block.start + position not in failures:
+            bad[position] = explain(column, position)
     note(bad, column, range(block.start, block.start + block.rows), failures)
 
 

@@ -97,8 +97,8 @@ def like(model: ModelFile, used: str) -> list[str]:
     Variants of them come last, and what only names the model's kind.
     """
     own = [name for name in model.runtimes if name == used or _have_one_loader(name, used)]
-    found = runtimes().items()
-    others = (name for name, entry in found if entry.variant_of in own or model.kind in entry.kinds)
+    entries = runtimes().items()
+    others = (name for name, entry in entries if entry.variant_of in own or model.kind in entry.kinds)
     return [*own, *(name for name in others if name not in own)]
 
 

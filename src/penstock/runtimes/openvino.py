@@ -102,8 +102,8 @@ class Network:
             _refuse_long_numbers(name, array)
         request = self._for(tuple(array.shape for array in arrays)).request()
         # The arrays are read where they are; the outputs are copied.
-        found = request.infer(arrays, share_inputs=True, share_outputs=False)
-        return {name: array for port, array in found.items() for name in port.get_names()}
+        results = request.infer(arrays, share_inputs=True, share_outputs=False)
+        return {name: array for port, array in results.items() for name in port.get_names()}
 
     def let_go(self) -> None:
         """Give back the memory of everything that is compiled; what comes next is compiled again."""
@@ -237,8 +237,8 @@ class OpenVinoConverted:
 
     def predict(self, batch: Columns) -> Columns:
         assert self._network is not None
-        found = _run(self._network, {key: batch[name] for name, key in self._step.inputs.items()}, batch)
-        return {name: found[key] for key, name in self._step.outputs.items()}
+        outputs = _run(self._network, {key: batch[name] for name, key in self._step.inputs.items()}, batch)
+        return {name: outputs[key] for key, name in self._step.outputs.items()}
 
     def close(self) -> None:
         self._network = None
@@ -263,8 +263,8 @@ class OpenVinoReplica:
 
         def run(rows: Columns) -> Columns:
             assert self._network is not None
-            found = _run(self._network, rows | self._constants, batch)
-            return {spec.name: found[spec.name] for spec in self.signature.outputs}
+            outputs = _run(self._network, rows | self._constants, batch)
+            return {spec.name: outputs[spec.name] for spec in self.signature.outputs}
 
         return keep(self._answers, run(feeds) if loop is None else loop.run(run, feeds), numpy_top_k)
 

@@ -39,13 +39,13 @@ class Quantisation:
     @classmethod
     def of_all(cls, details: Mapping[str, Any]) -> dict[str, Quantisation]:
         """Those tensors that are quantised, out of the details that an interpreter gives."""
-        found = {}
+        by_name = {}
         for name, detail in details.items():
             parameters = detail["quantization_parameters"]
             if len(parameters["scales"]) == 1 and np.dtype(detail["dtype"]).kind in "iu":
                 scale, zero_point = float(parameters["scales"][0]), int(parameters["zero_points"][0])
-                found[name] = cls(np.dtype(detail["dtype"]).name, scale, zero_point)
-        return found
+                by_name[name] = cls(np.dtype(detail["dtype"]).name, scale, zero_point)
+        return by_name
 
     def to_stored(self, array: Array) -> Array:
         """Rounded to the nearest step; what lies outside is the largest or smallest value there is.
@@ -137,8 +137,8 @@ def _check_operations(interpreter: Any, model: ModelFile) -> None:
         missing = re.findall(r"unresolved custom op: ([\w./-]*\w)", text)
         if "Flex" in text:
             with open(model.location, "rb") as file:
-                found = re.findall(rb"Flex[A-Z]\w+", file.read())
-            missing += sorted({name.decode() for name in found} - {"FlexDelegate"})
+                operations = re.findall(rb"Flex[A-Z]\w+", file.read())
+            missing += sorted({name.decode() for name in operations} - {"FlexDelegate"})
         if missing:
             raise ModelError(
                 "the model uses operations that TensorFlow Lite does not have itself",
@@ -167,11 +167,11 @@ class TfliteGraph:
     def run(self, feeds: Columns) -> Columns:
         """What the file gives, in its own dtypes."""
         # Copies: nothing may point into the interpreter while it is wiped.
-        found = {name: np.array(array) for name, array in self._invoke(feeds).items()}
+        outputs = {name: np.array(array) for name, array in self._invoke(feeds).items()}
         # It refuses where another signature of the file has state and was never run; whether that matters is tried.
         with contextlib.suppress(RuntimeError):
             self._interpreter.reset_all_variables()
-        return found
+        return outputs
 
     def _invoke(self, feeds: Columns) -> Columns:
         if self._runner is not None:
@@ -227,14 +227,14 @@ class TfliteReplica:
             self._graphs.graph = self._make_graph()
         graph: TfliteGraph = self._graphs.graph
         try:
-            found = graph.run(feeds | self._constants)
+            outputs = graph.run(feeds | self._constants)
         except Exception:
             del self._graphs.graph  # one that failed halfway may refuse what it took before
             raise
         if not self._is_used_again:
             del self._graphs.graph
         return {
-            name: self._given[name].to_real(array) if name in self._given else array for name, array in found.items()
+            name: self._given[name].to_real(array) if name in self._given else array for name, array in outputs.items()
         }
 
     def _feed(self, name: str, array: Array) -> Array:
@@ -357,22 +357,22 @@ def _made_up(declared: Declared, rows: int) -> Array:
     return values.astype(declared.dtype)
 
 
-def _is_same(found: Array, expected: Array) -> bool:
-    if found.shape != expected.shape:
+def _is_same(ours: Array, expected: Array) -> bool:
+    if ours.shape != expected.shape:
         return False
-    return bool(np.array_equal(found, expected, equal_nan=found.dtype.kind == "f"))
+    return bool(np.array_equal(ours, expected, equal_nan=ours.dtype.kind == "f"))
 
 
-def _is_close(found: Array, expected: Array) -> bool:
-    if found.shape != expected.shape:
+def _is_close(ours: Array, expected: Array) -> bool:
+    if ours.shape != expected.shape:
         return False
-    if found.dtype.kind != "f":
+    if ours.dtype.kind != "f":
         # A quantised value may fall to either side of a step.
-        step = 1 if found.dtype.itemsize == 1 and found.dtype.kind in "iu" else 0
+        step = 1 if ours.dtype.itemsize == 1 and ours.dtype.kind in "iu" else 0
         if not step:
-            return bool(np.all(found == expected))
-        return bool(np.all(np.abs(found.astype(int) - expected.astype(int)) <= step))
-    return bool(np.allclose(found, expected, rtol=1e-3, atol=1e-5, equal_nan=True))
+            return bool(np.all(ours == expected))
+        return bool(np.all(np.abs(ours.astype(int) - expected.astype(int)) <= step))
+    return bool(np.allclose(ours, expected, rtol=1e-3, atol=1e-5, equal_nan=True))
 
 
 RUNTIME = RuntimeEntry(

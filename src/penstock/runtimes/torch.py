@@ -90,14 +90,14 @@ class TorchReplica:
         key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
         if key not in self._looked_at:
             self._looked_at[key] = self._changes(batch)
-        found = self._looked_at[key]
-        if self._is_compiled and found.kind != NONE:
+        state = self._looked_at[key]
+        if self._is_compiled and state.kind != NONE:
             raise RefusedByRuntime(
                 "torch does not compile a model that changes when it is called",
-                received=str(found),
+                received=str(state),
                 hint="--runtime torch",
             )
-        return found
+        return state
 
     def hold(self, seed: int | None) -> None:
         self._call_state.hold(seed)

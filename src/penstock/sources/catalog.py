@@ -1,4 +1,4 @@
-"""Opens files by their format: the format of a file is told by its suffix, or else by its content."""
+"""Opens files by their format, which is recognised by the suffix, or else by the content."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from penstock.core.protocols import Source
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.plugins import BUILT_IN, SOURCES
-from penstock.sources.derived.plugin import PluginSource, errors_told
+from penstock.sources.derived.plugin import PluginSource, plugin_errors
 from penstock.sources.files.listing import NUMBERED
 from penstock.sources.files.paths import Paths, expand, is_url
 from penstock.sources.images.columns import ImageColumns
@@ -51,7 +51,7 @@ def _open(paths: Paths, formats: Sequence[SourceFormat], reading: ReadOptions) -
     name = next(name for name, each in source_formats().items() if each is chosen)
     if name in BUILT_IN[SOURCES]:
         return chosen.open(paths, reading)
-    with errors_told(name, paths):
+    with plugin_errors(name, paths):
         return PluginSource(chosen.open(paths, reading), name)
 
 

@@ -125,15 +125,11 @@ class Journal:
         self._file.close()
 
 
-def read_records(path: str) -> list[PartRecord]:
-    """The whole records of a journal, without touching it."""
-    return [record for record in map(decode_record, _lines(path)) if record is not None]
-
-
-def find_damage(path: str) -> list[str]:
-    """What is wrong with a journal, in words, without touching it."""
+def read_journal(path: str) -> tuple[list[PartRecord], list[str]]:
+    """The whole records of a journal, and what is wrong with it, in words. Touches nothing."""
     lines = _lines(path)
-    return _damage(lines, map(decode_record, lines))
+    records = list(map(decode_record, lines))
+    return [record for record in records if record is not None], _damage(lines, records)
 
 
 def _damage(lines: Sequence[bytes], records: Iterable[PartRecord | None]) -> list[str]:

@@ -25,6 +25,7 @@ from typing import Self
 
 import psutil
 
+from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.objects import Objects
@@ -106,7 +107,9 @@ class OutputLease:
         return self._holder.token
 
     def __enter__(self) -> Self:
+        crash_point("lock_opened")
         self._take()
+        crash_point("lock_taken")
         self._heart.start()
         return self
 

@@ -121,8 +121,11 @@ class Ledger:
             raise ValueError(f"part {record.part} has a piece of the name {record.cut} already: build it again")
         self._publish(staged)
         self._place.remove([ALL_FAILURES])
+        crash_point("replace_begun")
         self._append(record)
+        crash_point("replace_recorded")
         self._place.remove(name for each in old for name in each.all_files)
+        crash_point("replace_done")
 
     def finish(self) -> None:
         """Leave everything as people read it. Nothing is built after this."""
@@ -165,9 +168,7 @@ class Ledger:
             self._append(replace(nothing, reduced={}, digests={}, not_finite=0, checksums={}, written_at=0.0))
         self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
         crash_point("recovery_begun")
-        known = {name for record in self.records for name in record.all_files}
-        there = [*part_files(self._place, self._manifest), *self._place.sizes(FAILURES)]
-        self._place.remove([name for name in there if name not in known])
+        self._place.remove(_unknown_files(self._place, self._manifest, self.records))
         crash_point("recovery_removed")
         self._place.settle()
         put_failures_together(self._place, self.records)
@@ -236,8 +237,8 @@ class OpenParts:
 
 def committed_records(place: Place, manifest: Manifest, altered: Collection[str] = ()) -> list[PartRecord]:
     """The committed parts of a job, by number, without those that were damaged since. Touches nothing."""
-    records = planned_records(place.records(), manifest)
-    return intact_records(place, records, altered, has_failures=not manifest.is_older)
+    records, _ = place.read_journal()
+    return intact_records(place, planned_records(records, manifest), altered, has_failures=not manifest.is_older)
 
 
 def planned_records(records: Iterable[PartRecord], manifest: Manifest) -> list[PartRecord]:
@@ -303,6 +304,27 @@ def put_failures_together(place: Place, records: Sequence[PartRecord]) -> None:
         crash_point("summary_done")
     finally:
         place.drop_staging()
+
+
+def tidy(place: Place, manifest: Manifest, records: Sequence[PartRecord], *, is_thorough: bool = False) -> None:
+    """Remove from a finished job what a run that was killed left there, such as the second version of a part.
+
+    Args:
+        place: Where the job is. The caller holds the lock, and builds no part.
+        manifest: The job.
+        records: Its committed parts: all that there are.
+        is_thorough: Look at the journal, too.
+    """
+    if is_thorough or _unknown_files(place, manifest, records):
+        Ledger(place, manifest).close()
+    put_failures_together(place, records)
+
+
+def _unknown_files(place: Place, manifest: Manifest, records: Iterable[PartRecord]) -> list[str]:
+    """Files with names of parts and of failures that no committed part has."""
+    known = {name for record in records for name in record.all_files}
+    there = [*part_files(place, manifest), *place.sizes(FAILURES)]
+    return [name for name in there if name not in known]
 
 
 def part_files(place: Place, manifest: Manifest) -> list[str]:

@@ -9,7 +9,7 @@ from typing import IO, Any
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
-from penstock.storage.journal import Journal, PartRecord, find_damage, read_records
+from penstock.storage.journal import Journal, PartRecord, read_journal
 from penstock.storage.lock import OutputLock, holder_of
 
 
@@ -25,9 +25,6 @@ class LocalFolder:
 
     def lock(self) -> OutputLock:
         return OutputLock(self._path)
-
-    def is_locked(self) -> bool:
-        return self.holder() is not None
 
     def holder(self) -> str | None:
         return holder_of(self._path)
@@ -105,11 +102,8 @@ class LocalFolder:
     def journal(self) -> Journal:
         return Journal(internal(self._path, "journal"))
 
-    def records(self) -> list[PartRecord]:
-        return read_records(internal(self._path, "journal"))
-
-    def journal_damage(self) -> list[str]:
-        return find_damage(internal(self._path, "journal"))
+    def read_journal(self) -> tuple[list[PartRecord], list[str]]:
+        return read_journal(internal(self._path, "journal"))
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:

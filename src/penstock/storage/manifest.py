@@ -20,10 +20,8 @@ from penstock.storage.stored_spans import StoredSpans, entries_of, nested_tuples
 from penstock.storage.typed import check_types
 
 MANIFEST_VERSION = 6
-_RESUMABLE_VERSION = 5
-"""Without checksums of itself and of the parts. A run that goes on with it makes it one of today's version."""
 _READABLE_VERSION = 4
-"""What its folders hold can be looked at and removed. Its journal has another form, and is not gone on with."""
+"""What folders since then hold can be looked at and removed. Only jobs of today's version are gone on with."""
 _SEALED = re.compile(rb'\{"checksum": "([0-9a-f]{8})", ')
 """How a manifest begins: with the checksum of everything behind it. One that was edited by hand does not go on."""
 MANIFEST = f"{INTERNAL}/manifest.json"
@@ -46,7 +44,8 @@ class Generation:
         first_part: Their first part.
         packed_paths: Their paths, where a fragment stands for several files (`pack_paths`); "" where each has its own.
         num_packed: How many these are.
-        division: How they were divided into spans: the rows of a span, and the most where the format wants more.
+        division: How they were divided into spans: the rows of a span, and the most where the format wants more. An
+            older penstock did not say.
     """
 
     first_fragment: int = 0
@@ -54,7 +53,7 @@ class Generation:
     first_part: int = 0
     packed_paths: str = ""
     num_packed: int = 0
-    division: tuple[int, int] | None = None
+    division: tuple[int, int] = (1, 1)
 
 
 def pack_paths(paths: Iterable[str]) -> str:
@@ -132,7 +131,7 @@ class Manifest:
     @property
     def is_older(self) -> bool:
         """Whether an older penstock wrote this: it can be looked at and removed."""
-        return self.version < _RESUMABLE_VERSION
+        return self.version < MANIFEST_VERSION
 
     @property
     def rows(self) -> int:
@@ -160,7 +159,7 @@ class Manifest:
         return [fragment.path for fragment in self.fragments[this.first_fragment : stop]]
 
     def save(self, place: Place) -> None:
-        """Put the manifest into its place, whole, as one of today's version."""
+        """Put the manifest into its place, whole."""
         document = vars(self) | {
             "fragments": [[f.path, f.size, f.mtime_ns] for f in self.fragments],
             "recipe": self.recipe.as_json(),
@@ -200,7 +199,9 @@ def load_manifest(place: Place) -> Manifest | None:
     try:
         if version == MANIFEST_VERSION:
             _check_seal(content)
-        manifest = _from_document(document if version > _READABLE_VERSION else _converted(document))
+        else:
+            document = _converted(document)
+        manifest = _from_document(document)
         _check(manifest)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         said = f"{path}: {type(error).__name__} {error}"
@@ -232,7 +233,8 @@ def _check(manifest: Manifest) -> None:
         "recipe": manifest.recipe.batch_size < 1 or manifest.recipe.threads < 0,
         "schema": not 0 <= manifest.schema.num_outputs <= len(manifest.schema.columns),
         "part_rows": manifest.part_rows is not None and manifest.part_rows < 1,
-        "division": any(min(each.division) < 1 for each in manifest.generations if each.division is not None),
+        "streamed": manifest.streamed is not None and (not is_streamed or min(manifest.streamed) < 0),
+        "division": any(min(each.division) < 1 for each in manifest.generations),
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
@@ -250,7 +252,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         "spans": StoredSpans(document["spans"]),
         "generations": tuple(
             Generation(**{name: nested_tuples(value) for name, value in entry.items()})
-            for entry in document.get("generations", ({},))
+            for entry in document["generations"]
         ),
         "version": document[_VERSION],
     }
@@ -268,10 +270,11 @@ def _check_generations(generations: Sequence[Generation], fragments: int, spans:
 
 
 def _converted(document: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of version 4, with what it does not say."""
+    """A manifest of an older version, with what it does not say."""
     format_ = document["request"]["format"]
     names = [column["name"] for column in document["schema"]["columns"]]
-    return document | {"part_suffix": f".{format_}", "part_folders": ["row", *names] if format_ == "npy" else [""]}
+    folders = ["row", *names] if format_ == "npy" else [""]
+    return {"generations": [{}], "part_suffix": f".{format_}", "part_folders": folders} | document
 
 
 def older_job(place: Place, manifest: Manifest) -> OutputError:
@@ -280,10 +283,10 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
         "the job in the output folder was written by an older version of penstock",
         received=f"{place.address()}: penstock {manifest.versions.get('penstock', 'unknown')}, "
         f"manifest version {manifest.version}",
-        allowed=f"manifest version {_RESUMABLE_VERSION} to {MANIFEST_VERSION}",
+        allowed=f"manifest version {MANIFEST_VERSION}",
         hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
         f"What is there can be read, but this penstock, also where its number is the same, goes on only with "
-        f"manifests of version {_RESUMABLE_VERSION} to {MANIFEST_VERSION}, and this one has version {manifest.version}",
+        f"manifests of version {MANIFEST_VERSION}, and this one has version {manifest.version}",
     )
 
 

@@ -1,8 +1,8 @@
 """Where the output of a job is kept: what storage asks of a place, and the place behind `--output`.
 
 There are two kinds, a folder of this machine and a prefix of a remote store. Names are relative to the place, with
-slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `records`,
-`journal_damage`, `is_locked` and `holder`, which change nothing.
+slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `read_journal`,
+and `holder`, which change nothing.
 """
 
 import re
@@ -46,8 +46,6 @@ class Place(Protocol):
     def lock(self) -> AbstractContextManager[object]:
         """Held by one living run; OutputError where another holds it."""
         ...
-
-    def is_locked(self) -> bool: ...
 
     def holder(self) -> str | None:
         """The living run that holds the lock, in words; None where none does."""
@@ -97,12 +95,8 @@ class Place(Protocol):
         """Open the journal; a torn tail is cut."""
         ...
 
-    def records(self) -> list[PartRecord]:
-        """The whole records of the journal, in the order in which they were appended."""
-        ...
-
-    def journal_damage(self) -> list[str]:
-        """What is wrong with the journal, in words."""
+    def read_journal(self) -> tuple[list[PartRecord], list[str]]:
+        """The whole records of the journal, in the order in which they were appended; and what is wrong with it."""
         ...
 
     def log(self) -> AbstractContextManager[IO[Any]]:

@@ -46,9 +46,6 @@ class RemotePrefix:
         self._lease = OutputLease(self._objects)
         return self._lease
 
-    def is_locked(self) -> bool:
-        return self.holder() is not None
-
     def holder(self) -> str | None:
         holder = holder_of(self._objects)
         return None if holder is None else str(holder)
@@ -114,11 +111,9 @@ class RemotePrefix:
         token = secrets.token_hex(16) if self._lease is None else self._lease.token
         return NumberedJournal(self._objects, token, self._fence)
 
-    def records(self) -> list[PartRecord]:
-        return read_numbered(self._objects)[0]
-
-    def journal_damage(self) -> list[str]:
-        return numbered_damage(*read_numbered(self._objects))
+    def read_journal(self) -> tuple[list[PartRecord], list[str]]:
+        records, beyond = read_numbered(self._objects)
+        return records, numbered_damage(records, beyond)
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.storage.disk import INTERNAL, checksum_of
 from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord
-from penstock.storage.ledger import is_finished, part_folders, planned_records
+from penstock.storage.ledger import intact_records, is_finished, part_folders, planned_records
 from penstock.storage.manifest import Manifest
 from penstock.storage.places import Place
 
@@ -21,35 +21,48 @@ class Problem:
     problem: str
 
 
-def find_problems(place: Place, manifest: Manifest) -> Iterator[Problem]:
-    """Everything that is wrong with an output to which nobody writes: its journal, its parts, files nobody knows."""
-    for problem in place.journal_damage():
-        yield Problem(JOURNAL, problem)
-    everything = place.records()
+def find_problems(place: Place, manifest: Manifest) -> tuple[list[Problem], list[PartRecord]]:
+    """Everything that is wrong with an output to which nobody writes: its journal, its parts, files nobody knows.
+
+    Returns:
+        The problems, and the records of the parts that have none.
+    """
+    everything, damage = place.read_journal()
     records = planned_records(everything, manifest)
-    yield from _out_of_plan(everything, records, manifest)
-    yield from altered_files(place, records)
-    yield from _wrong_failures(place, records, manifest)
+    problems = [Problem(JOURNAL, each) for each in damage]
+    problems += _out_of_plan(everything, records, manifest)
+    altered = list(altered_files(place, manifest, records))
+    problems += altered
     known = {name for record in records for name in record.all_files}
-    for name in _files_of_parts(place, manifest):
-        if name not in known:
-            yield Problem(name, "no record knows it: it is no part of the output")
+    unknown = (name for name in _files_of_parts(place, manifest) if name not in known)
+    problems += [Problem(name, "no record knows it: it is no part of the output") for name in unknown]
     if is_finished(manifest, records):
         expected = sum(record.failures_bytes for record in records)
         size = place.sizes(INTERNAL).get(ALL_FAILURES)
         if size != expected:
-            yield Problem(ALL_FAILURES, f"{_bytes(size)}, not the {expected:,} of all parts")
+            problems.append(Problem(ALL_FAILURES, f"{_bytes(size)}, not the {expected:,} of all parts"))
+    return problems, intact_records(place, records, {each.name for each in altered})
 
 
-def altered_files(place: Place, records: Iterable[PartRecord]) -> Iterator[Problem]:
-    """The files of parts that are not as they were written. Reads every one of them, one at a time."""
+def altered_files(place: Place, manifest: Manifest, records: Iterable[PartRecord]) -> Iterator[Problem]:
+    """The files of parts that are not as they were written. Reads every one of them once, one at a time."""
     for record in records:
-        for name, size in record.all_files.items():
+        for name in record.all_files:
             content = place.read(name)
-            if content is None or len(content) != size:
-                yield Problem(name, f"{_bytes(None if content is None else len(content))}; {size:,} were written")
-            elif record.checksums.get(name, checksum := checksum_of(content)) != checksum:
-                yield Problem(name, f"CRC32C {checksum}; {record.checksums[name]} was written")
+            problem = what_is_wrong(record, name, content)
+            if problem is None and content is not None and name == record.failures_file:
+                problem = _wrong_failures(record, content, manifest)
+            if problem is not None:
+                yield Problem(name, problem)
+
+
+def what_is_wrong(record: PartRecord, name: str, content: bytes | None) -> str | None:
+    """How the content of a part's file differs from what was written, in words; None where it does not."""
+    size = record.all_files[name]
+    if content is None or len(content) != size:
+        return f"{_bytes(None if content is None else len(content))}; {size:,} were written"
+    written, there = record.checksums.get(name), checksum_of(content)
+    return None if there == written else f"CRC32C {there}; {written} was written"
 
 
 def _bytes(size: int | None) -> str:
@@ -70,19 +83,14 @@ def _out_of_plan(
             yield Problem(JOURNAL, f"part {record.part} has {found}, of {expected:,} rows")
 
 
-def _wrong_failures(place: Place, records: Iterable[PartRecord], manifest: Manifest) -> Iterator[Problem]:
-    """Files of failures that do not have one line for each failed row, in order, each of a row of its part."""
-    for record in records:
-        content = place.read(record.failures_file) if record.failed else None
-        if content is None:
-            continue
-        rows = [_row_of(line) for line in content.splitlines()]
-        spans = manifest.spans[record.first_span : record.stop_span]
-        numbers = {number for span in spans for number in _numbers_of(span.numbers or ((span.start, span.rows),))}
-        if len(rows) != record.failed or rows != sorted(set(rows)) or (spans and not numbers.issuperset(rows)):
-            yield Problem(
-                record.failures_file, f"{len(rows):,} lines; {record.failed:,} rows of part {record.part} failed"
-            )
+def _wrong_failures(record: PartRecord, content: bytes, manifest: Manifest) -> str | None:
+    """What is wrong with a file of failures that does not have one line for each failed row of its part, in order."""
+    rows = [_row_of(line) for line in content.splitlines()]
+    spans = manifest.spans[record.first_span : record.stop_span]
+    numbers = {number for span in spans for number in _numbers_of(span.numbers or ((span.start, span.rows),))}
+    if len(rows) != record.failed or rows != sorted(set(rows)) or (spans and not numbers.issuperset(rows)):
+        return f"{len(rows):,} lines; {record.failed:,} rows of part {record.part} failed"
+    return None
 
 
 def _numbers_of(runs: Iterable[tuple[int, int]]) -> Iterator[int]:

@@ -51,6 +51,25 @@ class _Moment:
     at: float
     spent: Timings
     writer_full_s: float
+    postprocess_s: float
+
+
+class _Wait:
+    """Seconds of the coordinator's waits for one stage, the present one included."""
+
+    def __init__(self) -> None:
+        self._ended_s = 0.0
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        self._since = now
+
+    def end(self, now: float) -> None:
+        self._ended_s, self._since = self.seconds(now), None
+
+    def seconds(self, now: float) -> float:
+        since = self._since
+        return self._ended_s + (now - since if since is not None else 0.0)
 
 
 class Meter:
@@ -75,11 +94,11 @@ class Meter:
         self._lock = threading.Lock()
         self.devices: dict[int, DeviceMeter] = {}
         self.rows = 0
+        self.postprocessed_rows: int | None = None
         self.failed = 0
         self.committed_rows = 0
         self.writing_s = 0.0
-        self._writer_full_s = 0.0
-        self._writer_full_since: float | None = None
+        self._writer_full, self._postprocess = _Wait(), _Wait()
         self._moments = deque([self._moment(clock())])
 
     def begin(self) -> None:
@@ -108,16 +127,34 @@ class Meter:
         """Time a block that hands a result to the writer and waits until the writer has room."""
         if self.trace is not None and span != NONE:
             self.trace.leaves(span)
-        started = self._writer_full_since = self._clock()
+        started = self._clock()
+        try:
+            with self._waiting(self._writer_full):
+                yield
+        finally:
+            if self.trace is not None and self._clock() - started > SHORT_S:
+                self.trace.note(WAIT_FOR_WRITER, started, span)
+
+    @contextlib.contextmanager
+    def postprocessing(self, rows: int) -> Iterator[None]:
+        """Time a block that waits until the function behind the model is done with a result of so many rows."""
+        with self._waiting(self._postprocess):
+            yield
+        self.postprocessed_rows = (self.postprocessed_rows or 0) + rows
+
+    @contextlib.contextmanager
+    def _waiting(self, wait: _Wait) -> Iterator[None]:
+        wait.begin(self._clock())
         try:
             yield
         finally:
-            waited = self._clock() - started
             with self._lock:
-                self._writer_full_s += waited
-                self._writer_full_since = None
-            if self.trace is not None and waited > SHORT_S:
-                self.trace.note(WAIT_FOR_WRITER, started, span)
+                wait.end(self._clock())
+
+    @property
+    def done_rows(self) -> int:
+        """Rows that are predicted, and where there is a function behind the model, those that it is done with."""
+        return self.rows if self.postprocessed_rows is None else self.postprocessed_rows
 
     @contextlib.contextmanager
     def writing(self, span: int, rows: int) -> Iterator[None]:
@@ -166,9 +203,12 @@ class Meter:
             "waiting_for_the_model": total.wait_for_room,
             "handing_over": total.hand_over,
             "waiting_to_hand_over": total.wait_for_slot,
+            "waiting_for_the_function": self._postprocess.seconds(self._clock()),
             "writing": self.writing_s,
-            "waiting_for_the_writer": self._writer_full_s,
+            "waiting_for_the_writer": self._writer_full.seconds(self._clock()),
         }
+        if self.postprocessed_rows is None:
+            del spent["waiting_for_the_function"]
         if not copied:
             del spent["copying"]  # no runtime measures it
         return {name: round(value, 3) for name, value in spent.items()}
@@ -193,13 +233,16 @@ class Meter:
             before, now = self._moments[position], self._moment(self._clock())
             if now.at - self._moments[0].at < _JUDGED_FROM_S:
                 return None
-        waited = now.writer_full_s - before.writer_full_s
-        return measured(now.spent.since(before.spent), now.at - before.at, waited)
+        return measured(
+            now.spent.since(before.spent),
+            now.at - before.at,
+            now.writer_full_s - before.writer_full_s,
+            now.postprocess_s - before.postprocess_s,
+        )
 
     def _moment(self, now: float) -> _Moment:
         """The caller holds the lock."""
         spent = Timings()
         for meter in self.devices.values():
             spent.add(meter.total)
-        waiting = now - self._writer_full_since if self._writer_full_since is not None else 0.0
-        return _Moment(now, spent, self._writer_full_s + waiting)
+        return _Moment(now, spent, self._writer_full.seconds(now), self._postprocess.seconds(now))

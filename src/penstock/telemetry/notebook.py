@@ -38,12 +38,12 @@ class NotebookBar(Lines):
         is_over = False
         while not is_over:
             is_over = self._ended.wait(self._every_s)
-            self._handle.update(display.HTML(bar(meter, total, before, rate.at(time.monotonic(), meter.rows))))
+            self._handle.update(display.HTML(bar(meter, total, before, rate.at(time.monotonic(), meter.done_rows))))
 
 
 def bar(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run as HTML."""
-    share = f'value="{min(before + meter.rows, total)}" max="{total}"' if total else ""
+    share = f'value="{min(before + meter.done_rows, total)}" max="{total}"' if total else ""
     shown = f'<progress {share} style="width: 20em; vertical-align: middle"></progress>'
     text = html.escape(", ".join(figures(meter, total, before, rate)))
     return f'<div style="font-family: monospace">{shown} {text}</div>'

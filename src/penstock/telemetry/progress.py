@@ -62,18 +62,36 @@ def time_left(rows_left: int, rate: float) -> str:
     return duration(rows_left / rate)
 
 
+class _Unfailing:
+    """A stream whose faults end no run: a full disk, a closed pipe, a terminal that closes before its signal comes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 class Lines(Progress):
     """A plain line every few seconds, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = _LINE_EVERY_S) -> None:
-        self._stream = stream or sys.stderr
+        self._stream = cast("TextIO", _Unfailing(stream or sys.stderr))
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def note(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # what cannot be shown (a full disk, a closed pipe) must not end the run
-            print(text, file=self._stream, flush=True)
+        print(text, file=self._stream, flush=True)
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
         self._thread = threading.Thread(target=self._show_until_end, args=(meter, total, before), daemon=True)
@@ -88,7 +106,7 @@ class Lines(Progress):
         rate = Rate()
         rate.at(time.monotonic(), 0)
         while not self._ended.wait(self._every_s):
-            self.note(line(meter, total, before, rate.at(time.monotonic(), meter.rows)))
+            self.note(line(meter, total, before, rate.at(time.monotonic(), meter.done_rows)))
 
 
 class Later(Progress):
@@ -130,40 +148,23 @@ class Later(Progress):
 def line(meter: Meter, total: int, before: int, rate: float) -> str:
     """The state of a run in one line."""
     rows, *others = figures(meter, total, before, rate)
-    share = f" ({(before + meter.rows) / total:.0%})" if total else ""
+    share = f" ({(before + meter.done_rows) / total:.0%})" if total else ""
     return "; ".join(filter(None, (", ".join([rows + share, *others]), meter.bottleneck_lately())))
 
 
 def figures(meter: Meter, total: int, before: int, rate: float) -> list[str]:
     """The state of a run: rows, rate, time left, what is committed, what failed, and how busy the devices are."""
-    done = before + meter.rows
+    done, committed = before + meter.done_rows, before + meter.committed_rows
+    end = "writing the last rows" if meter.is_written and committed < total else "done"
     return [
         f"{done:,} of {total:,} rows" if total else f"{done:,} rows",
         f"{rate:,.0f} rows/s",
-        *([f"{time_left(total - done, rate)} left" if done < total else "done"] if total else []),
-        *([f"{before + meter.committed_rows:,} committed"] if meter.is_written else []),
+        *([f"{time_left(total - done, rate)} left" if done < total else end] if total else []),
+        *([f"{meter.rows - meter.done_rows:,} in the postprocess function"] if meter.rows > meter.done_rows else []),
+        *([f"{committed:,} committed"] if meter.is_written else []),
         *([f"{meter.failed:,} failed"] if meter.failed else []),
         *(f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()),
     ]
-
-
-class _Terminal:
-    """A stream whose faults end no run: the terminal may be closed a moment before the signal that tells so."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
 
 
 class Bars(Progress):
@@ -172,7 +173,7 @@ class Bars(Progress):
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._console = Console(file=cast("TextIO", _Terminal(sys.stderr)))
+        self._console = Console(file=cast("TextIO", _Unfailing(sys.stderr)))
         self._rate = Rate()
         self._live: object = None
 
@@ -203,11 +204,11 @@ class Bars(Progress):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        rate = self._rate.at(time.monotonic(), meter.rows)
+        rate = self._rate.at(time.monotonic(), meter.done_rows)
         job = Table.grid(padding=(0, 1))
         job.add_row(
-            ProgressBar(total=max(1, total), completed=before + meter.rows, width=40),
-            *figures(meter, total, before, rate)[: 3 if total else 2],
+            ProgressBar(total=max(1, total), completed=before + meter.done_rows, width=40),
+            *figures(meter, total, before, rate)[: (3 if total else 2) + (meter.rows > meter.done_rows)],
         )
         devices = Table.grid(padding=(0, 1))
         for each in meter.snapshot():

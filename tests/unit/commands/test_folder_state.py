@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.commands import folder_state, retrying
+from penstock.commands import appending, folder_state, retrying
 from penstock.commands.folder_job import FolderJob
 from penstock.core.records import ModelFile, Recipe
 from penstock.errors import OutputError
 from penstock.options.records import PredictOptions
+from penstock.storage import journal, local_folder
 from penstock.storage.journal import PartRecord
 from penstock.storage.manifest import Manifest
 from penstock.storage.places import place_of
@@ -69,8 +71,42 @@ def test_rate_is_that_of_the_last_parts() -> None:
 def test_job_that_is_being_written_is_not_verified(output: str) -> None:
     written(output, manifest_of())
     assert folder_state.verify(output)["is_whole"]
-    with place_of(output).lock(), pytest.raises(OutputError, match="a run is writing to the output"):
+    with place_of(output).lock(), pytest.raises(OutputError, match="a run is writing to the output") as caught:
         folder_state.verify(output)
+    assert f"held by process {os.getpid()} on " in (caught.value.received or "")
+    with place_of(output).lock(), pytest.raises(OutputError, match="locked by a run that is alive"):
+        retry(output)
+    with place_of(output).lock():
+        assert folder_state.status(output)["state"] == "finished"
+
+
+def test_verify_reads_the_journal_and_every_file_once(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(output, manifest_of())
+    opened: Counter[str] = Counter()
+
+    def counting(path: Any, *arguments: Any, **keywords: Any) -> Any:
+        opened[os.path.relpath(path, output)] += 1
+        return open(path, *arguments, **keywords)
+
+    for module in (journal, local_folder):
+        monkeypatch.setattr(module, "open", counting, raising=False)
+    assert folder_state.verify(output)["is_whole"]
+    assert {name: times for name, times in opened.items() if times != 1} == {}
+    assert "_penstock/journal" in opened
+    assert any(name.startswith("_penstock/failures/") for name in opened)
+
+
+def test_altered_part_counts_as_absent(output: str) -> None:
+    written(output, manifest_of())
+    whole = folder_state.verify(output)
+    path = Path(output, "part-00000000.parquet")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    told = folder_state.verify(output)
+    assert told["state"] == "unfinished"
+    assert told["committed"] < whole["committed"]
+    assert told["parts"] == whole["parts"] - 1
 
 
 def retry(output: str) -> Any:
@@ -82,6 +118,30 @@ def test_job_of_a_model_that_keeps_state_is_not_retried(output: str) -> None:
     written(output, replace(manifest_of(), recipe=Recipe("jax", "cpu", 5, 1, state="variables")))
     with pytest.raises(OutputError, match="the model keeps state"):
         retry(output)
+
+
+def test_failures_that_were_altered_are_not_retried(output: str) -> None:
+    written(output, manifest_of())
+    path = next(Path(output, "_penstock", "failures").iterdir())
+    path.write_bytes(path.read_bytes().replace(b'"', b"'", 1))
+    with pytest.raises(OutputError, match="a part is not as it was written") as caught:
+        retry(output)
+    assert caught.value.hint == f"mend it first: penstock resume {output} --verify"
+
+
+def test_files_whose_names_begin_alike_are_told_apart() -> None:
+    assert retrying._is_in("/in/1.csv", "/in/1.csv, bytes 9 to 30")
+    assert retrying._is_in("/in/1.tar", "/in/1.tar/0.jpg")
+    assert retrying._is_in("/in/1.jpg", "/in/1.jpg")
+    assert not retrying._is_in("/in/1.csv", "/in/1.csv.csv, bytes 9 to 30")
+
+
+def test_nothing_is_appended_to_a_job_of_a_model_that_keeps_state(output: str) -> None:
+    manifest = replace(manifest_of(), recipe=Recipe("jax", "cpu", 5, 1, state="variables"))
+    model = ModelFile("onnx", "m.onnx", "d", ())
+    with pytest.raises(OutputError, match="nothing can be appended") as caught:
+        appending.check_job(FolderJob(model, "d", None, output, PredictOptions(), {}), manifest)
+    assert "its model keeps state" in (caught.value.received or "")
 
 
 def test_stream_and_unfinished_and_damaged_jobs_are_not_retried(output: str, tmp_path: Path) -> None:

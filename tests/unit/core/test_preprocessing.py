@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -354,6 +355,22 @@ def test_module_that_ends_the_process_when_it_is_imported_is_told(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="cannot be imported"):
         _ = Preprocess.of("ends_at_once:f", is_by_row=False).function
+
+
+@pytest.mark.parametrize(
+    ("handler", "raised"), [(signal.SIG_IGN, UsageError), (signal.default_int_handler, KeyboardInterrupt)]
+)
+def test_interrupt_that_a_module_raises_itself_is_told_and_one_by_the_user_is_not(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, handler: Any, raised: type[BaseException]
+) -> None:
+    (tmp_path / "interrupts.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(raised):
+            _ = Preprocess.of("interrupts:f", is_by_row=False).function
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Adding:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.estimator.elements import ElementSource, open_bundle, pack_to_row, place_of, unpack_row
+from penstock.estimator.elements import ElementSource, location_of, open_bundle, pack_to_row, unpack_row
 from penstock.estimator.replicas import MOST_BYTES, ElementReader, num_bytes
 
 STRING = b"x" * (1 << 20)
@@ -141,7 +141,7 @@ def test_a_bundle_is_read_from_where_its_source_put_it_until_it_is_released() ->
     assert second[0].tolist() == [b"text", b""]
     source.release(span)
     with pytest.raises(FileNotFoundError):
-        open_bundle(place_of(span))
+        open_bundle(location_of(span))
 
 
 def test_answers_of_any_structure_come_back_and_can_be_written_to() -> None:

@@ -210,6 +210,11 @@ def test_no_flag_and_no_keyword_make_the_defaults() -> None:
     assert run_flags() == make_options({}) == make_options(dict.fromkeys(OPTIONS)) == PredictOptions()
 
 
+def test_every_default_is_allowed_as_records_do_not_check_them() -> None:
+    for each in OPTIONS.values():
+        each.check(each.default)
+
+
 def test_auto_is_what_is_found_out() -> None:
     names = ("runtime", "batch_size", "threads", "replicas_per_device", "loaders")
     assert make_options(dict.fromkeys(names, "auto")) == PredictOptions()

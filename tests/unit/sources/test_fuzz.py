@@ -28,6 +28,7 @@ from penstock.core.records import Block
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.audio.files import AudioFiles
+from penstock.sources.files.unchanged import Digester
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.tables.arrow import ArrowFiles
 from penstock.sources.tables.csv import CsvFiles
@@ -83,6 +84,12 @@ RECORDS = b"".join(
 QUOTED = b'x,y\n1,"a\nb"\n'
 TEXTS = np.array(["ab", "c"])
 TABLE = pa.table({"x": _ROWS[:, 0], "word": [f"word {row}" for row in range(40)], "list": _ROWS.tolist()})
+
+
+def feather(compression: str) -> bytes:
+    return saved(lambda file: pa.feather.write_feather(TABLE, file, compression))
+
+
 FORMATS: dict[str, tuple[Callable[[list[str]], Source], list[bytes]]] = {
     "csv": (CsvFiles, [b"x,y,z\n" + b"".join(b'%d,"a b",%d.5\n' % (row, row) for row in range(40)), QUOTED]),
     "jsonl": (JsonLines, [b"".join(b'{"x": %d, "y": [1, 2], "z": {"a": "b"}}\n' % row for row in range(40))]),
@@ -93,7 +100,7 @@ FORMATS: dict[str, tuple[Callable[[list[str]], Source], list[bytes]]] = {
     "tfrecord.gz": (TFRecordFiles, [gzip.compress(RECORDS, mtime=0), gzip.compress(RECORDS, mtime=0) * 2]),
     "tar": (TarFiles, [archive()]),
     "parquet": (ParquetFiles, [saved(lambda f: pq.write_table(TABLE, f, row_group_size=9, compression=None))]),
-    "arrow": (ArrowFiles, [saved(lambda file: pa.feather.write_feather(TABLE, file, "uncompressed"))]),
+    "arrow": (ArrowFiles, [feather("uncompressed"), feather("zstd")]),
     "wav": (AudioFiles, [wave()]),
 } | {
     kind.lower(): (lambda paths: ImageFiles(paths, ReadOptions(image_size=(8, 8), color="rgb")), [picture(kind), *more])
@@ -147,6 +154,7 @@ def read_everything(source: Source) -> None:
             blocks = list(source.read(span, columns))
             assert sum(block.rows for block in blocks) == span.rows
             source.origin(span, span.start)
+            Digester(source, columns).digest(span)
             for block in blocks:
                 fill(block)
     except InputError:
@@ -195,11 +203,34 @@ def test_any_bytes_give_rows_failures_or_an_error(
     record_property("cases", fuzz(name, tmp_path, SHORT))
 
 
+def test_parquet_chunk_that_arrow_aborts_on_is_an_error_of_its_span(tmp_path: Path) -> None:
+    """A histogram of 2 levels in the place of 4, in the footer: `RowGroupMetaData.column` would end the process."""
+    raw = FORMATS["parquet"][1][0]
+    before, four_levels, after = raw.rpartition(b"\x46\0\0\0\x36\0")  # the fourth group is the last with 9 rows
+    two_levels_and_unknown_fields = b"\x26\0\0\x11\x11\0"
+    assert four_levels
+    path = tmp_path / "levels.parquet"
+    path.write_bytes(before + two_levels_and_unknown_fields + after)
+    source = ParquetFiles([str(path)])
+    columns = ["list"]
+    first, _, _, span, _ = source.divide(7)
+    assert sum(block.rows for block in source.read(first, columns)) == 9
+    with pytest.raises(InputError, match="histogram size mismatch"):
+        list(source.read(span, columns))
+    with pytest.raises(InputError, match="histogram size mismatch"):
+        list(source.extents(span, columns))
+
+
+def test_names_of_columns_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "names.arrow"
+    path.write_bytes(FORMATS["arrow"][1][0].replace(b"word\0", b"wor\xe4\0"))
+    with pytest.raises(InputError, match="the file is damaged or not an Arrow file"):
+        ArrowFiles([str(path)]).schema()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", sorted(FORMATS.keys() - {"parquet"})
-)  # Arrow ends the process for one footer in thousands
+@pytest.mark.parametrize("name", FORMATS)
 def test_very_many_bytes_give_rows_failures_or_an_error(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OutputError
-from penstock.storage.journal import Journal, decode_record, encode_record, find_damage, read_records
+from penstock.storage.journal import Journal, decode_record, encode_record, read_journal
 from penstock.storage.ledger import is_finished, planned_records
 from penstock.storage.manifest import Manifest, load_manifest
 from penstock.storage.places import place_of
@@ -78,13 +78,13 @@ def test_edited_journal_gives_records_that_were_written_and_no_others(content: b
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "journal"))
         Path(path).write_bytes(content)
-        found = read_records(path)
+        found = read_journal(path)[0]
         assert all(record in RECORDS for record in found)
         journal = Journal(path)
         journal.append(RECORDS[0])
         journal.close()
-        assert journal.records == read_records(path) == [*found, RECORDS[0]]
-        assert find_damage(path) == []
+        assert journal.records == read_journal(path)[0] == [*found, RECORDS[0]]
+        assert read_journal(path)[1] == []
 
 
 @settings(max_examples=CASES)
@@ -94,8 +94,8 @@ def test_any_bytes_are_a_journal_without_records(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
         path.write_bytes(content)
-        assert read_records(str(path)) == []
-        assert bool(find_damage(str(path))) == bool(content)
+        assert read_journal(str(path))[0] == []
+        assert bool(read_journal(str(path))[1]) == bool(content)
 
 
 @settings(max_examples=CASES)
@@ -135,6 +135,7 @@ def test_anything_in_the_place_of_a_manifest_is_refused(content: bytes) -> None:
 @example({"parts": []}, 5)
 @example({"parts": [0, 0]}, 5)
 @example({"parts": [0, 3]}, 5)
+@example({"streamed": [0, 0]}, 5)
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": 0}}, 5)
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": "32"}}, 6)
 @example({"spans": [[0, 5, [], None, None], [6, 7, [], None, None]]}, 6)

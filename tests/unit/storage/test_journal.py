@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.journal import Journal, PartRecord, find_damage, read_records, valid_records
+from penstock.storage.journal import Journal, PartRecord, read_journal, valid_records
 
 RECORDS = [
     PartRecord(0, 0, 0, 2, 10, 0, {"part-00000000.parquet": 1234}, 0),
@@ -46,7 +46,7 @@ def reopen(path: str) -> list[PartRecord]:
 
 def test_records_are_read_back(path: str) -> None:
     write(path, RECORDS)
-    assert reopen(path) == read_records(path) == RECORDS
+    assert reopen(path) == read_journal(path)[0] == RECORDS
 
 
 def test_new_journal_is_empty(path: str) -> None:
@@ -55,14 +55,14 @@ def test_new_journal_is_empty(path: str) -> None:
 
 
 def test_absent_journal_has_no_records_and_is_not_made_by_looking(path: str) -> None:
-    assert read_records(path) == []
+    assert read_journal(path)[0] == []
     assert not os.path.exists(path)
 
 
 def test_appended_record_is_on_the_disk_when_append_returns(path: str) -> None:
     journal = Journal(path)
     journal.append(RECORDS[0])
-    assert read_records(path) == [RECORDS[0]]
+    assert read_journal(path)[0] == [RECORDS[0]]
     journal.close()
 
 
@@ -74,7 +74,7 @@ def test_torn_tail_is_cut_to_a_whole_record_at_every_byte(path: str) -> None:
     for length in range(len(raw) + 1):
         Path(path).write_bytes(raw[:length])
         whole = sum(end <= length for end in ends)
-        assert read_records(path) == RECORDS[:whole]
+        assert read_journal(path)[0] == RECORDS[:whole]
         assert os.path.getsize(path) == length, "looking must not touch the file"
         assert reopen(path) == RECORDS[:whole]
         assert os.path.getsize(path) == ([0, *ends][whole])
@@ -89,7 +89,7 @@ def test_journal_that_was_cut_goes_on(path: str) -> None:
         journal = Journal(path)
         journal.append(RECORDS[2])
         journal.close()
-        assert read_records(path) == [RECORDS[0], RECORDS[2]]
+        assert read_journal(path)[0] == [RECORDS[0], RECORDS[2]]
 
 
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -104,10 +104,10 @@ def test_altered_byte_takes_its_record_and_no_other(path: str, change: int) -> N
         hit = sum(end <= position for end in ends)
         lost = {hit, hit + 1} if position == ends[hit] - 1 else {hit}  # without its end, a line runs into the next
         kept = [record for number, record in enumerate(RECORDS) if number not in lost]
-        assert find_damage(path)
-        assert read_records(path) == reopen(path) == kept
-        assert find_damage(path) == []
-        assert read_records(path) == kept, "what was lost is gone from the file, too"
+        assert read_journal(path)[1]
+        assert read_journal(path)[0] == reopen(path) == kept
+        assert read_journal(path)[1] == []
+        assert read_journal(path)[0] == kept, "what was lost is gone from the file, too"
 
 
 def test_piece_whose_predecessor_was_lost_does_not_count() -> None:
@@ -118,7 +118,7 @@ def test_altered_checksum_in_other_letters_is_not_the_checksum(path: str) -> Non
     write(path, RECORDS)
     raw = Path(path).read_bytes()
     Path(path).write_bytes(raw[:8].upper() + raw[8:] if raw[:8].upper() != raw[:8] else b"ffffffff" + raw[8:])
-    assert read_records(path) == RECORDS[1:]
+    assert read_journal(path)[0] == RECORDS[1:]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_garbage_after_the_records_is_cut(path: str, garbage: bytes) -> None:
     ends = write(path, RECORDS)
     with open(path, "ab") as file:
         file.write(garbage)
-    assert read_records(path) == reopen(path) == RECORDS
+    assert read_journal(path)[0] == reopen(path) == RECORDS
     assert os.path.getsize(path) == ends[-1]
 
 

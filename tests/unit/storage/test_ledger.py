@@ -26,7 +26,7 @@ from penstock.sinks.jsonl import JsonLinesSink
 from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
 from penstock.storage.disk import internal
-from penstock.storage.journal import PartRecord, read_records, valid_records
+from penstock.storage.journal import PartRecord, read_journal, valid_records
 from penstock.storage.ledger import MOST_OPEN_PARTS, Ledger, OpenParts, part_files, remove_job
 from penstock.storage.manifest import Manifest
 from penstock.storage.part_builder import PartBuilder, StagedPart
@@ -153,7 +153,7 @@ def part_names(output: str, suffix: str) -> list[str]:
 
 def records_in(output: str) -> list[PartRecord]:
     """The committed parts, by number."""
-    return valid_records(read_records(internal(output, "journal")))
+    return valid_records(read_journal(internal(output, "journal"))[0])
 
 
 def failures_in(output: str) -> list[int]:
@@ -538,7 +538,7 @@ def test_failure_in_a_file_whose_name_is_not_text_is_recorded(output: str) -> No
 def test_every_commit_is_told_once_with_its_record(output: str) -> None:
     with opened(output, "jsonl") as running:
         running.accept(*(SPANS[index] for index in UNORDERED))
-    assert running.committed == read_records(internal(output, "journal"))
+    assert running.committed == read_journal(internal(output, "journal"))[0]
     assert len(running.committed) == 4
 
 

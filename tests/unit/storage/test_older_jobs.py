@@ -1,4 +1,4 @@
-"""Folders that an older penstock wrote (manifest version 4): they can be looked at and removed."""
+"""Folders that an older penstock wrote (manifest versions 4 and 5): they can be looked at and removed."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_error_says_which_version_wrote_it_and_what_can_be_done(folder: Path) ->
     assert "written by an older version of penstock" in error.problem
     assert error.received == f"{folder}: penstock 0.1.0, manifest version 4"
     assert "--overwrite" in (error.hint or "")
-    assert "only with manifests of version 5 to 6, and this one has version 4" in (error.hint or "")
+    assert "only with manifests of version 6, and this one has version 4" in (error.hint or "")

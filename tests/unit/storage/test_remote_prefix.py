@@ -82,7 +82,7 @@ def assert_complete() -> None:
 def assert_consistent() -> None:
     place = place_of(URL)
     records = committed_records(place, manifest_of())
-    assert records == valid_records(place.records())
+    assert records == valid_records(place.read_journal()[0])
     spans = [span for record in records for span in range(record.first_span, record.stop_span)]
     assert spans == sorted(set(spans))
     known = sorted(name for record in records for name in record.files)
@@ -156,7 +156,7 @@ def test_crash_while_recovering_from_a_crash_loses_and_doubles_no_row() -> None:
 def test_whole_job_is_written_with_nothing_beside_the_parts(sink: str) -> None:
     run(sink)
     inside = {name for name in names() if name.startswith("_penstock/")}
-    records = place_of(URL).records()
+    records = place_of(URL).read_journal()[0]
     assert {name for name in names() if name not in inside} == {name for record in records for name in record.files}
     assert inside == {
         "_penstock/failures.jsonl",
@@ -270,7 +270,7 @@ def test_run_that_lost_its_lock_commits_nothing_more() -> None:
         with pytest.raises(OutputError, match="lost the lock"):
             running.accept(SPANS[2])
         running.close()
-    assert len(place_of(URL).records()) == 1
+    assert len(place_of(URL).read_journal()[0]) == 1
 
 
 def test_part_of_another_run_is_not_overwritten_by_one_that_lost_its_lock(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.protocols import Merges
+from penstock.errors import OutputError
 from penstock.storage.disk import internal
 from penstock.storage.ledger import planned_records
 from penstock.storage.places import place_of
+from penstock.storage.retried import stage_retried
 from penstock.storage.verifying import altered_files, find_problems
 from tests.unit.storage.test_ledger import (
     SINKS,
@@ -37,13 +40,14 @@ def output(tmp_path: Path, sink: str) -> str:
 
 
 def problems_of(output: str, sink: str) -> dict[str, str]:
-    return {each.name: each.problem for each in find_problems(place_of(output), manifest_of(sink=sink))}
+    return {each.name: each.problem for each in find_problems(place_of(output), manifest_of(sink=sink))[0]}
 
 
 def repair(output: str, sink: str) -> None:
     """What `resume --verify` does."""
     place, manifest = place_of(output), manifest_of(sink=sink)
-    altered = {each.name for each in altered_files(place, planned_records(place.records(), manifest))}
+    records = planned_records(place.read_journal()[0], manifest)
+    altered = {each.name for each in altered_files(place, manifest, records)}
     with closing(Run(place, sink, manifest, altered)) as running:
         running.accept(*running.ledger.pending)
         running.finish()
@@ -67,7 +71,7 @@ def test_unfinished_output_has_no_problems(tmp_path: Path, sink: str) -> None:
 
 def test_flipped_bit_in_any_file_is_found_and_repaired(output: str, sink: str) -> None:
     place, before = place_of(output), parts_of(output)
-    files = [name for record in place.records() for name in record.all_files]
+    files = [name for record in place.read_journal()[0] for name in record.all_files]
     assert len(files) >= 6
     for name in files:
         path = Path(output, name)
@@ -76,6 +80,16 @@ def test_flipped_bit_in_any_file_is_found_and_repaired(output: str, sink: str) -
         repair(output, sink)
         assert problems_of(output, sink) == {}
         assert parts_of(output) == before
+
+
+def test_altered_part_is_not_copied_into_one_that_takes_its_place(output: str, sink: str) -> None:
+    place, manifest, writer = place_of(output), manifest_of(sink=sink), SINKS[sink]
+    assert isinstance(writer, Merges)
+    with closing(Run(place, sink, manifest)) as running:
+        path = Path(output, next(iter(running.ledger.records[0].files)))
+        flip(path, path.stat().st_size // 2)
+        with pytest.raises(OutputError, match="a part is not as it was written"):
+            stage_retried(place, manifest, running.ledger, writer, 0, [])
 
 
 def parts_of(output: str) -> dict[str, bytes]:

@@ -179,3 +179,21 @@ def test_spans_that_are_reported_from_several_threads_all_count() -> None:
         thread.join()
     assert meter.rows == 2000
     assert meter.total() == Timings(read=1000.0, rows=2000)
+
+
+def test_run_that_waits_for_the_function_behind_the_model_is_bound_by_it_and_not_by_loading() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.begin()
+    meter.postprocessed_rows = 0
+    meter.observe(0, CPU0, Timings(compute=1.0, wait_for_data=9.0, rows=5))
+    with meter.postprocessing(5):
+        clock.now += 9.0
+        assert (
+            meter.bottleneck() == "postprocess-bound: waiting for the function behind the model took 100% of the time"
+        )
+        assert meter.done_rows == 0
+    clock.now += 1.0
+    assert meter.bottleneck() == "postprocess-bound: waiting for the function behind the model took 90% of the time"
+    assert meter.where()["waiting_for_the_function"] == 9.0
+    assert meter.done_rows == 5

@@ -121,3 +121,18 @@ def test_silence_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent.note("unseen")
     silent.end()
     assert capsys.readouterr() == ("", "")
+
+
+def test_rows_that_the_postprocess_function_is_not_done_with_are_not_done() -> None:
+    meter = meter_with(1000)
+    meter.postprocessed_rows = 0
+    with meter.postprocessing(400):
+        pass
+    assert line(meter, total=1000, before=0, rate=20.0).startswith(
+        "400 of 1,000 rows (40%), 20 rows/s, 30 s left, 600 in the postprocess function, 0 committed"
+    )
+
+
+def test_run_whose_last_rows_are_being_written_is_not_called_done() -> None:
+    assert "0 rows/s, writing the last rows, 50 committed" in line(meter_with(100, committed=50), 100, 0, 0.0)
+    assert "0 rows/s, done, 100 committed" in line(meter_with(100, committed=100), 100, 0, 0.0)

@@ -21,14 +21,14 @@ def recognise(
     match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", location)
     if match is None:
         return None
-    found = digest.of_module(match[1])
-    if found is None:
+    module_digest = digest.of_module(match[1])
+    if module_digest is None:
         raise ModelError(
             "no such module",
             received=location,
             hint="it must be importable from the folder you are in, or from PYTHONPATH",
         )
-    return ModelFile("builder", location, found, _RUNTIMES, trust=trust)
+    return ModelFile("builder", location, module_digest, _RUNTIMES, trust=trust)
 
 
 def from_function(function: Callable[[], Any]) -> ModelFile:

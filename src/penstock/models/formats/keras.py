@@ -43,11 +43,11 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
         with zipfile.ZipFile(path) as opened:
             check_archive(opened)
             config = _config(opened)
-            num_bytes, found = _weights(opened, path)
+            num_bytes, needs_more_trust = _weights(opened, path)
         refuse_giant(config, num_bytes)
     except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None
-    needs_trust = (*keras_config.needs_trust(config, own), *found)
+    needs_trust = (*keras_config.needs_trust(config, own), *needs_more_trust)
     return FileFacts(writer(path), os.path.getsize(path), needs_trust)
 
 
@@ -92,16 +92,16 @@ def refuse_giant(config: Any, num_bytes: int) -> None:
 
 def _weights(opened: zipfile.ZipFile, path: str) -> tuple[int, list[str]]:
     """How large the weights are, and what in them needs trust. They may be in several members, or in other forms."""
-    found: list[str] = []
+    needs_trust: list[str] = []
     num_bytes = 0
     for member in opened.infolist():
         if member.filename.endswith(_HDF5):
             contents = _look_at_member(opened, member, path)
-            found += contents.needs_trust
+            needs_trust += contents.needs_trust
             num_bytes += contents.num_bytes
         else:
             num_bytes += member.file_size
-    return num_bytes, found
+    return num_bytes, needs_trust
 
 
 def _look_at_member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> hdf5.Contents:

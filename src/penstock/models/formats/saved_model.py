@@ -72,7 +72,7 @@ def _look(folder: str) -> tuple[list[str], tuple[str, ...]]:
     """The versions of TensorFlow that wrote the graphs, and sentences: what in them needs trust."""
     path = os.path.join(folder, _GRAPH)
     versions: list[str] = []
-    found: list[str] = []
+    needs_trust: list[str] = []
     try:
         meta_graphs = list(wire.messages(wire.opened(path), 2))
         if not meta_graphs:
@@ -80,13 +80,13 @@ def _look(folder: str) -> tuple[list[str], tuple[str, ...]]:
         for message in meta_graphs:
             meta_graph = MetaGraph(message)
             versions += [wire.text(info, 5) for info in wire.messages(message, 1)]
-            found += meta_graph.needs_trust()
+            needs_trust += meta_graph.needs_trust()
     except Malformed as error:
         raise damaged(path, "a SavedModel", error) from None
     except OSError as error:
         raise ModelError("the model cannot be read", received=f"{path}: {error.strerror}") from error
-    found += [f"it links to a file outside of its folder: {link}" for link in links_out(folder)]
-    return versions, tuple(dict.fromkeys(found))
+    needs_trust += [f"it links to a file outside of its folder: {link}" for link in links_out(folder)]
+    return versions, tuple(dict.fromkeys(needs_trust))
 
 
 class MetaGraph:
@@ -191,14 +191,14 @@ def _is_asset(node: memoryview) -> bool:
 def _tensors(signature: memoryview) -> list[str]:
     """The tensors that a signature fetches, also the parts of sparse and composite ones."""
     pending = [info for _, info in wire.map_entries(signature, 2)]
-    found: list[str] = []
+    names: list[str] = []
     while pending:
         info = pending.pop()
-        found += wire.texts(info, 1)
+        names += wire.texts(info, 1)
         for sparse in wire.messages(info, 4):
-            found += [name for number in (1, 2, 3) for name in wire.texts(sparse, number)]
+            names += [name for number in (1, 2, 3) for name in wire.texts(sparse, number)]
         pending += [part for composite in wire.messages(info, 5) for part in wire.messages(composite, 2)]
-    return found
+    return names
 
 
 FORMAT = ModelFormat("saved_model", "a SavedModel folder", recognise, facts, has_steps=True)

@@ -26,9 +26,9 @@ class Node:
 
     def attribute_texts(self, name: str) -> list[str]:
         """The texts of an attribute that is a string or a list of strings."""
-        found = [text for value in self.attribute(name) for text in wire.texts(value, 2)]
+        texts = [text for value in self.attribute(name) for text in wire.texts(value, 2)]
         lists = (each for value in self.attribute(name) for each in wire.messages(value, 1))
-        return found + [text for each in lists for text in wire.texts(each, 2)]
+        return texts + [text for each in lists for text in wire.texts(each, 2)]
 
     def is_left_open(self, name: str) -> bool:
         """Whether an attribute is a placeholder, which the call of the function around it fills."""

@@ -66,18 +66,18 @@ def _attributes(root: Any, file_bytes: int) -> dict[str, Any]:
     """The attributes that tell of a model. Others are not read: one may name the same text a million times."""
     import h5py
 
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name in _ATTRIBUTES:
         if name not in root.attrs:
             continue
         attribute = h5py.h5a.open(root.id, name.encode())
         if name in _LISTED:
-            found[name] = None  # that it is there is enough
+            attributes[name] = None  # that it is there is enough
         elif attribute.shape != () or attribute.get_storage_size() > file_bytes:
             raise Malformed(f"the attribute {name} is no text")
         else:
-            found[name] = root.attrs[name]
-    return found
+            attributes[name] = root.attrs[name]
+    return attributes
 
 
 def _items(root: Any) -> Iterator[tuple[str, str, Any]]:

@@ -52,14 +52,14 @@ def _lengths(value: Any) -> list[int]:
 
 def _declared_inputs(config: Any) -> dict[str, list[Any]]:
     """The shapes that are declared, batch first, by the name of the layer that declares one."""
-    found = {}
+    shapes = {}
     for item in objects_in(config):
         settings = item.get("config")
         if isinstance(settings, dict):
             shape = settings.get("batch_shape") or settings.get("batch_input_shape")
             if isinstance(shape, list):
-                found[str(settings.get("name"))] = shape
-    return found
+                shapes[str(settings.get("name"))] = shape
+    return shapes
 
 
 def _last_dimension(item: dict[str, Any], inputs: dict[str, list[Any]]) -> int:

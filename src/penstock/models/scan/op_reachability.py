@@ -148,20 +148,20 @@ class _Scope:
     @cached_property
     def _variables(self) -> dict[str, set[str]]:
         """The nodes that stand for a variable, by its name: several may stand for one."""
-        found: dict[str, set[str]] = {}
+        variables: dict[str, set[str]] = {}
         for node in (node for same in self._nodes.values() for node in same if "VarHandleOp" in node.operations):
             for name in node.attribute_texts("shared_name"):
-                found.setdefault(name, set()).add(node.name)
-        return found
+                variables.setdefault(name, set()).add(node.name)
+        return variables
 
     @cached_property
     def _users(self) -> dict[str, list[Node]]:
         """The nodes that take a node's output."""
-        found: dict[str, list[Node]] = {}
+        users: dict[str, list[Node]] = {}
         for node in (node for same in self._nodes.values() for node in same):
             for source in _data_inputs(node):
-                found.setdefault(source, []).append(node)
-        return found
+                users.setdefault(source, []).append(node)
+        return users
 
 
 def _data_inputs(node: Node) -> list[str]:

@@ -37,8 +37,8 @@ def _is_inside(path: str, folder: str) -> bool:
 
 def _store_of(path: str) -> Iterator[str]:
     """The folder of contents of a Hugging Face cache: its snapshots are made of links into it."""
-    before, found, _ = os.path.abspath(path).rpartition(f"{os.sep}snapshots{os.sep}")
-    if found:
+    before, separator, _ = os.path.abspath(path).rpartition(f"{os.sep}snapshots{os.sep}")
+    if separator:
         yield os.path.join(os.path.realpath(before), "blobs")
 
 

@@ -72,8 +72,8 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
 
 def messages(message: memoryview, number: int) -> Iterator[memoryview]:
     """Every value of one field that holds messages, strings or bytes."""
-    for found, value in fields(message):
-        if found == number and isinstance(value, memoryview):
+    for field, value in fields(message):
+        if field == number and isinstance(value, memoryview):
             yield value
 
 
@@ -84,24 +84,24 @@ def texts(message: memoryview, number: int) -> list[str]:
 
 def text(message: memoryview, number: int) -> str:
     """The value of a text field that is given once: the last, as parsers take it; empty where there is none."""
-    found = texts(message, number)
-    return found[-1] if found else ""
+    values = texts(message, number)
+    return values[-1] if values else ""
 
 
 def integers(message: memoryview, number: int) -> list[int]:
     """The values of a repeated integer, packed or not."""
-    found: list[int] = []
+    values: list[int] = []
     for field, value in fields(message):
         if field != number:
             continue
         if isinstance(value, int):
-            found.append(value)
+            values.append(value)
             continue
         position = 0
         while position < len(value):
             item, position = _varint(value, position)
-            found.append(item)
-    return found
+            values.append(item)
+    return values
 
 
 def map_entries(message: memoryview, number: int) -> Iterator[tuple[str, memoryview]]:

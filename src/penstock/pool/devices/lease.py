@@ -222,8 +222,8 @@ def _make_private(folder: str) -> None:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(f"{folder} is not a folder of this user alone") from None
 
 
@@ -242,5 +242,5 @@ def is_alive(each: Reservation) -> bool:
 
 
 def _by_driver(device: Device) -> Memory:
-    found = nvml.memory_of(device.uuid) if device.uuid is not None else None
-    return Memory(*found) if found is not None else Memory(device.memory_bytes, device.free_bytes)
+    total_and_free = nvml.memory_of(device.uuid) if device.uuid is not None else None
+    return Memory(*total_and_free) if total_and_free is not None else Memory(device.memory_bytes, device.free_bytes)

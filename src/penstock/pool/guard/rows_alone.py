@@ -11,7 +11,8 @@ from penstock.core.messages import PaddingTrial
 from penstock.core.records import Array, Column, Columns
 from penstock.core.reordering import answers
 from penstock.errors import OutOfMemory, PenstockError, one_line
-from penstock.pool.guard.guarded import GuardedReplica, joined
+from penstock.pool.guard.guarded import GuardedReplica
+from penstock.pool.guard.pieces import joined
 
 _PREFIXES = (1, 2, 5)
 """Rows are also tried cut down to so few values: what padding adds to a sum or to a maximum shows best there."""
@@ -25,7 +26,7 @@ def answers_alone(
     replica: GuardedReplica, batch: Batch, places: Sequence[int], follows: Mapping[str, str]
 ) -> dict[int, Columns]:
     """What the model answers to each of these rows of a batch, one at a time; nothing for rows that it rejects so."""
-    found: dict[int, Columns] = {}
+    by_place: dict[int, Columns] = {}
     for place in places:
         sizes = {name: tuple(each[place].tolist()) for name, each in batch.sizes.items()}
         row = _cut({name: array[place : place + 1] for name, array in batch.arrays.items()}, sizes)
@@ -36,13 +37,13 @@ def answers_alone(
         except Exception:
             continue
         alone = Batch(0, range(1), 1, row, sizes={name: np.array([size]) for name, size in sizes.items()})
-        found[place] = {name: answers(follows, name, output[:1], alone) for name, output in outputs.items()}
-    return found
+        by_place[place] = {name: answers(follows, name, output[:1], alone) for name, output in outputs.items()}
+    return by_place
 
 
-def join_answers(found: Sequence[Columns]) -> dict[str, Column]:
+def join_answers(batches: Sequence[Columns]) -> dict[str, Column]:
     """The answers of several batches, one after the other."""
-    return {name: joined([piece[name] for piece in found]) for name in found[0]} if found else {}
+    return {name: joined([piece[name] for piece in batches]) for name in batches[0]} if batches else {}
 
 
 def try_padding(
@@ -127,10 +128,10 @@ def _sizes_to_try(batch: Batch, places: Sequence[int]) -> list[Sizes]:
         return []
     by_size = sorted(places, key=lambda place: sum(int(sizes[place].prod()) for sizes in batch.sizes.values()))
     full = [by_size[0], by_size[len(by_size) // 2], by_size[-1]]
-    found = [{name: tuple(sizes[place].tolist()) for name, sizes in batch.sizes.items()} for place in full]
-    longest = found[-1]
-    found += [{name: tuple(min(n, most) for n in size) for name, size in longest.items()} for most in _PREFIXES]
-    return list({tuple(sorted(each.items())): each for each in found}.values())
+    to_try = [{name: tuple(sizes[place].tolist()) for name, sizes in batch.sizes.items()} for place in full]
+    longest = to_try[-1]
+    to_try += [{name: tuple(min(n, most) for n in size) for name, size in longest.items()} for most in _PREFIXES]
+    return list({tuple(sorted(each.items())): each for each in to_try}.values())
 
 
 def _holds(size: Array, wanted: tuple[int, ...]) -> bool:

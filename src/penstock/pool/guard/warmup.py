@@ -57,8 +57,8 @@ def warm_up(
     first: dict[str, Column] = {}
     if asked.learn_rows:
         taken = places_alive(batch, sample, rejected)[: asked.learn_rows]
-        found = given | {KEPT + name: column for name, column in batch.kept.items()}
-        first = {name: take_positions(column, taken) for name, column in found.items()}
+        columns = given | {KEPT + name: column for name, column in batch.kept.items()}
+        first = {name: take_positions(column, taken) for name, column in columns.items()}
     return Prepared(
         specs,
         seconds,

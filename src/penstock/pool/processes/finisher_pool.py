@@ -11,8 +11,9 @@ import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from penstock.core.messages import Applied, Failed, Finish
@@ -27,13 +28,17 @@ from penstock.pool.transfer.parcels import Mailbox
 _POLL_S = 0.05
 _AHEAD = 2
 
+Timed = Callable[[int], AbstractContextManager[None]]
+"""Times a wait for the function, which ends when it is done with so many rows."""
+
 
 class FinishedHere:
     """The function in this process, for a live model: there is no other."""
 
-    def __init__(self, function: Postprocess, kept: tuple[str, ...]) -> None:
+    def __init__(self, function: Postprocess, kept: tuple[str, ...], timed: Timed) -> None:
         self.function = function
         self._kept = kept
+        self._timed = timed
 
     def learn(self, columns: Mapping[str, Column]) -> None:
         rows = len(next(iter(columns.values())))
@@ -42,7 +47,9 @@ class FinishedHere:
     def run(self, results: Iterable[Result]) -> Generator[tuple[Result, Finished]]:
         """Every result with what the function made of it."""
         for result in results:
-            yield result, finish(self.function, result.columns, self._kept, UNWATCHED) if result.rows else _NOTHING
+            with self._timed(result.span.rows):
+                made = finish(self.function, result.columns, self._kept, UNWATCHED) if result.rows else _NOTHING
+            yield result, made
 
     def close(self) -> None:
         pass
@@ -57,16 +64,18 @@ class Finishers:
         launch: What processes are started with.
         count: How many.
         timeouts: How long one call may take, and all before and after it.
+        timed: Around every wait for the function.
     """
 
     def __init__(
-        self, function: Postprocess, kept: tuple[str, ...], launch: Launch, count: int, timeouts: Timeouts
+        self, function: Postprocess, kept: tuple[str, ...], launch: Launch, count: int, timeouts: Timeouts, timed: Timed
     ) -> None:
         self.function = function
         self._kept = kept
         self._launch = launch
         self._count = count
         self._timeouts = timeouts
+        self._timed = timed
         self._idle: queue.LifoQueue[_Finisher | None] = queue.LifoQueue()
         for _ in range(count):
             self._idle.put(None)  # started when there is work for it
@@ -88,15 +97,18 @@ class Finishers:
             for result in results:
                 waiting.append((result, executor.submit(self._finish, result)))
                 while waiting and (len(waiting) > _AHEAD * self._count or waiting[0][1].done()):
-                    first, future = waiting.popleft()
-                    yield first, future.result()
+                    yield self._wait_for(*waiting.popleft())
             for first, future in waiting:
-                yield first, future.result()
+                yield self._wait_for(first, future)
         except BaseException:
             self.close()  # a call that hangs would be waited for
             raise
         finally:
             executor.shutdown(cancel_futures=True)
+
+    def _wait_for(self, result: Result, future: Future[Finished]) -> tuple[Result, Finished]:
+        with self._timed(result.span.rows):
+            return result, future.result()
 
     def close(self) -> None:
         """End the processes, whatever they are at. May be called twice."""

@@ -39,7 +39,8 @@ class _Loader(WorkerProcess):
 
     def __init__(self, number: int, launch: LoaderLaunch) -> None:
         self.number = number
-        self.spans: list[Span] = []
+        self.spans: dict[int, Span] = {}
+        """What it was told to load, by attempt: one span may be there twice, for a replica that died and the next."""
         self.slots: set[int] = set()
         self.has_loaded = False
         self.is_retiring = False
@@ -196,7 +197,7 @@ class LoaderPool:
             self._free.append(message.slot)
 
     def _end_span(self, loader: _Loader, message: SpanLoaded) -> None:
-        loader.spans = [span for span in loader.spans if span.index != message.span]
+        loader.spans.pop(message.attempt, None)
         loader.has_loaded = True
         self._deaths_in_a_row = 0
         self.busy_s += message.read_s
@@ -253,9 +254,10 @@ class LoaderPool:
                     break
                 span = self._waiting.popleft()
                 poisoned = tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
-                loader.spans.append(span)
+                attempt = self._attempts[span.index]
+                loader.spans[attempt] = span
                 is_careful = self._is_always_careful or span.index in self._trouble
-                loader.send(LoadSpan(span, self._attempts[span.index], is_careful, poisoned))
+                loader.send(LoadSpan(span, attempt, is_careful, poisoned))
         hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
         while hungry and self._free:
             loader = min(hungry, key=lambda loader: loader.spans[0].index if self._is_in_order else len(loader.slots))
@@ -287,18 +289,19 @@ class LoaderPool:
                 raise self._died(how, "starting")
         finally:
             loader.close()
-        again = [span for span in loader.spans if span.index in self._attempts and span not in self._waiting]
+        # A later attempt of a span waits, or another loader is at it.
+        again = [span for attempt, span in loader.spans.items() if attempt == self._attempts.get(span.index)]
         for span in again:
             self._attempts[span.index] = next(self._numbers)
         self._waiting.extendleft(reversed(again))
-        indices = [span.index for span in loader.spans]
+        indices = [span.index for span in again]
         self._launch.note(f"loader {loader.number} {how}; spans {indices} are loaded again")
         if not loader.is_retiring:
             self._start()
         self._dispatch()
 
     def _suspect(self, loader: _Loader, how: str) -> None:
-        span = self._learning.sample if self._learning is not None else loader.spans[0]
+        span = self._learning.sample if self._learning is not None else next(iter(loader.spans.values()))
         trouble = self._trouble.setdefault(span.index, RowTrouble(self._poisoned, self._learning is not None))
         has_function = self._learning is not None or (self._job is not None and self._job.preprocess is not None)
         stage = "preprocess" if has_function else "load"

@@ -152,9 +152,9 @@ class ReplicaProcess:
             self._pipeline.close()
         more = self._first_batches(message)
         batch = next(more)
-        found = self._keeper.look(batch)
-        if found.kind != NONE and message.job.state == NONE:
-            return messages.Prepared((), 0.0, state=found)
+        state = self._keeper.look(batch)
+        if state.kind != NONE and message.job.state == NONE:
+            return messages.Prepared((), 0.0, state=state)
         self._keeper.hold(message.job)
         self._bindings = message.job.bindings
         guarded = self._guarded = self._guard(message)
@@ -163,9 +163,9 @@ class ReplicaProcess:
         batches = itertools.chain([batch], more)
         batch, prepared = first_that_runs(guarded, batches, message.sample, message.job, message.asked)
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
-        found = found if found.kind != NONE else prepared.state
-        if found.kind != NONE and message.job.state == NONE:
-            return messages.Prepared((), 0.0, state=found)
+        state = state if state.kind != NONE else prepared.state
+        if state.kind != NONE and message.job.state == NONE:
+            return messages.Prepared((), 0.0, state=state)
         self._keeper.restore()
         if message.asked.answers_rows:
             prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
@@ -184,7 +184,7 @@ class ReplicaProcess:
             outputs=prepared.outputs,
             copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
         )
-        return replace(prepared, state=found)
+        return replace(prepared, state=state)
 
     def _first_batches(self, message: messages.Prepare) -> Iterator[Batch]:
         """The batches of the sample: the one that loader processes read, or all of them, read here."""
@@ -244,7 +244,7 @@ def _with_answers(
     """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
     sample, asked = message.sample, message.asked
     alive_at_first: Array | None = None
-    found: list[Columns] = []
+    batches_of_answers: list[Columns] = []
     alone: list[Columns] = []
     answered: list[int] = []
     for batch in batches:
@@ -261,14 +261,14 @@ def _with_answers(
         trimmed = {
             name: answers(prepared.follows, name, output[: batch.rows], batch) for name, output in outputs.items()
         }
-        found.append({name: take_positions(output, taken) for name, output in trimmed.items()})
+        batches_of_answers.append({name: take_positions(output, taken) for name, output in trimmed.items()})
         answered += [sample.number(sample.start + int(batch.positions[place])) for place in taken]
         if len(answered) >= min(asked.answers_rows, ENOUGH_ROWS):
             break
     assert alive_at_first is not None
     prepared = replace(
         prepared,
-        answers=join_answers(found),
+        answers=join_answers(batches_of_answers),
         alone=join_answers(alone) if asked.is_alone else None,
         answered=tuple(answered),
     )

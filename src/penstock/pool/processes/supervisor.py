@@ -257,7 +257,7 @@ class ReplicaHandle(WorkerProcess):
             launch.environment(device),
             launch.log,
         )
-        self.channel.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
+        self.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
 
     def close(self) -> None:
         super().close()

@@ -164,13 +164,13 @@ class JaxReplica:
         On a CPU this is a lower bound: the compiler does not know what libraries for matrix products take.
         """
         try:
-            found = self._compiled(batch).memory_analysis()
+            analysis = self._compiled(batch).memory_analysis()
         except Exception:  # a step that does not compile says why when it runs
             return None
-        if found is None:
+        if analysis is None:
             return None
-        sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
-        return int(sum(sizes) - found.alias_size_in_bytes)
+        sizes = (analysis.argument_size_in_bytes, analysis.output_size_in_bytes, analysis.temp_size_in_bytes)
+        return int(sum(sizes) - analysis.alias_size_in_bytes)
 
     def close(self) -> None:
         self._weights = None

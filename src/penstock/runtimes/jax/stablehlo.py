@@ -87,11 +87,11 @@ def _check(exported: Any, model: ModelFile, platform: str) -> None:
             received=f"{model.location}: {exported.nr_devices} devices",
             allowed="functions for one device; penstock divides the rows among devices itself",
         )
-    found = [name for name in _CALLBACKS if name in exported.mlir_module_serialized]
-    if found:
+    callbacks = [name for name in _CALLBACKS if name in exported.mlir_module_serialized]
+    if callbacks:
         raise ModelError(
             "the function calls back into the Python process that exported it",
-            received=f"{model.location}: {found[0].decode()}",
+            received=f"{model.location}: {callbacks[0].decode()}",
             hint="export it without pure_callback, io_callback and jax.debug",
         )
 

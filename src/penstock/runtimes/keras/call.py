@@ -164,10 +164,10 @@ class KerasCall:
         """The columns of the structure that the caller gave, each with the kind of tensor that it is fed as."""
         if self._given is None:
             return []
-        found = nesting.leaves(self._given)
+        leaves = nesting.leaves(self._given)
         return [
             (nesting.name_of(path) or f"x{index}", leaf.kind if self._has_composites else DENSE)
-            for index, (path, leaf) in enumerate(found)
+            for index, (path, leaf) in enumerate(leaves)
         ]
 
     @property

@@ -18,14 +18,14 @@ def leaves(structure: Any, fallback: str) -> dict[str, TensorLeaf]:
 
     Names are the keys of dicts, else what a spec calls itself, else `fallback`, with a number where there are several.
     """
-    found = [leaf for leaf in _walk(structure, ()) if _is_tensor(leaf.value)]
+    tensors = [leaf for leaf in _walk(structure, ()) if _is_tensor(leaf.value)]
     named: dict[str, TensorLeaf] = {}
-    for position, leaf in enumerate(found):
+    for position, leaf in enumerate(tensors):
         keys = [key for key in leaf.path if isinstance(key, str)]
         has_own = fallback == "input" and not hasattr(leaf.value, "numpy")  # eager tensors have no names
         own = getattr(leaf.value, "name", None) if has_own else None
         name = "/".join(map(str, leaf.path[leaf.path.index(keys[0]) :])) if keys else own
-        name = name or (fallback if len(found) == 1 else f"{fallback}_{position}")
+        name = name or (fallback if len(tensors) == 1 else f"{fallback}_{position}")
         named[name if name not in named else f"{name}_{position}"] = leaf
     return named
 

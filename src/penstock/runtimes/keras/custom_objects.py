@@ -25,7 +25,7 @@ def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:
     for name in modules:
         try:
             module = importlib.import_module(name)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # in a replica, which ignores SIGINT
             raise ModelError(
                 "the module with the custom objects does not import",
                 received=f"--custom-objects {name}: {one_line(error)}",
@@ -46,8 +46,8 @@ def _is_custom(name: str, value: Any) -> bool:
 
 def missing_object(error: BaseException) -> str | None:
     """The name of the class or function that a framework did not find; None for other errors."""
-    found = _MISSING.search(str(error))
-    return found[1].rpartition(">")[2] if found else None
+    match = _MISSING.search(str(error))
+    return match[1].rpartition(">")[2] if match else None
 
 
 def not_found(location: str, name: str, modules: Sequence[str]) -> ModelError:

@@ -103,29 +103,29 @@ class _Guard:
             for given in (name, registered_name):
                 if isinstance(given, str) and "." in given.rpartition(">")[2]:
                     raise self._refuse(f"it names an object by a path: {given}")
-            found = retrieve(name, registered_name, module, obj_type, full_config, custom_objects)
-            if not self._is_known(found, custom_objects or {}):
+            retrieved = retrieve(name, registered_name, module, obj_type, full_config, custom_objects)
+            if not self._is_known(retrieved, custom_objects or {}):
                 raise self._refuse(f"it asks for {module}.{name}")
-            return found
+            return retrieved
 
         return checked
 
-    def _is_known(self, found: Any, custom_objects: Mapping[str, Any]) -> bool:
-        if any(found is each for each in custom_objects.values()):
+    def _is_known(self, retrieved: Any, custom_objects: Mapping[str, Any]) -> bool:
+        if any(retrieved is each for each in custom_objects.values()):
             return True
-        home = str(getattr(found, "__module__", None))
+        home = str(getattr(retrieved, "__module__", None))
         if self._is_own(home):
             return True
         package, *rest = (part for part in home.split(".") if part != "src")
         if package == "tensorflow":
-            return _is_type_spec(found)
+            return _is_type_spec(retrieved)
         if package != self._library and package not in COMPANIONS:
             return False
         if not NOT_MODELLING.isdisjoint(rest):
             return False
-        if isinstance(found, type):
-            return found.__name__ not in RUN_CODE
-        return isinstance(found, FunctionType) and bool(rest) and rest[0] in WITH_FUNCTIONS
+        if isinstance(retrieved, type):
+            return retrieved.__name__ not in RUN_CODE
+        return isinstance(retrieved, FunctionType) and bool(rest) and rest[0] in WITH_FUNCTIONS
 
     def _is_own(self, module: str) -> bool:
         return any(module == name or module.startswith(name + ".") for name in self._file.custom_objects)
@@ -176,14 +176,14 @@ def _lengths(shape: Any) -> list[int]:
         return [shape] if isinstance(shape, int) else []
 
 
-def _is_type_spec(found: Any) -> bool:
-    is_of_keras = str(found.__module__).startswith("tensorflow.python.keras")
-    return isinstance(found, type) and issubclass(found, tf.TypeSpec) and not is_of_keras
+def _is_type_spec(retrieved: Any) -> bool:
+    is_of_keras = str(retrieved.__module__).startswith("tensorflow.python.keras")
+    return isinstance(retrieved, type) and issubclass(retrieved, tf.TypeSpec) and not is_of_keras
 
 
 def _is_beside(package: str, library: str) -> bool:
     """Whether a package is installed where Keras is, and does not merely lie in the folder that the user is in."""
-    found, own = importlib.util.find_spec(package), importlib.util.find_spec(library)
-    if found is None or own is None or found.origin is None or own.origin is None:
+    other, own = importlib.util.find_spec(package), importlib.util.find_spec(library)
+    if other is None or own is None or other.origin is None or own.origin is None:
         return False
-    return os.path.dirname(os.path.dirname(found.origin)) == os.path.dirname(os.path.dirname(own.origin))
+    return os.path.dirname(os.path.dirname(other.origin)) == os.path.dirname(os.path.dirname(own.origin))

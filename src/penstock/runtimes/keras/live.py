@@ -174,9 +174,9 @@ def _targets(backend: str) -> list[tuple[Device, Any]]:
     """Every device of the framework, as our record and as the framework names it."""
     if backend in ("tensorflow", _LEGACY):
         gpus = tf.config.list_logical_devices("GPU")
-        found = gpus or tf.config.list_logical_devices("CPU")
+        logical_devices = gpus or tf.config.list_logical_devices("CPU")
         kind = "gpu" if gpus else "cpu"
-        return [(Device(kind, i), f"/{kind.upper()}:{i}") for i in range(len(found))]
+        return [(Device(kind, i), f"/{kind.upper()}:{i}") for i in range(len(logical_devices))]
     if backend == "jax":
         local = jax.local_devices()
         kind = "cpu" if local[0].platform == "cpu" else "gpu"

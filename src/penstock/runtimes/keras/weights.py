@@ -131,19 +131,19 @@ def _fits(layer: Any, arrays: list[Array]) -> bool:
 
 def _differences(layers: list[Any], groups: Groups, pairs: list[tuple[Any, list[Array]]]) -> str:
     if len(layers) != len(groups):
-        found = [f"the model has {len(layers)} layers with weights, the file {len(groups)}"]
+        differences = [f"the model has {len(layers)} layers with weights, the file {len(groups)}"]
         names = {layer.name for layer in layers}
         absent = [name for name in names if name not in groups]
         more = [name for name in groups if name not in names]
-        found += [f"not in the file: {', '.join(sorted(absent)[:_MOST_SHOWN])}"] if absent else []
-        found += [f"not in the model: {', '.join(more[:_MOST_SHOWN])}"] if more else []
-        return "; ".join(found)
-    found = [
+        differences += [f"not in the file: {', '.join(sorted(absent)[:_MOST_SHOWN])}"] if absent else []
+        differences += [f"not in the model: {', '.join(more[:_MOST_SHOWN])}"] if more else []
+        return "; ".join(differences)
+    differences = [
         f"{layer.name} has {_shapes(_in_old_order(layer))}, the file {_shapes(arrays)}"
         for layer, arrays in pairs
         if not _fits(layer, arrays)
     ]
-    return "; ".join(found[:_MOST_SHOWN])
+    return "; ".join(differences[:_MOST_SHOWN])
 
 
 def _shapes(arrays: list[Any]) -> str:

@@ -73,8 +73,8 @@ def _is_used_deeper(graph: Any, name: str) -> bool:
 
 def _bodies(node: Any) -> list[Any]:
     """The graphs inside a node: of loops and conditions."""
-    found = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-    return found + [graph for attribute in node.attribute for graph in attribute.graphs]
+    bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return bodies + [graph for attribute in node.attribute for graph in attribute.graphs]
 
 
 def unknown_operations(graph: Any) -> Iterator[str]:

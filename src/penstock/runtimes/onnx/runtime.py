@@ -87,8 +87,8 @@ class OnnxConverted:
 
     def _predict(self, batch: Columns) -> Columns:
         feeds = {key: _as_fed(batch[name]) for name, key in self._step.inputs.items()}
-        found = self._session.run(list(self._step.outputs), feeds)
-        return dict(zip(self._step.outputs.values(), map(_from_text, found), strict=True))
+        outputs = self._session.run(list(self._step.outputs), feeds)
+        return dict(zip(self._step.outputs.values(), map(_from_text, outputs), strict=True))
 
 
 class OnnxReplica:
@@ -121,10 +121,10 @@ class OnnxReplica:
         return keep(self._answers, outputs, numpy_top_k)
 
     def _run(self, feeds: Columns) -> Columns:
-        found = (
+        outputs = (
             self._run_values(feeds) if self._needs_values else self._session.run(self._outputs, feeds | self._constants)
         )
-        return dict(zip(self._outputs, map(self._as_columns, self._outputs, found), strict=True))
+        return dict(zip(self._outputs, map(self._as_columns, self._outputs, outputs), strict=True))
 
     def _run_values(self, feeds: Columns) -> list[Array]:
         """Numpy has no bfloat16: such arrays go in and come out by their bits."""
@@ -138,15 +138,15 @@ class OnnxReplica:
         }
         return [_from_value(value) for value in self._session.run_with_ort_values(self._outputs, values)]
 
-    def _as_columns(self, name: str, found: Any) -> Array:
+    def _as_columns(self, name: str, output: Any) -> Array:
         if name in self._maps:
-            return self._from_maps(name, found)
-        return _from_text(np.asarray(found))
+            return self._from_maps(name, output)
+        return _from_text(np.asarray(output))
 
-    def _from_maps(self, name: str, found: list[dict[Any, Any]]) -> Array:
+    def _from_maps(self, name: str, maps: list[dict[Any, Any]]) -> Array:
         """One dict for each row, as scikit-learn's converters give them: a vector, in the order of the first's keys."""
-        keys = self._keys.setdefault(name, list(found[0]))
-        return np.array([[row[key] for key in keys] for row in found], dtype=self._maps[name])
+        keys = self._keys.setdefault(name, list(maps[0]))
+        return np.array([[row[key] for key in keys] for row in maps], dtype=self._maps[name])
 
     def _describe(self, inputs: Inputs, declared: list[Declared]) -> Signature:
         self._one_by_one = OneByOne(declared) if rows_at_once(inputs.rows) == 1 else None
@@ -158,7 +158,7 @@ class OnnxReplica:
         """The classes of outputs that are dicts, learned from one row of zeros; the file does not declare them."""
         rows = rows_at_once(inputs.rows) or 1
         try:
-            found = self._run({each.name: _zeros(each, rows) for each in inputs.rows})
+            answers = self._run({each.name: _zeros(each, rows) for each in inputs.rows})
         except Exception:  # a row of zeros may be wrong: then the first batch tells
             return described
         notes = [
@@ -166,7 +166,7 @@ class OnnxReplica:
             for name, keys in self._keys.items()
         ]
         outputs = [
-            TensorSpec(spec.name, found[spec.name].dtype.name, found[spec.name].shape[1:])
+            TensorSpec(spec.name, answers[spec.name].dtype.name, answers[spec.name].shape[1:])
             if spec.name in self._keys
             else spec
             for spec in described.outputs

@@ -28,27 +28,27 @@ def composites(
         declared: What the file says of the inputs: TensorFlow 1 writes there which ones are sparse.
         loaded: The loaded object: a function of it may have the same arguments, not yet taken apart.
     """
-    found = _declared(specs, declared)
-    if found:
-        return found
+    known = _declared(specs, declared)
+    if known:
+        return known
     taken_apart = _by_a_function(specs, loaded)
     return taken_apart if taken_apart is not None else _by_shapes(function, specs)
 
 
 def _declared(specs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Composite]:
-    found: dict[str, Composite] = {}
+    by_name: dict[str, Composite] = {}
     for name, info in declared.items():
         encoding = info.WhichOneof("encoding")
         parts = tuple(f"{name}_{part}" for part in ("indices", "values", "dense_shape"))
         if encoding == "coo_sparse" and all(part in specs for part in parts):
             shape = tf.TensorShape(info.tensor_shape)
             shape = shape if shape.rank is not None else tf.TensorShape([None] * (specs[parts[0]].shape[1] or 2))
-            found[name] = Composite(tf.SparseTensorSpec(shape, specs[parts[1]].dtype), parts)
+            by_name[name] = Composite(tf.SparseTensorSpec(shape, specs[parts[1]].dtype), parts)
         elif encoding == "composite_tensor":
             parts = tuple(part for part in specs if part.startswith(f"{name}_component_"))
             if len(parts) == 2:  # values and row splits
-                found[name] = Composite(_ragged_spec(specs[parts[0]], specs[parts[1]]), parts)
-    return found
+                by_name[name] = Composite(_ragged_spec(specs[parts[0]], specs[parts[1]]), parts)
+    return by_name
 
 
 def _ragged_spec(values: Any, splits: Any) -> Any:
@@ -85,17 +85,17 @@ def _structures(loaded: Any) -> Iterator[Any]:
 
 
 def _by_shapes(function: Any, specs: Mapping[str, Any]) -> dict[str, Composite]:
-    found: dict[str, Composite] = {}
+    by_name: dict[str, Composite] = {}
     for name, first in specs.items():
         second, third = (specs.get(f"{name}_{number}") for number in (1, 2))
         if second is None:
             continue
         if third is not None and _is_sparse(first, second, third):
             shape = [None] * third.shape[0]
-            found[name] = Composite(tf.SparseTensorSpec(shape, second.dtype), (name, f"{name}_1", f"{name}_2"))
+            by_name[name] = Composite(tf.SparseTensorSpec(shape, second.dtype), (name, f"{name}_1", f"{name}_2"))
         elif third is None and _may_be_splits(second) and _is_used_as_splits(function, list(specs), f"{name}_1"):
-            found[name] = Composite(_ragged_spec(first, second), (name, f"{name}_1"))
-    return found
+            by_name[name] = Composite(_ragged_spec(first, second), (name, f"{name}_1"))
+    return by_name
 
 
 def _is_sparse(indices: Any, values: Any, shape: Any) -> bool:

@@ -138,8 +138,8 @@ def _tensors(graph: Any, names: Names) -> list[Any]:
 def _outputs(file: ModelFile, nodes: Mapping[str, Any], graph: Any) -> Names:
     consumed = {_node(each) for node in nodes.values() for each in node.input if not each.startswith("^")}
     loose = [name for name, node in nodes.items() if name not in consumed and node.op not in _NO_OUTPUTS]
-    found = [tensor for name in loose for tensor in graph.get_operation_by_name(name).outputs]
-    candidates = [tensor.name for tensor in found if _may_be_rows(tensor)]
+    tensors = [tensor for name in loose for tensor in graph.get_operation_by_name(name).outputs]
+    candidates = [tensor.name for tensor in tensors if _may_be_rows(tensor)]
     chosen = file.answers.outputs if file.answers is not None else ()
     for name in chosen:
         if not _is_tensor(graph, name):

@@ -74,16 +74,16 @@ def changes_of(traced: Any) -> Changes:
         return Changes()
     handles = {id(variable.handle): variable for variable in traced.graph.variables}
     captured = {inner.op.name: outer for outer, inner in traced.graph.captures}
-    found: dict[int, tuple[Any, bool]] = {}
+    changed: dict[int, tuple[Any, bool]] = {}
     for name, operation in (seen.changed | seen.stepped).items():
         variable = handles.get(id(captured[name]))
         if variable is None:
             seen.lost.append(operation)
         else:
-            found[id(variable)] = (variable, name in seen.stepped or _is_seed(variable))
+            changed[id(variable)] = (variable, name in seen.stepped or _is_seed(variable))
     return Changes(
-        tuple(variable for variable, _ in found.values()),
-        tuple(is_seed for _, is_seed in found.values()),
+        tuple(variable for variable, _ in changed.values()),
+        tuple(is_seed for _, is_seed in changed.values()),
         tuple(dict.fromkeys(seen.drawing)),
         tuple(dict.fromkeys(seen.lost)),
     )

@@ -107,19 +107,19 @@ def parsed_features(graph_def: Any, feeds: Mapping[str, str]) -> dict[str, tuple
     """
     inputs = set(feeds.values())
     only = next(iter(inputs)) if len(inputs) == 1 else None
-    found: dict[str, dict[str, Feature]] = {}
+    by_origin: dict[str, dict[str, Feature]] = {}
     for node, body in walk(graph_def, feeds) if inputs else ():
         if node.op not in _PARSERS:
             continue
         origin = body.origin(node.input[0]) or only
         if origin is None:
             continue
-        features = found.setdefault(origin, {})
+        features = by_origin.setdefault(origin, {})
         for feature in _features(node, body):
             known = features.get(feature.name)
             if known is None or not known.is_required:
                 features[feature.name] = feature
-    return {name: tuple(features.values()) for name, features in found.items() if features}
+    return {name: tuple(features.values()) for name, features in by_origin.items() if features}
 
 
 def _features(node: Any, body: _Body) -> Iterator[Feature]:

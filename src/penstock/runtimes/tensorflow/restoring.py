@@ -28,10 +28,10 @@ def find_checkpoint(location: str) -> str:
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", location)
     if is_checkpoint(prefix):
         return prefix
-    found = newest_checkpoint(location)
-    if found is None:
+    newest = newest_checkpoint(location)
+    if newest is None:
         raise none_there(location)
-    return found
+    return newest
 
 
 def newest_checkpoint(folder: str) -> str | None:
@@ -47,8 +47,8 @@ def newest_checkpoint(folder: str) -> str | None:
     noted = _noted(folder)
     if noted is not None and is_checkpoint(noted):
         return noted
-    found = [os.path.join(folder, name[: -len(".index")]) for name in os.listdir(folder) if name.endswith(".index")]
-    return max(found, key=lambda prefix: (_step_in_name(prefix), os.path.getmtime(prefix + ".index")), default=None)
+    prefixes = [os.path.join(folder, name[: -len(".index")]) for name in os.listdir(folder) if name.endswith(".index")]
+    return max(prefixes, key=lambda prefix: (_step_in_name(prefix), os.path.getmtime(prefix + ".index")), default=None)
 
 
 def none_there(location: str, random: Sequence[str] = ()) -> NoCheckpoint:
@@ -104,8 +104,8 @@ def _newest_remote(location: str) -> str | None:
     noted = tf.train.latest_checkpoint(location)
     if noted is not None:
         return str(noted)
-    found = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{location.rstrip('/')}/*.index")]
-    return max(found, key=_step_in_name, default=None)
+    prefixes = [path[: -len(".index")] for path in tf.io.gfile.glob(f"{location.rstrip('/')}/*.index")]
+    return max(prefixes, key=_step_in_name, default=None)
 
 
 @dataclass(frozen=True)
@@ -218,25 +218,25 @@ def initial_values(scaffold: Any) -> InitialValues:
     if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
         return InitialValues([], [])
     step = tf.compat.v1.train.get_global_step()
-    found = InitialValues([], [])
+    values = InitialValues([], [])
     for variable in tf.compat.v1.global_variables():
         kinds = _operations_behind(variable.initializer)
         if any("Random" in kind or "TruncatedNormal" in kind for kind in kinds):
-            found.random.append(variable.op.name)
+            values.random.append(variable.op.name)
         elif variable is not step and not any(kind.startswith(_LOADING) for kind in kinds):
-            found.given.append(variable.op.name)
-    return found
+            values.given.append(variable.op.name)
+    return values
 
 
 def _operations_behind(operation: Any) -> set[str]:
     """The kinds of operation that one depends on."""
     seen, waiting = set(), [operation]
     while waiting:
-        found = waiting.pop()
-        if found not in seen:
-            seen.add(found)
-            waiting += [*(tensor.op for tensor in found.inputs), *found.control_inputs]
-    return {found.type for found in seen}
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting += [*(tensor.op for tensor in current.inputs), *current.control_inputs]
+    return {current.type for current in seen}
 
 
 def _own_saver(scaffold: Any) -> Any:

@@ -189,13 +189,13 @@ class TensorFlowReplica:
         if key not in self._looked_at:
             with tf.device(self._device_name):
                 tensors = {name: self._to_device(array) for name, array in batch.items()}
-                found = self._changes(tensors)
-            is_drawing_only = found.drawing and not found.variables and not found.lost
+                changes = self._changes(tensors)
+            is_drawing_only = changes.drawing and not changes.variables and not changes.lost
             if is_drawing_only and self._repeats_itself(batch):
                 # They stand in a branch for training that is never taken.
-                found = replace(found, drawing=())
-            found.tell(self._call_state)
-            self._looked_at[key] = found.state
+                changes = replace(changes, drawing=())
+            changes.tell(self._call_state)
+            self._looked_at[key] = changes.state
         return self._looked_at[key]
 
     def hold(self, seed: int | None) -> None:

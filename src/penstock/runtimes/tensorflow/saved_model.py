@@ -130,13 +130,13 @@ def _choose(file: ModelFile, names: Sequence[str], *, has_call: bool) -> tuple[s
         return wanted, None
     if wanted is None and not names and has_call:
         return CALL, "saved without signatures: the model itself is called, as for serving"
-    found = [name for name in _PREFERRED if name in names] or list(names)
-    is_clear = bool(found) and (len(names) == 1 or found[0] in _PREFERRED)
-    if wanted == ANY_SIGNATURE and found:
-        return found[0], f"--signature chooses one of {', '.join(names)}" if len(names) > 1 else None
+    likely = [name for name in _PREFERRED if name in names] or list(names)
+    is_clear = bool(likely) and (len(names) == 1 or likely[0] in _PREFERRED)
+    if wanted == ANY_SIGNATURE and likely:
+        return likely[0], f"--signature chooses one of {', '.join(names)}" if len(names) > 1 else None
     if wanted is None and is_clear:
-        others = ", ".join(name for name in names if name != found[0])
-        return found[0], f"the signature {found[0]} is run; --signature chooses {others}" if others else None
+        others = ", ".join(name for name in names if name != likely[0])
+        return likely[0], f"the signature {likely[0]} is run; --signature chooses {others}" if others else None
     raise ModelError(
         "the SavedModel has no such signature" if wanted else "the SavedModel has several signatures",
         received=f"--signature {wanted}" if wanted else file.location,
@@ -154,10 +154,10 @@ def _signature_entry(loaded: Any, name: str, graph: Any) -> _Entry:
     flat = dict(function.structured_input_signature[1])
     order = [key for key in getattr(function, "_arg_keywords", None) or flat if key in flat]
     declared = graph.signature_def[name].inputs if name in graph.signature_def else {}
-    found = composites(function, {key: flat[key] for key in order}, declared, loaded)
-    parts = {key: composite.parts for key, composite in found.items()}
+    composite_inputs = composites(function, {key: flat[key] for key in order}, declared, loaded)
+    parts = {key: composite.parts for key, composite in composite_inputs.items()}
     whole = {part: key for key, some in parts.items() for part in some}
-    specs = {whole.get(key, key): found[whole[key]].spec if key in whole else flat[key] for key in order}
+    specs = {whole.get(key, key): composite_inputs[whole[key]].spec if key in whole else flat[key] for key in order}
     # The order that a file gives differs from one process to the next.
     outputs = dict(sorted(function.structured_outputs.items()))
 
@@ -186,18 +186,18 @@ def _call_entry(loaded: Any) -> _Entry:
     called = getattr(loaded, CALL)
     function = pick(called.concrete_functions)
     arguments_, keywords = structure = function.structured_input_signature
-    found: dict[str, TensorLeaf] = leaves(structure, "input")
+    tensors: dict[str, TensorLeaf] = leaves(structure, "input")
     outputs = leaves(function.structured_outputs, "output")
 
     def call(values: dict[str, Any]) -> dict[str, Any]:
-        args, kwargs = rebuilt((arguments_, keywords), [values[name] for name in found])
+        args, kwargs = rebuilt((arguments_, keywords), [values[name] for name in tensors])
         answer = called(*args, **kwargs)
         return {name: leaf.value for name, leaf in leaves(answer, "output").items()}
 
     is_list = isinstance(function.structured_outputs, (list, tuple))
     kind = "dict" if isinstance(function.structured_outputs, Mapping) else "list" if is_list else "single"
-    placeholders = tuple(tensor.op.name for tensor in function.inputs[: len(found)])
-    specs = {name: leaf.value for name, leaf in found.items()}
+    placeholders = tuple(tensor.op.name for tensor in function.inputs[: len(tensors)])
+    specs = {name: leaf.value for name, leaf in tensors.items()}
     return _Entry(CALL, function, specs, {name: leaf.value for name, leaf in outputs.items()}, call, kind, placeholders)
 
 

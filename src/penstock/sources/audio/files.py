@@ -53,8 +53,8 @@ class AudioFiles(FileRuns):
             if name == SAMPLE_RATE:
                 made[name], bad = _sample_rates(paths)
                 failures = [
-                    RowFailure(span.start + place, paths[place], "read", bad.errors[place], why)
-                    for place, why in bad.items()
+                    RowFailure(span.start + position, paths[position], "read", bad.errors[position], why)
+                    for position, why in bad.items()
                 ]
             else:
                 made[name] = EncodedAudio(paths) if name == AUDIO else path_column(paths)
@@ -82,10 +82,10 @@ class EncodedAudio(Deferred):
         frames = np.full((len(self._items), 1), -1, np.int64)
         for position, item in enumerate(self._items):
             try:
-                found = read_info(item).frames
+                num_frames = read_info(item).frames
             except (BadAudio, OSError, InputError):
                 continue
-            frames[position, 0] = found if found < _LONGEST else -1
+            frames[position, 0] = num_frames if num_frames < _LONGEST else -1
         return frames
 
     def fill(self, out: Array, announce: Announce) -> BadRows:

@@ -60,16 +60,16 @@ def read_header(file: BinaryIO) -> WavHeader | None:
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         return None
     size = file.seek(0, os.SEEK_END)
-    place = 12
+    offset = 12
     format_chunk = b""
-    while place + 8 <= size:
-        file.seek(place)
+    while offset + 8 <= size:
+        file.seek(offset)
         kind, length = struct.unpack("<4sI", file.read(8))
         if kind == b"fmt ":
             format_chunk = file.read(min(length, 40))
         elif kind == b"data":
-            return _describe(format_chunk, place + 8, length, size)
-        place += 8 + length + length % 2
+            return _describe(format_chunk, offset + 8, length, size)
+        offset += 8 + length + length % 2
     raise BadAudio("cut off: the file ends before its samples begin")
 
 
@@ -113,7 +113,7 @@ def _to_floats(raw: bytes, code: int, bits: int) -> Array:
 
 
 def is_empty(file: BinaryIO) -> bool:
-    """Whether there is not a single byte; the file stands at its beginning afterwards."""
+    """Whether the file has no bytes. It is rewound afterwards."""
     is_nothing = not file.read(1)
     file.seek(0, io.SEEK_SET)
     return is_nothing

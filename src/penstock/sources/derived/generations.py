@@ -41,7 +41,7 @@ class Generations(Around):
         return replace(self.source.traits, reads_at_random=False)
 
     def only(self, generations: Collection[int]) -> Self:
-        """The same for a run that reads spans of these generations and of the last: it has the paths of no others."""
+        """A copy for a run that reads these generations and the last: the paths of all others are dropped."""
         kept = (each if number in generations else None for number, each in enumerate(self._before))
         return with_changes(self, _before=tuple(kept))
 

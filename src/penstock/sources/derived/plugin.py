@@ -10,29 +10,29 @@ from penstock.sources.derived.wrapper import Around
 
 
 class PluginSource(Around):
-    """A source of another package. What it raises on purpose (`PenstockError`) passes; other errors are told."""
+    """A source of another package. A `PenstockError` passes; every other error becomes an InputError."""
 
     def __init__(self, source: Source, name: str) -> None:
         super().__init__(source)
         self._name = name
 
     def fragments(self) -> Sequence[Fragment]:
-        with errors_told(self._name, self.paths):
+        with plugin_errors(self._name, self.paths):
             return self.source.fragments()
 
     def schema(self) -> dict[str, TensorSpec]:
-        with errors_told(self._name, self.paths):
+        with plugin_errors(self._name, self.paths):
             return self.source.schema()
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
-        with errors_told(self._name, self.paths):
+        with plugin_errors(self._name, self.paths):
             yield from self.source.divide(rows_per_span, most_rows)
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         row = span.start
         blocks = self.source.read(span, columns)
         while True:
-            with errors_told(self._name, self.paths, (self.source, span, row)):
+            with plugin_errors(self._name, self.paths, (self.source, span, row)):
                 block = next(blocks, None)
             if block is None:
                 return
@@ -41,7 +41,7 @@ class PluginSource(Around):
 
 
 @contextmanager
-def errors_told(name: str, paths: Sequence[str], at: tuple[Source, Span, int] | None = None) -> Iterator[None]:
+def plugin_errors(name: str, paths: Sequence[str], at: tuple[Source, Span, int] | None = None) -> Iterator[None]:
     """Turn errors of a plugin's code into an InputError; the stack trace of a worker is in the log.
 
     `at` is what was being read: the source, the span, and the first row that did not come.

@@ -64,12 +64,12 @@ class SelectedRows(Around):
         return tuple((first + self._shift, count) for piece in span.runs for first, count in piece[4])
 
     def origin(self, span: Span, row: int) -> str:
-        place = row - span.start
+        position = row - span.start
         for inner, runs in _opened(span):
             for first, count in runs:
-                if place < count:
-                    return self.source.origin(inner, first + place)
-                place -= count
+                if position < count:
+                    return self.source.origin(inner, first + position)
+                position -= count
         return ""
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
@@ -95,11 +95,11 @@ class SelectedRows(Around):
         return with_changes(self, _watch=watch)
 
     def _watched(self, runs: Sequence[tuple[int, int]], row: int) -> Source:
-        """The source inside, reporting its rows under the numbers that they have outside."""
+        """The inner source, which reports rows under their numbers in the job."""
         return self.source if self._watch is None else self.source.watched_by(Renumbered(self._watch, runs, row))
 
     def _inner_spans(self, rows_per_span: int, most_rows: int | None, end: int) -> Iterator[Span]:
-        """Spans up to the last row that is wanted: a source that never ends is not asked for more."""
+        """Spans up to the last wanted row: an endless source must not be divided further."""
         for inner in self.source.divide(rows_per_span, most_rows):
             yield inner
             if inner.stop >= end:
@@ -144,7 +144,7 @@ def _numbers(span: Span) -> Array:
 
 
 class Renumbered(Watch):
-    """Reports rows of the source inside under the numbers of the job. Rows that it does not take are not blamed."""
+    """Reports rows of the inner source under their numbers in the job. Rows outside the selection are not reported."""
 
     def __init__(self, outside: Watch, runs: Sequence[tuple[int, int]], row: int) -> None:
         self._outside = outside
@@ -157,9 +157,9 @@ class Renumbered(Watch):
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Made when it is asked for: most sources report nothing."""
-        inside = (first + place for first, count in self._runs for place in range(count))
-        return {number: self._row + place for place, number in enumerate(inside)}
+        """Computed on first use: most sources report nothing."""
+        inside = (first + position for first, count in self._runs for position in range(count))
+        return {number: self._row + position for position, number in enumerate(inside)}
 
     def begin(self, first_row: int, rows: int) -> None:
         number = self._numbers.get(first_row)
@@ -184,7 +184,7 @@ def _cut(block: Block, first: int, count: int, row: int) -> Block:
         if first <= failure.row < first + count
     )
     inside = block.explain_null
-    explain_null = None if inside is None else lambda column, place: inside(column, begin + place)
+    explain_null = None if inside is None else lambda column, position: inside(column, begin + position)
     return Block(row, count, columns, failures, explain_null)
 
 
@@ -225,9 +225,9 @@ def _classes(source: Source, column: str) -> Array:
             encoded = arrow.dictionary_encode() if not pa.types.is_dictionary(arrow.type) else arrow
             names = [repr(value) for value in encoded.dictionary.to_pylist()]
             lookup = np.array([codes.setdefault(name, len(codes)) for name in [*names, "null"]], np.int64)
-            found = lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
-            found[[failure.row - block.start for failure in block.failures]] = codes["null"]
-            pieces.append(found)
+            class_codes = lookup[encoded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+            class_codes[[failure.row - block.start for failure in block.failures]] = codes["null"]
+            pieces.append(class_codes)
     return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 

@@ -43,9 +43,9 @@ class FileRuns(Source):
         groups: list[Fragment] = []
         sizes = np.zeros(len(self.paths), np.int64)
         for start in range(0, len(self.paths), FILES_PER_FRAGMENT):
-            found = list(_look_at(self.paths[start : start + FILES_PER_FRAGMENT]))
-            sizes[start : start + len(found)] = [file.size for file in found]
-            groups.append(found[0] if len(found) == 1 else _joined(found))
+            listed = list(_look_at(self.paths[start : start + FILES_PER_FRAGMENT]))
+            sizes[start : start + len(listed)] = [file.size for file in listed]
+            groups.append(listed[0] if len(listed) == 1 else _joined(listed))
         self._sizes = sizes
         return groups
 
@@ -100,13 +100,13 @@ def _fragment(path: str) -> Fragment:
         return Fragment(path, 0, 0)
 
 
-def _joined(found: Sequence[Fragment]) -> Fragment:
+def _joined(listed: Sequence[Fragment]) -> Fragment:
     digest, times = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=7)
-    for file in found:
+    for file in listed:
         digest.update(os.fsencode(file.path) + f"\0{file.size}\0".encode())
         times.update(f"{file.mtime_ns} ".encode())
-    path = f"{found[0].path} and {len(found) - 1} more: {digest.hexdigest()}"
-    return Fragment(path, sum(file.size for file in found), int.from_bytes(times.digest()))
+    path = f"{listed[0].path} and {len(listed) - 1} more: {digest.hexdigest()}"
+    return Fragment(path, sum(file.size for file in listed), int.from_bytes(times.digest()))
 
 
 def path_column(paths: Sequence[str]) -> pa.Array:

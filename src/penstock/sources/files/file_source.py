@@ -33,7 +33,7 @@ class FileSource(Source):
 
 
 class SpanCutter:
-    """Numbers spans and their rows, while the runs of rows that the next span is made of are gathered."""
+    """Gathers runs of rows into spans, and numbers the spans and their rows."""
 
     def __init__(self) -> None:
         self._index = self.start = self.rows = 0
@@ -44,7 +44,7 @@ class SpanCutter:
         self.rows += rows
 
     def cut(self, group: str | None = None, numbers: tuple[tuple[int, int], ...] | None = None) -> Iterator[Span]:
-        """The span of what was gathered, if anything was."""
+        """The span of the gathered runs; none where nothing was gathered."""
         if self.runs:
             yield Span(self._index, self.start, self.rows, tuple(self.runs), group, numbers)
             self._index, self.start, self.rows, self.runs = self._index + 1, self.start + self.rows, 0, []
@@ -66,11 +66,11 @@ def spans_of_files(rows_of_files: Iterable[int], rows_per_span: int) -> Iterator
 
 def origin_of_run(paths: Sequence[str], start: int, runs: Iterable[tuple[int, int, int]], row: int) -> str:
     """The file and the row in it of `row`, in a span that begins at `start` and is made of (file, first row, rows)."""
-    place = row - start
+    position = row - start
     for file, first, rows in runs:
-        if place < rows:
-            return f"{paths[file]}, row {first + place}"
-        place -= rows
+        if position < rows:
+            return f"{paths[file]}, row {first + position}"
+        position -= rows
     return ""
 
 
@@ -87,7 +87,7 @@ def even_parts(rows: int, limit: int, multiple: int) -> list[tuple[int, int]]:
 
 
 class Stream(Protocol):
-    """An open reader with a place. `read` moves it on by `rows` rows."""
+    """An open reader with a current row. `read` advances it by `rows` rows."""
 
     def read(self, rows: int) -> Iterator[Mapping[str, Column]]: ...
 
@@ -104,31 +104,31 @@ class OpenStreams:
     def __init__(self, capacity: int = 4) -> None:
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._open: dict[Hashable, _Place] = {}
+        self._open: dict[Hashable, _OpenStream] = {}
 
     @contextmanager
-    def at(self, key: Hashable, start: int, open_stream: Callable[[], Stream]) -> Iterator[_Place]:
+    def at(self, key: Hashable, start: int, open_stream: Callable[[], Stream]) -> Iterator[_OpenStream]:
         """The stream of `key`, standing at row `start`."""
         with self._lock:
-            place = self._open.pop(key, None) or _Place()
-            self._open[key] = place
+            opened = self._open.pop(key, None) or _OpenStream()
+            self._open[key] = opened
             while len(self._open) > self._capacity:
                 self._open.pop(next(iter(self._open)))
-        with place.lock:
-            if place.stream is None or place.row > start:
-                place.stream, place.row = open_stream(), 0
-            if place.row < start:
-                place.stream.skip(start - place.row)
-                place.row = start
+        with opened.lock:
+            if opened.stream is None or opened.row > start:
+                opened.stream, opened.row = open_stream(), 0
+            if opened.row < start:
+                opened.stream.skip(start - opened.row)
+                opened.row = start
             try:
-                yield place
+                yield opened
             except BaseException:
-                place.stream = None  # its place is unknown now
+                opened.stream = None  # its place is unknown now
                 raise
 
 
-class _Place:
-    """A stream and the row it stands at."""
+class _OpenStream:
+    """A stream and its current row."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

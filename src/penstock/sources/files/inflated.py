@@ -1,4 +1,4 @@
-"""The content of compressed bytes at any place: nothing is inflated twice where rows are asked for nearly in order.
+"""Compressed bytes, readable at any offset: reads that are nearly in order inflate nothing twice.
 
 Several loaders read spans of one file, and no two of them in the same order each time. A reader that only goes forward
 would begin again at the front whenever a span comes late, in time that grows with the square of the file.
@@ -14,17 +14,17 @@ MOST_MARKS = 128
 
 
 class Rewindable(Protocol):
-    """Bytes from front to back, of which a copy stands at the same place."""
+    """Bytes that are read from front to back. A copy has the same offset."""
 
     def read(self, nbytes: int) -> bytes: ...
 
     def copy(self) -> Self | None:
-        """Another one at this place; None where that cannot be."""
+        """A copy at the same offset; None where no copy can be made."""
         ...
 
 
 class InflatedPieces:
-    """Inflated bytes in pieces, of which the last few are kept, and marks from which inflating can go on.
+    """Inflated bytes in pieces. The last few pieces are kept, and marks from which inflating can continue.
 
     Marks lie one piece apart at first, and twice as far each time that there are too many: going back costs at most
     1/64 of the content, in memory that does not depend on its length.
@@ -46,7 +46,7 @@ class InflatedPieces:
         self._front: tuple[int, Rewindable] | None = None
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """The bytes at a place; fewer where they end."""
+        """The bytes at an offset; fewer at the end of the content."""
         if nbytes <= 0:
             return b""
         first, last = start // PIECE_BYTES, (start + nbytes - 1) // PIECE_BYTES
@@ -75,17 +75,17 @@ class InflatedPieces:
                 return raw
 
     def _go_near(self, number: int) -> None:
-        """Stand as shortly before a piece as is known: where the last one ended, or at a mark."""
-        place = max((mark for mark in self._marks if mark <= number), default=-1)
-        if self._tape is not None and place <= self._next <= number:
+        """Move to the nearest known point before a piece: the end of the last one, or a mark."""
+        nearest = max((mark for mark in self._marks if mark <= number), default=-1)
+        if self._tape is not None and nearest <= self._next <= number:
             return
         if self._tape is not None and (self._front is None or self._front[0] < self._next):
             self._front = self._next, self._tape
-        if self._front is not None and place <= self._front[0] <= number:
+        if self._front is not None and nearest <= self._front[0] <= number:
             (self._next, self._tape), self._front = self._front, None
             return
-        copied = self._marks[place].copy() if place >= 0 else None
-        self._tape, self._next = (self._open_tape(), 0) if copied is None else (copied, place)
+        copied = self._marks[nearest].copy() if nearest >= 0 else None
+        self._tape, self._next = (self._open_tape(), 0) if copied is None else (copied, nearest)
 
     def _mark(self) -> None:
         assert self._tape is not None
@@ -95,4 +95,4 @@ class InflatedPieces:
             self._marks[self._next] = copied
         if len(self._marks) > MOST_MARKS:
             self._step *= 2
-            self._marks = {place: mark for place, mark in self._marks.items() if place % self._step == 0}
+            self._marks = {number: mark for number, mark in self._marks.items() if number % self._step == 0}

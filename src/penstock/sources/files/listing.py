@@ -147,38 +147,38 @@ class Paths(Sequence[str]):
 
     def examples(self) -> dict[str, str]:
         """Every suffix among them, with the path of a file that has it: no need to look at a million."""
-        found: dict[str, str] = {}
+        examples: dict[str, str] = {}
         for group in self._groups:
-            found = group.examples() | found
-        return found
+            examples = group.examples() | examples
+        return examples
 
     def split(self, suffixes: Collection[str]) -> tuple[Paths, list[str]]:
-        """The files that have one of the suffixes, and the paths of the others. What was named outright stays."""
-        found = [group.split(suffixes) if group.prefix else (group, []) for group in self._groups]
-        return Paths([group for group, _ in found]), [path for _, others in found for path in others]
+        """The files that have one of the suffixes, and the paths of the others. Files named one by one are kept."""
+        divided = [group.split(suffixes) if group.prefix else (group, []) for group in self._groups]
+        return Paths([group for group, _ in divided]), [path for _, others in divided for path in others]
 
     def fragments(self) -> list[Fragment]:
         """The files as the fingerprint has them: from the listing, without another look at any file."""
-        found = zip(self, self.sizes.tolist(), self.mtimes.tolist(), strict=True)
-        return [Fragment(path, size, mtime) for path, size, mtime in found]
+        files = zip(self, self.sizes.tolist(), self.mtimes.tolist(), strict=True)
+        return [Fragment(path, size, mtime) for path, size, mtime in files]
 
     def fragment(self, number: int) -> Fragment:
         """One of the files as the fingerprint has it."""
         return Fragment(self[number], int(self.sizes[number]), int(self.mtimes[number]))
 
     def distributed(self, wanted: Sequence[Sequence[str]]) -> list[Paths]:
-        """The files of each of some lists, in the order of that list, and last all others, in the order that they have.
+        """The files of each list, in the order of the list, and last all other files, in their present order.
 
         A file that is not here is left out.
         """
         whole = pa.chunked_array([group.full_names() for group in self._groups], pa.large_binary()).combine_chunks()
         lists = [pa.array(map(os.fsencode, paths), pa.large_binary()) for paths in wanted]
-        found = [pc.index_in(names, value_set=whole).drop_null().to_numpy() for names in lists]
+        known_rows = [pc.index_in(names, value_set=whole).drop_null().to_numpy() for names in lists]
         known = pc.is_in(whole, value_set=pa.chunked_array(lists, pa.large_binary())).to_numpy(zero_copy_only=False)
         suffixes = {suffix: os.fsencode(path) for suffix, path in self.examples().items()}
         return [
             Paths([Group("", whole.take(pa.array(rows)), self.sizes[rows], self.mtimes[rows], suffixes)])
-            for rows in (*found, np.flatnonzero(~known))
+            for rows in (*known_rows, np.flatnonzero(~known))
         ]
 
 
@@ -207,7 +207,7 @@ class Collector:
         self._mtimes.append(mtime_ns)
 
     def finish(self, prefix: str, *, is_sorted: bool, keep: Callable[[bytes], bool] | None = None) -> Group:
-        """What was collected, bytewise by name unless it comes in its order already; `keep` leaves names out."""
+        """The collected files, sorted bytewise by name unless they are sorted already; `keep` filters the names."""
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._names)]
         names = pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
         sizes, mtimes = np.frombuffer(self._sizes, np.int64), np.frombuffer(self._mtimes, np.int64)
@@ -228,39 +228,39 @@ def walk(folder: str, suffixes: Collection[str], last_resort: Collection[str] = 
     there is nothing else: a README.txt beside a table is not data.
     """
     root = os.path.abspath(folder)
-    found, spare = Collector(), Collector()
+    matching, spare = Collector(), Collector()
     walked: set[tuple[int, int]] = set()
     waiting = [b""]
     while waiting:
         inside = waiting.pop()
-        place = os.path.join(os.fsencode(root), inside)
+        full_path = os.path.join(os.fsencode(root), inside)
         try:
-            status = os.stat(place)
+            status = os.stat(full_path)
             if (status.st_dev, status.st_ino) in walked:
                 continue  # a link back to where we were
             walked.add((status.st_dev, status.st_ino))
-            if inside and os.path.isdir(os.path.join(place, b"_penstock")):
+            if inside and os.path.isdir(os.path.join(full_path, b"_penstock")):
                 continue  # an output folder of penstock is not part of the input
-            folders = _look_into(place, inside, suffixes, last_resort, found, spare)
+            folders = _look_into(full_path, inside, suffixes, last_resort, matching, spare)
         except OSError as error:
-            received = f"{os.fsdecode(place)}: {error.strerror}"
+            received = f"{os.fsdecode(full_path)}: {error.strerror}"
             raise InputError("a folder cannot be read", received=received) from error
         # The last one is taken first: folders are walked in their order, so that of two links the same one always wins.
         waiting += sorted(folders, reverse=True)
-    return (found if len(found) else spare).finish(as_prefix(root), is_sorted=False)
+    return (matching if len(matching) else spare).finish(as_prefix(root), is_sorted=False)
 
 
 def _look_into(
-    place: bytes,
+    folder: bytes,
     inside: bytes,
     suffixes: Collection[str],
     last_resort: Collection[str],
-    found: Collector,
+    matching: Collector,
     spare: Collector,
 ) -> list[bytes]:
     """Collect the files of one folder; returns the folders in it."""
     folders: list[bytes] = []
-    with os.scandir(place) as entries:
+    with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
             if name.startswith((b".", b"_")):
@@ -270,7 +270,7 @@ def _look_into(
             if _is_folder(entry, is_data=suffix in suffixes or suffix in last_resort):
                 folders.append(relative)
                 continue
-            wanted = found if suffix in suffixes else spare if suffix in last_resort else None
+            wanted = matching if suffix in suffixes else spare if suffix in last_resort else None
             if wanted is not None:
                 _collect(wanted, relative, entry, suffix)
     return folders
@@ -305,7 +305,7 @@ def match(pattern: str) -> Group:
     """The files that a glob matches, bytewise."""
     literal = pattern[: re.search(r"[*?\[]", pattern).start()]  # type: ignore[union-attr]
     root = os.path.dirname(literal)
-    found = Collector()
+    matching = Collector()
     inside = len(root.rstrip("/")) + 1 if root else 0
     for path in glob.iglob(pattern, recursive=True):
         try:
@@ -313,8 +313,8 @@ def match(pattern: str) -> Group:
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode):
-            found.add(os.fsencode(path[inside:]), status.st_size, status.st_mtime_ns, suffix_of(path))
-    return found.finish(as_prefix(os.path.abspath(root)), is_sorted=False)
+            matching.add(os.fsencode(path[inside:]), status.st_size, status.st_mtime_ns, suffix_of(path))
+    return matching.finish(as_prefix(os.path.abspath(root)), is_sorted=False)
 
 
 def as_prefix(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Files behind the arguments of a command, in the order of their rows; and the one place where files are opened.
+"""Files behind the arguments of a command, in the order of their rows; the only module that opens files.
 
 A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
 """
@@ -59,32 +59,32 @@ def _several(argument: str, kind: str | None, suffixes: Collection[str], last_re
     is_remote = is_url(argument)
     if kind == "directory":
         walk = remote_listing.walk if is_remote else listing.walk
-        found = walk(argument, suffixes, last_resort)
-        if not len(found):
+        paths = walk(argument, suffixes, last_resort)
+        if not len(paths):
             allowed = ", ".join(sorted({*suffixes, *last_resort}))
             raise InputError("the folder holds no file of a known format", received=argument, allowed=allowed)
     elif listing.has_magic(argument):
-        found = remote_listing.match(argument) if is_remote else listing.match(argument)
-        if not len(found):
+        paths = remote_listing.match(argument) if is_remote else listing.match(argument)
+        if not len(paths):
             raise InputError("the glob matches no file", received=argument)
     else:
         raise InputError("no such file or folder", received=argument)
-    return found
+    return paths
 
 
 def _outright(paths: Iterable[str]) -> Group:
     """Files that are named one by one, in their order."""
-    found = listing.Collector()
+    collector = listing.Collector()
     for path in paths:
         if not is_url(path):
             _check_is_file(path)
         known = fragment(path if is_url(path) else os.path.abspath(path))
-        found.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
-    return found.finish("", is_sorted=True)
+        collector.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
+    return collector.finish("", is_sorted=True)
 
 
 def _check_is_file(path: str) -> None:
-    """Refuse what cannot be read twice and from any place: to open a pipe waits for ever, and a device has no end.
+    """Refuse what cannot be read twice and at any offset: opening a pipe waits for ever, and a device has no end.
 
     Raises:
         InputError: It is a pipe, a device or a socket.
@@ -101,7 +101,7 @@ def _check_is_file(path: str) -> None:
 
 
 def open_binary(path: str, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:
-    """A file, to be read from any place in it. Of a URL, `buffer_bytes` at least are fetched, and no more kept."""
+    """A file that is read at any offset. From a URL, at least `buffer_bytes` are fetched, and no more are kept."""
     if not is_url(path):
         return open(path, "rb")
     ranged = remote.RangedFile(path)
@@ -124,10 +124,16 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
     """A piece of a file, or all of it. Shorter than asked for where the file ends."""
     if is_url(path):
         return remote.read_bytes(path, start, nbytes)
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:  # a buffer costs as much as the rest, for a file of a few bytes
         if start:
             file.seek(start)
-        return file.read() if nbytes is None else file.read(nbytes)
+        if nbytes is None:
+            return file.readall()
+        raw = more = file.read(nbytes)
+        while more and len(raw) < nbytes:  # one call reads 2 GB at most
+            more = file.read(nbytes - len(raw))
+            raw += more
+        return raw
 
 
 def read_many(paths: Sequence[str]) -> list[bytes | Exception]:
@@ -162,7 +168,7 @@ def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
 
 
 def listed(paths: Sequence[str], number: int) -> Fragment:
-    """One of the files as its listing has it; as it is now where there is no listing."""
+    """One of the files, from its listing; without a listing, from the file itself."""
     return paths.fragment(number) if isinstance(paths, Paths) else fragment(paths[number])
 
 

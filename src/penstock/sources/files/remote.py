@@ -129,7 +129,7 @@ def trying(url: str, call: Callable[[], T], sleep: Callable[[float], object] = t
 
 
 def _passes(error: Exception) -> bool:
-    """An answer that broke off may pass, although aiohttp gives it the cause `400`."""
+    """Whether an error may pass. A truncated answer may, although aiohttp gives it the cause `400`."""
     return type(error).__name__ == "ClientPayloadError" or may_pass(error)
 
 
@@ -172,14 +172,14 @@ def _read_or_error(url: str) -> bytes | Exception:
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file that can be read from any place: every read is one ranged request, nothing is kept.
+    """An object as a file that can be read at any offset: every read is one ranged request, and nothing is kept.
 
     S3 is asked for the version that was found on opening, so that an object that changes meanwhile is noticed.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._place = 0
+        self._offset = 0
         self._file: Any = trying(url, self._open)
         self.size: int = self._file.size
 
@@ -199,23 +199,23 @@ class RangedFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._offset
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = max(0, offset + (0, self._place, self.size)[whence])
-        return self._place
+        self._offset = max(0, offset + (0, self._offset, self.size)[whence])
+        return self._offset
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        wanted = min(len(view), self.size - self._place)
+        wanted = min(len(view), self.size - self._offset)
         if wanted <= 0:
             return 0
-        view[:wanted] = trying(self.url, lambda: self._fetch(self._place, wanted))
-        self._place += wanted
+        view[:wanted] = trying(self.url, lambda: self._fetch(self._offset, wanted))
+        self._offset += wanted
         return wanted
 
     def readall(self) -> bytes:
-        return self.read(max(0, self.size - self._place)) or b""
+        return self.read(max(0, self.size - self._offset)) or b""
 
     def _fetch(self, start: int, nbytes: int) -> bytes:
         try:
@@ -252,7 +252,7 @@ _copies: dict[tuple[int, str], _WholeFile] = {}
 
 
 class _LocalCopy:
-    """What a web server gives only as a whole, copied once in each process; the last few copies are kept."""
+    """A file that a web server sends only whole: each process copies it once, and the last few copies are kept."""
 
     def __init__(self, url: str) -> None:
         key = os.getpid(), url
@@ -263,14 +263,14 @@ class _LocalCopy:
             _copies[key] = self._copy
             while len(_copies) > _MOST_COPIES:
                 _copies.pop(next(iter(_copies)))
-        self._place = 0
+        self._offset = 0
         self.size = os.fstat(self._copy.descriptor).st_size
 
-    def seek(self, place: int) -> None:
-        self._place = place
+    def seek(self, offset: int) -> None:
+        self._offset = offset
 
     def read(self, nbytes: int) -> bytes:
-        return os.pread(self._copy.descriptor, nbytes, self._place)  # others read it too: its own place stays
+        return os.pread(self._copy.descriptor, nbytes, self._offset)  # others read it too: its own place stays
 
     def close(self) -> None:
         """Nothing: the copy is removed with its last user."""
@@ -289,8 +289,8 @@ def fragment(url: str) -> Fragment:
 
 def version_of(info: dict[str, Any]) -> int:
     """A number that changes with the object, made from what its store lists of it."""
-    found = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
-    if found is None:
-        found = str(info.get("mtime") or info.get("created") or "")
-    plain = found.removeprefix("W/").strip('"')
+    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), None)
+    if version is None:
+        version = str(info.get("mtime") or info.get("created") or "")
+    plain = version.removeprefix("W/").strip('"')
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "big") >> 1

@@ -33,7 +33,7 @@ def kind_of(url: str) -> str | None:
 
 def walk(url: str, suffixes: Collection[str], last_resort: Collection[str] = ()) -> Group:
     """The objects below a prefix, as `listing.walk` gives the files below a folder."""
-    found, spare = Collector(), Collector()
+    matching, spare = Collector(), Collector()
     outputs: set[bytes] = set()
     for name, size, version in _list(url):
         folder, _, last = name.rpartition("/")
@@ -42,7 +42,7 @@ def walk(url: str, suffixes: Collection[str], last_resort: Collection[str] = ())
         if any(part.startswith((".", "_")) for part in name.split("/")):
             continue
         suffix = suffix_of(last)
-        wanted = found if suffix in suffixes else spare if suffix in last_resort else None
+        wanted = matching if suffix in suffixes else spare if suffix in last_resort else None
         if wanted is not None:
             wanted.add(os.fsencode(name), size, version, suffix)
 
@@ -50,7 +50,7 @@ def walk(url: str, suffixes: Collection[str], last_resort: Collection[str] = ())
         return not any(name.startswith(output + b"/") for output in outputs)
 
     keep = is_input if outputs else None
-    groups = (collected.finish(as_prefix(url), is_sorted=False, keep=keep) for collected in (found, spare))
+    groups = (collected.finish(as_prefix(url), is_sorted=False, keep=keep) for collected in (matching, spare))
     return next((group for group in groups if len(group)), spare.finish(as_prefix(url), is_sorted=False))
 
 
@@ -59,11 +59,11 @@ def match(pattern: str) -> Group:
     literal = pattern[: re.search(r"[*?\[]", pattern).start()]  # type: ignore[union-attr]
     root = literal.rpartition("/")[0]
     parts = pattern[len(root) + 1 :].split("/")
-    found = Collector()
+    matching = Collector()
     for name, size, version in _list(root):
         if _matches(name.split("/"), parts):
-            found.add(os.fsencode(name), size, version, suffix_of(name))
-    return found.finish(as_prefix(root), is_sorted=False)
+            matching.add(os.fsencode(name), size, version, suffix_of(name))
+    return matching.finish(as_prefix(root), is_sorted=False)
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:
@@ -120,19 +120,19 @@ def bring_memory(url: str) -> str:
         if os.getpid() not in _memory_folders:
             _memory_folders[os.getpid()] = tempfile.mkdtemp(prefix="penstock-memory-")
             atexit.register(_remove_copies, os.getpid())
-    place = _memory_folders[os.getpid()]
+    folder = _memory_folders[os.getpid()]
     key = key_of(url).strip("/")
     magic = re.search(r"[*?\[]", key)
     literal = key[: magic.start()].rpartition("/")[0] if magic and not system.exists("/" + key) else key
-    found = system.find("/" + literal)
-    if not found:
+    paths = system.find("/" + literal)
+    if not paths:
         hint = "memory:// files exist only in the process that made them"
         raise InputError("no such file or folder", received=url, hint=hint)
-    for path in found:
+    for path in paths:
         if ".." in path.split("/"):
             raise InputError("the path of a memory:// file leads out of its folder", received=f"memory:/{path}")
-        _copy_if_new(system.cat_file(path), os.path.join(place, path.lstrip("/")))
-    return os.path.join(place, key)
+        _copy_if_new(system.cat_file(path), os.path.join(folder, path.lstrip("/")))
+    return os.path.join(folder, key)
 
 
 def _copy_if_new(data: bytes, copy: str) -> None:

@@ -64,25 +64,25 @@ class PlainTape:
         self._path = path
         self._file = file
         self._size = file.seek(0, 2)
-        self._place = file.seek(0)
+        self._offset = file.seek(0)
         self.problem: str | None = None
 
     def read(self, nbytes: int) -> bytes:
         try:
-            raw = self._file.read(max(0, min(nbytes, self._size - self._place)))
+            raw = self._file.read(max(0, min(nbytes, self._size - self._offset)))
         except OSError as error:
             raise fail_unreadable(self._path, error) from error
-        self._place += len(raw)
+        self._offset += len(raw)
         return raw
 
     def skip(self, nbytes: int) -> int:
-        moved = min(nbytes, self._size - self._place)
-        self._place = self._file.seek(self._place + moved)
+        moved = min(nbytes, self._size - self._offset)
+        self._offset = self._file.seek(self._offset + moved)
         return moved
 
-    def fetch(self, place: int, nbytes: int) -> bytes:
-        """The bytes at any place."""
-        self._place = self._file.seek(place)
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """The bytes at an offset."""
+        self._offset = self._file.seek(offset)
         return self.read(nbytes)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class InflatedTape:
         return moved
 
     def copy(self) -> Self:
-        """Another tape at this place. It fetches again what was not inflated yet, so that it holds little memory."""
+        """Another tape at this offset. It fetches again what was not inflated yet, so that it takes little memory."""
         made = copy.copy(self)
         made._inflater = self._inflater.copy()
         made._offset = self._offset - len(self._fetched) - len(self._input)
@@ -207,7 +207,7 @@ class InflatedTape:
 
 
 class TapeStream:
-    """A tape as `file_source.OpenStreams` wants it; what it counts is bytes."""
+    """A tape as a `file_source.Stream`, whose rows are bytes."""
 
     def __init__(self, path: str, compression: str) -> None:
         self._path = path

@@ -14,7 +14,7 @@ import google_crc32c
 from penstock.core.protocols import Source
 from penstock.core.records import Extent, Fragment, Result, Span
 from penstock.errors import InputError
-from penstock.sources.files.paths import is_url, open_binary
+from penstock.sources.files.paths import is_url, open_binary, read_bytes
 
 _STEP_BYTES = 1 << 20
 _DIGITS = 8
@@ -42,18 +42,12 @@ def check(source: Source, span: Span, columns: Sequence[str]) -> None:
     Raises:
         InputError: One of them changed: some rows may be old ones, others new ones.
     """
-    try:
-        files = {extent.file: None for extent in source.extents(span, columns) if extent.nbytes is not None}
-    except (InputError, OSError):  # a file is gone, or has not even the form that it had
-        for file in source.fragments():
-            _check_file(file)
-        raise
-    for file in files:
+    for file in {extent.file: None for extent in _extents_now(source, span, columns) if extent.nbytes is not None}:
         _check_file(file)
 
 
 def checked(results: Iterable[Result], source: Source, columns: Sequence[str]) -> Iterator[Result]:
-    """Results, each after a look at the files that it was read from."""
+    """Results, each after a check of the files that it was read from."""
     for result in results:
         check(source, result.span, columns)
         yield result
@@ -85,20 +79,20 @@ class Digester:
         Raises:
             InputError: A file changed since it was listed.
         """
-        return "".join(map(self._as_listed, self._source.extents(span, self._columns)))
+        return "".join(map(self._as_listed, _extents_now(self._source, span, self._columns)))
 
     def _as_listed(self, extent: Extent) -> str:
         """The digest of an extent whose file is as it was listed."""
         if is_url(extent.file.path):
             return _UNKNOWN
         try:
-            found = self._digest(extent)
+            digest = self._digest(extent)
             _check_file(extent.file)
         except InputError:
             if extent.nbytes is None:
                 return _UNKNOWN  # the row has failed, or was another one: it takes no other row down
             raise
-        return found
+        return digest
 
 
 def compare(
@@ -137,6 +131,16 @@ def compare(
                 raise changed(extent.file.path, _differing(span, before))
 
 
+def _extents_now(source: Source, span: Span, columns: Sequence[str]) -> list[Extent]:
+    """What a span was read from. A file that changed meanwhile looks damaged: it is told as changed."""
+    try:
+        return list(source.extents(span, columns))
+    except (InputError, OSError):
+        for file in source.fragments():
+            _check_file(file)
+        raise
+
+
 def _extents(source: Source, span: Span, columns: Sequence[str], touched: Collection[str]) -> list[Extent]:
     try:
         return list(source.extents(span, columns))
@@ -166,11 +170,13 @@ def _check_file(file: Fragment) -> None:
 
 def _of_bytes(extent: Extent) -> str:
     """The CRC32C of the bytes of an extent as they are now."""
+    left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
+    value = 0
     try:
+        if 0 < left <= _STEP_BYTES:
+            return f"{google_crc32c.value(read_bytes(extent.file.path, extent.start, left)):0{_DIGITS}x}"
         with open_binary(extent.file.path) as file:
             file.seek(extent.start)
-            left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
-            value = 0
             while left > 0 and (raw := file.read(min(_STEP_BYTES, left))):
                 value = google_crc32c.extend(value, raw)
                 left -= len(raw)

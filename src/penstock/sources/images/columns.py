@@ -53,21 +53,21 @@ class ImageColumns(Around):
         self._names = tuple(names)
         self._reading = reading or ReadOptions()
         self._base = base if base is not None else folder_of(self.paths)
-        found = source.schema()
+        schema = source.schema()
         for name in self._names:
-            _check(name, found)
+            _check(name, schema)
 
     @cached_property
     def keeps(self) -> tuple[str, ...]:
-        """What the source inside keeps, and the paths: without them a prediction cannot be matched to its image."""
+        """The columns that the inner source keeps, and the paths, which match predictions to images."""
         first = next(iter(self.source.divide(_LOOKED_AT)), None)
         block = next(iter(self.source.read(first, self._names)), None) if first is not None else None
         columns = block.columns if block is not None else {}
         return (*self.source.keeps, *(name for name in self._names if name in columns and _holds_paths(columns[name])))
 
     def schema(self) -> dict[str, TensorSpec]:
-        found = self.source.schema()
-        return {name: image_spec(name, self._reading) if name in self._names else spec for name, spec in found.items()}
+        schema = self.source.schema()
+        return {name: image_spec(name, self._reading) if name in self._names else spec for name, spec in schema.items()}
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         for block in self.source.read(span, columns):
@@ -169,7 +169,7 @@ def find_images(
     reading: ReadOptions,
     keep: Sequence[str] = (),
 ) -> Source:
-    """The source, with a column of encoded images, or of their paths, as images, if that is what the model needs.
+    """The source; where the model takes images, a column of encoded images or of their paths is read as images.
 
     A column of bytes goes before one of paths, which may only say where they came from.
     """
@@ -186,9 +186,9 @@ def find_images(
     block = next(iter(source.read(first, candidates)), None) if first is not None else None
     if block is None:
         return source
-    found = [name for name in candidates if _holds_images(block.columns[name])]
-    encoded = [name for name in found if not _holds_paths(block.columns[name])]
-    chosen = found if asked else encoded or [name for name in found if name not in keep] or found
+    images = [name for name in candidates if _holds_images(block.columns[name])]
+    encoded = [name for name in images if not _holds_paths(block.columns[name])]
+    chosen = images if asked else encoded or [name for name in images if name not in keep] or images
     # Nothing decides between two columns of images: the error that follows lists the columns.
     return ImageColumns(source, chosen, reading) if len(chosen) == 1 or (asked and chosen) else source
 

@@ -160,7 +160,7 @@ def _turned_size(size: Size, turn: int) -> Size:
 
 
 def _turned(pixels: Array, turn: int) -> Array:
-    """As EXIF's orientation says: rows from the bottom up, mirrored, or columns first."""
+    """The pixels turned by EXIF's orientation: rows from the bottom up, mirrored, or columns first."""
     if turn == 1:
         return pixels
     if turn >= 5:
@@ -227,8 +227,8 @@ def _upright(image: Image.Image) -> Image.Image:
     turning = importlib.import_module("PIL.ImageOps")
     with _telling, warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"PIL\.")
-        found: Image.Image = turning.exif_transpose(image)
-    return found
+        upright: Image.Image = turning.exif_transpose(image)
+    return upright
 
 
 def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Array:
@@ -238,9 +238,9 @@ def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Ar
     size = (max(frame[3] for frame in frames), max(frame[2] for frame in frames))
     check_size(*size, 3)
     black = np.zeros((*size, 3), np.uint8)
-    place = black[top : top + height, left : left + width]
-    picture = whole[: place.shape[0], : place.shape[1]]
-    place[: picture.shape[0], : picture.shape[1]] = np.where(picture[:, :, 3:] > 0, picture[:, :, :3], np.uint8(0))
+    window = black[top : top + height, left : left + width]
+    picture = whole[: window.shape[0], : window.shape[1]]
+    window[: picture.shape[0], : picture.shape[1]] = np.where(picture[:, :, 3:] > 0, picture[:, :, :3], np.uint8(0))
     return black
 
 

@@ -44,7 +44,7 @@ def image_spec(name: str, reading: ReadOptions) -> TensorSpec:
 
 
 class Images(Deferred):
-    """Encoded images, wherever they are. What cannot be decoded is zero-filled and named.
+    """Encoded images, in memory or in files. An image that cannot be decoded is zero-filled and reported.
 
     `rendition` is how an image is resized to its place in the batch.
     """
@@ -93,16 +93,16 @@ class Images(Deferred):
 
     def sizes(self) -> Array:
         """int64 of (rows, 2): heights and widths as they are decoded, from the headers alone; -1 where broken."""
-        found = np.full((len(self), 2), -1, np.int64)
+        sizes = np.full((len(self), 2), -1, np.int64)
         with self._reading(self._size) as size:
             for position in range(len(self)):
                 try:
-                    found[position] = size(position)
+                    sizes[position] = size(position)
                 except DeviceError:
                     raise
                 except Exception:
                     pass  # decoding it gives the reason
-        return found
+        return sizes
 
     def raw(self) -> pa.Array:
         values: list[bytes | None] = []

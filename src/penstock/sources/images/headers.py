@@ -52,7 +52,7 @@ def check_size(height: int, width: int, pixel_bytes: int = 1) -> None:
 
 
 def shown_start(data: bytes | memoryview) -> str:
-    """How bytes that are no image begin, for a message."""
+    """The first bytes of something that is no image, for a message."""
     return f"it begins with {bytes(data[:12])!r}" if len(data) else "it is empty"
 
 
@@ -76,23 +76,23 @@ def is_from_adobe(data: bytes | memoryview) -> bool:
 
 def _jpeg_exif(data: bytes | memoryview) -> bytes:
     """The TIFF structure in the Exif segment; empty where there is none."""
-    found = (content[6:] for marker, content in _jpeg_segments(data) if marker == 0xE1 and content[:6] == b"Exif\0\0")
-    return next(found, b"")
+    segments = (content for marker, content in _jpeg_segments(data) if marker == 0xE1 and content[:6] == b"Exif\0\0")
+    return next(segments, b"")[6:]
 
 
 def _jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, bytes]]:
     """The marker and content of every segment that stands before the first pixels."""
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker == 0xFF:
-            place += 1  # a fill byte
+            offset += 1  # a fill byte
             continue
         if marker in (0xC0, 0xC1, 0xC2, 0xDA):
             return
-        length = data[place + 2] << 8 | data[place + 3]
-        yield marker, bytes(data[place + 4 : place + 2 + length])
-        place += 2 + length
+        length = data[offset + 2] << 8 | data[offset + 3]
+        yield marker, bytes(data[offset + 4 : offset + 2 + length])
+        offset += 2 + length
 
 
 def _tiff_orientation(exif: bytes) -> int:
@@ -117,19 +117,19 @@ def walk_png(
         BadImage: It is cut, or a chunk is damaged.
     """
     view = memoryview(data)
-    place = len(PNG_START)
-    while place + 12 <= len(view):
-        (length,) = struct.unpack_from(">I", view, place)
-        end = place + 12 + length
+    offset = len(PNG_START)
+    while offset + 12 <= len(view):
+        (length,) = struct.unpack_from(">I", view, offset)
+        end = offset + 12 + length
         if end > len(view):
             break
-        if checksum is not None and checksum(view[place + 4 : end - 4]) != struct.unpack_from(">I", view, end - 4)[0]:
-            raise BadImage(f"damaged: the checksum of a PNG chunk at byte {place} is wrong")
-        kind = bytes(view[place + 4 : place + 8])
-        yield kind, view[place + 8 : end - 4]
+        if checksum is not None and checksum(view[offset + 4 : end - 4]) != struct.unpack_from(">I", view, end - 4)[0]:
+            raise BadImage(f"damaged: the checksum of a PNG chunk at byte {offset} is wrong")
+        kind = bytes(view[offset + 4 : offset + 8])
+        yield kind, view[offset + 8 : end - 4]
         if kind == b"IEND":
             return
-        place = end
+        offset = end
     raise BadImage("truncated: the PNG ends before its last chunk")
 
 
@@ -176,14 +176,14 @@ def check_png_lines(data: bytes | memoryview) -> None:
     passes = _PASSES if interlace else ((0, 0, 1, 1),)
     expected = sum(_bytes_of_pass(width, height, bits, *each) for each in passes)
     unpacker = zlib.decompressobj()
-    found = 0
+    num_bytes = 0
     for part in (content for kind, content in chunks if kind == b"IDAT"):
         waiting: Any = part
-        while len(waiting) and found < expected and not unpacker.eof:
-            found += len(unpacker.decompress(waiting, _STEP))
+        while len(waiting) and num_bytes < expected and not unpacker.eof:
+            num_bytes += len(unpacker.decompress(waiting, _STEP))
             waiting = unpacker.unconsumed_tail
-    if found < expected:
-        share = f"{found:,} of {expected:,} bytes of pixels"
+    if num_bytes < expected:
+        share = f"{num_bytes:,} of {expected:,} bytes of pixels"
         raise BadImage(f"truncated: the PNG holds {share}")
 
 
@@ -199,34 +199,34 @@ def check_gif(data: bytes | memoryview) -> list[tuple[int, int, int, int]]:
         BadImage: It has none, or ends before its last block, be it in another picture than the first.
     """
     try:
-        found = list(_walk_gif(memoryview(data)))
+        frames = list(_walk_gif(memoryview(data)))
     except (IndexError, struct.error):
         raise BadImage("truncated: the GIF ends before its last block") from None
-    if not found:
+    if not frames:
         raise BadImage("the GIF holds no picture")
-    return found
+    return frames
 
 
 def _walk_gif(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    place = 13 + _palette_bytes(view[10])
-    while view[place] != 0x3B:  # what ends a GIF
-        if view[place] == 0x21:
-            place = _behind_blocks(view, place + 2)
-        elif view[place] == 0x2C:
-            yield struct.unpack_from("<4H", view, place + 1)
-            place = _behind_blocks(view, place + 11 + _palette_bytes(view[place + 9]))
+    offset = 13 + _palette_bytes(view[10])
+    while view[offset] != 0x3B:  # what ends a GIF
+        if view[offset] == 0x21:
+            offset = _behind_blocks(view, offset + 2)
+        elif view[offset] == 0x2C:
+            yield struct.unpack_from("<4H", view, offset + 1)
+            offset = _behind_blocks(view, offset + 11 + _palette_bytes(view[offset + 9]))
         else:
-            raise BadImage(f"damaged: the GIF has no block at byte {place}")
+            raise BadImage(f"damaged: the GIF has no block at byte {offset}")
 
 
 def _palette_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _behind_blocks(view: memoryview, place: int) -> int:
-    while view[place]:
-        place += view[place] + 1
-    return place + 1
+def _behind_blocks(view: memoryview, offset: int) -> int:
+    while view[offset]:
+        offset += view[offset] + 1
+    return offset + 1
 
 
 def check_tiff(image: Image.Image, data: bytes | memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Resizing of images as the library does it that the model was trained with.
+"""Resizing of images as in the library that the model was trained with.
 
 Libraries differ in more than the filter: where a crop begins, how a size is rounded, on which side a spare pixel lies.
 Pixels are within 1 of 255 of what the chosen library gives.
@@ -50,7 +50,7 @@ class Rendition:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is taken of an image, the size it is resized to, and where its first pixel lies in its place.
+    """The box taken from an image, the size that it is resized to, and the offset of its first pixel in the batch.
 
     Args:
         box: Top, left, height and width of what is taken; Pillow takes parts of pixels.
@@ -80,18 +80,18 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
         out[:] = 0
         out[: size[0], : size[1]] = pixels
         return
-    found = fit_of(size, room, rendition)
+    fit = fit_of(size, room, rendition)
     resample = _RESAMPLERS[rendition.interpolation]
-    (top, left), (height, width) = found.at, found.size
+    (top, left), (height, width) = fit.at, fit.size
     if top < 0 or left < 0:
         whole = np.empty((height, width, out.shape[2]), np.uint8)
-        resample(pixels, found.box, whole)
+        resample(pixels, fit.box, whole)
         out[:] = whole[-top : room[0] - top, -left : room[1] - left]
         return
-    if found.size != room:
+    if fit.size != room:
         out[:] = 0
         out = out[top : top + height, left : left + width]
-    resample(pixels, found.box, out)
+    resample(pixels, fit.box, out)
 
 
 def fit_of(size: Size, room: Size, rendition: Rendition) -> Fit:
@@ -215,7 +215,7 @@ def pillow() -> Any:
 
 
 def needed(name: str, known_as: str) -> ModuleType:
-    """A package that decides pixels: without it there is no answer, rather than another one.
+    """Import a package that decides pixels. Without it the job ends: another package would give other pixels.
 
     Raises:
         DeviceError: It is not installed.

@@ -1,4 +1,4 @@
-"""Columns from what a caller holds as rows of one input: arrays, tensors, lists, rows of different lengths."""
+"""Columns from the rows of one input in memory: arrays, tensors, lists, rows of different lengths."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
     sparse = to_sparse(value)
     if sparse is not None:
         return sparse
-    found = as_value(value)
-    if isinstance(found, (list, tuple)) or (isinstance(found, np.ndarray) and _are_objects(found)):
-        return from_rows(list(found), what)
-    if not isinstance(found, np.ndarray) or found.ndim == 0:
-        is_number = isinstance(found, (int, float, np.number, np.ndarray))
+    plain = as_value(value)
+    if isinstance(plain, (list, tuple)) or (isinstance(plain, np.ndarray) and _are_objects(plain)):
+        return from_rows(list(plain), what)
+    if not isinstance(plain, np.ndarray) or plain.ndim == 0:
+        is_number = isinstance(plain, (int, float, np.number, np.ndarray))
         raise InputError(
             "a single number has no rows" if is_number else f"{what} has no rows",
             received=f"{type(value).__name__} {value!r:.60}",
             allowed="an array with rows first, a list of rows, or a dict of them",
         )
-    if found.dtype.kind == "c":
+    if plain.dtype.kind == "c":
         raise InputError(
-            "complex numbers cannot be fed", received=f"{what}: {found.dtype}", allowed="real and imaginary parts"
+            "complex numbers cannot be fed", received=f"{what}: {plain.dtype}", allowed="real and imaginary parts"
         )
-    return found
+    return plain
 
 
 def _are_objects(array: Array) -> bool:
@@ -111,7 +111,7 @@ def from_rows(rows: Sequence[Any], what: str = "an array") -> Column:
         return _by_arrow(rows, what)
     ranks = {array.ndim for array in arrays}
     if len(ranks) > 1:
-        odd = next(place for place, array in enumerate(arrays) if array.ndim != arrays[0].ndim)
+        odd = next(number for number, array in enumerate(arrays) if array.ndim != arrays[0].ndim)
         raise InputError(
             f"the rows of {what} differ in the number of their dimensions",
             received=f"row 0 has the shape {arrays[0].shape}, row {odd} the shape {arrays[odd].shape}",
@@ -137,7 +137,7 @@ def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:
 
 
 def stored(column: pa.Array) -> pa.Array:
-    """Arrays of more than one dimension may have a type of another library around nested lists."""
+    """The nested lists inside an extension type: arrays of several dimensions may have one from another library."""
     is_foreign = isinstance(column, pa.ExtensionArray) and not isinstance(column.type, pa.FixedShapeTensorType)
     return column.storage if is_foreign else column
 

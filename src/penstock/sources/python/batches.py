@@ -43,11 +43,11 @@ def piece_of(batch: Any) -> StreamPiece:
     if isinstance(inputs, (pa.Table, pa.RecordBatch)):
         columns = {name: _as_column(inputs.column(name)) for name in inputs.schema.names}
         return _checked(StreamPiece(columns, 0))
-    found = flat(inputs)
-    names = [name_of(path) for path, _ in found]
+    leaves = flat(inputs)
+    names = [name_of(path) for path, _ in leaves]
     columns = {
-        name or f"x{place}": _as_column(value)
-        for place, (name, (_, value)) in enumerate(zip(names, found, strict=True))
+        name or f"x{number}": _as_column(value)
+        for number, (name, (_, value)) in enumerate(zip(names, leaves, strict=True))
     }
     return _checked(StreamPiece(columns, 0, {}, not any(names), given_as(inputs)))
 
@@ -95,7 +95,7 @@ def _as_column(value: Any) -> Column:
 
 
 class BatchTemplate:
-    """What all batches have to be like: the first one."""
+    """The columns of the first batch, which all other batches must have."""
 
     def __init__(self, first: StreamPiece) -> None:
         self._nothing = {name: _nothing_like(column, 0) for name, column in first.columns.items()}
@@ -127,10 +127,10 @@ class BatchTemplate:
         columns: dict[str, Column] = {}
         bad = dict(piece.bad)
         for name, like in self._nothing.items():
-            found = piece.columns.get(name)
-            fitted, reasons = (None, {}) if found is None else _fitted(found, like)
+            column = piece.columns.get(name)
+            fitted, reasons = (None, {}) if column is None else _fitted(column, like)
             if fitted is None:
-                said = "is missing" if found is None else f"is {describe(name, found)}, not {self._schema[name]}"
+                said = "is missing" if column is None else f"is {describe(name, column)}, not {self._schema[name]}"
                 fitted, reasons = _nothing_like(like, piece.rows), dict.fromkeys(range(piece.rows), said)
             columns[name] = fitted
             for row, reason in reasons.items():
@@ -139,7 +139,7 @@ class BatchTemplate:
 
 
 def _fitted(column: Column, like: Column) -> tuple[Column | None, Mapping[int, str]]:
-    """The column in the type of `like`, if nothing is lost on the way, and the rows that cannot be had so."""
+    """The column in the type of `like`, if nothing is lost by that, and the rows that cannot be converted."""
     if isinstance(like, np.ndarray):
         if not isinstance(column, np.ndarray):
             if like.ndim == 1 and like.dtype.kind in "biuf" and not is_list(column.type):

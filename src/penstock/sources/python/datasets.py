@@ -85,8 +85,8 @@ class MapDataset(Source):
             self._watch.begin(start, rows)
             gathered, bad = template.gather(self._items(start, start + rows))
             failures = tuple(
-                RowFailure(start + place, self.origin(span, start + place), "read", error, reason)
-                for place, (error, reason) in bad.items()
+                RowFailure(start + position, self.origin(span, start + position), "read", error, reason)
+                for position, (error, reason) in bad.items()
             )
             yield Block(start, rows, {name: gathered[name] for name in columns}, failures)
 
@@ -117,7 +117,7 @@ class MapDataset(Source):
         return with_changes(self, _watch=watch)
 
     def _like_first(self) -> RowTemplate:
-        """The template: made from the first item, or the first that can be had."""
+        """The template, made from the first item that can be read."""
         if self._template is None:
             reason = "it has no items"
             for row in range(min(self._rows, _FIRST_ITEMS)):
@@ -252,7 +252,7 @@ def _elements(spec: Any) -> tuple[list[tuple[Any, ...]], bool]:
 
 
 def _is_in_memory(data: Any) -> bool:
-    """What `sources.python.memory` takes or refuses."""
+    """Whether `sources.python.memory` takes or refuses an object."""
     if isinstance(data, (str, bytes, list, tuple, Mapping, Set, type)):
         return True
     return is_array(data) or any(

@@ -123,13 +123,13 @@ def even_spans(total: int, rows_per_span: int) -> Iterator[Span]:
 
 
 def shared(source: Source) -> tuple[Source, SharedMemory | None]:
-    """The source with what is in memory put where other processes reach it, also inside a source of its rows."""
+    """The source with its arrays in shared memory, also where another source is around them."""
     if isinstance(source, InMemory) and not source.is_sparse:
         made = source.shared()
         return made, made
     if isinstance(source, Around):
-        inside, found = shared(source.source)
-        return source.around(inside), found
+        inside, memory = shared(source.source)
+        return source.around(inside), memory
     return source, None
 
 
@@ -228,17 +228,19 @@ def _from_frame(frame: Any) -> InMemory:
     names = [str(name) for name in frame.columns]
     if len(set(names)) != len(names):
         raise InputError("two columns have one name", received=", ".join(names[:12]))
-    return InMemory({name: _from_series(name, frame.iloc[:, place]) for place, name in enumerate(names)}, is_frame=True)
+    return InMemory(
+        {name: _from_series(name, frame.iloc[:, number]) for number, name in enumerate(names)}, is_frame=True
+    )
 
 
 def _from_series(name: str, series: Any) -> Column:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "fiub":
         return np.asarray(series.to_numpy())
     try:
-        found = pa.array(series, from_pandas=True)
+        column = pa.array(series, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError):
         return from_rows(series.tolist(), f"column {name!r}")  # arrays of several dimensions, which Arrow has none of
-    return whole(found) if isinstance(found, pa.ChunkedArray) else found
+    return whole(column) if isinstance(column, pa.ChunkedArray) else column
 
 
 def are_rows(data: Any, names: Sequence[str]) -> bool:
@@ -255,15 +257,15 @@ def _num_rows(value: Any) -> int:
 
 
 def _from_nested(data: Any, names: Sequence[str]) -> InMemory:
-    found = flat(data)
-    own = [name_of(path) for path, _ in found]
+    leaves = flat(data)
+    own = [name_of(path) for path, _ in leaves]
     is_positional = not any(own)
     if len(names) == len(own) and (is_positional or not set(own) <= set(names)) and not isinstance(data, Mapping):
         labels: Sequence[str] = names
     else:
-        labels = [name or f"x{place}" for place, name in enumerate(own)]
+        labels = [name or f"x{number}" for number, name in enumerate(own)]
     columns = {
         label: as_column(value, repr(name) if name else "the input")
-        for label, name, (_, value) in zip(labels, own, found, strict=True)
+        for label, name, (_, value) in zip(labels, own, leaves, strict=True)
     }
     return InMemory(columns, is_positional=is_positional)

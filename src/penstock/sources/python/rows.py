@@ -21,7 +21,7 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True)
 class Raised:
-    """Stands in the place of a row that could not be had."""
+    """Takes the place of a row that could not be read."""
 
     error: BaseException
 
@@ -78,7 +78,7 @@ def values_of(row: Any) -> tuple[dict[str, Any], bool]:
     if isinstance(row, Mapping):
         return {str(name): value for name, value in row.items()}, False
     values = row if isinstance(row, tuple) or (isinstance(row, list) and not _is_vector(row)) else (row,)
-    return {f"x{place}": value for place, value in enumerate(values)}, True
+    return {f"x{number}": value for number, value in enumerate(values)}, True
 
 
 def _is_vector(row: list[Any]) -> bool:

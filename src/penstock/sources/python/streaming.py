@@ -133,7 +133,7 @@ class StreamedRows(Source):
         return with_changes(self, **changes, _fitted={})
 
     def batches(self) -> Iterator[StreamPiece]:
-        """Every batch as it came, one by one. It is the run: what it has passed is let go.
+        """Every batch, unchanged, one by one. Batches are dropped as soon as they were yielded.
 
         Raises:
             InputError: The stream raised; what came before it was given. Or the stream has been read already.
@@ -188,8 +188,8 @@ class StreamedRows(Source):
         path, inode, layout, bad = span.locator
         mapped = _open_span(path, inode, layout)
         failures = tuple(
-            RowFailure(span.start + place, self.origin(span, span.start + place), "read", error, reason)
-            for place, error, reason in bad
+            RowFailure(span.start + position, self.origin(span, span.start + position), "read", error, reason)
+            for position, error, reason in bad
         )
         yield Block(span.start, span.rows, {name: mapped[name] for name in columns}, failures)
 
@@ -219,14 +219,14 @@ class StreamedRows(Source):
     def _spans(self, rows_per_span: int) -> Iterator[Span]:
         assert self._files is not None
         start = 0
-        place = self._begin
+        begin = self._begin
         for index in itertools.count():
-            taken, place = self._take(rows_per_span, *place)
+            taken, begin = self._take(rows_per_span, *begin)
             rows = sum(stop - first for _, first, stop in taken)
             if rows and index >= _PEEKED_SPANS:
                 self._stream.is_under_way = True
-                self._stream.drop_before(place[0])
-                self._fitted = {number: piece for number, piece in self._fitted.items() if number >= place[0]}
+                self._stream.drop_before(begin[0])
+                self._fitted = {number: piece for number, piece in self._fitted.items() if number >= begin[0]}
             if rows:
                 yield Span(index, start, rows, self._files.add(taken))
                 start += rows
@@ -235,7 +235,7 @@ class StreamedRows(Source):
         self._stream.check()
 
     def _take(self, rows: int, number: int, offset: int) -> tuple[list[tuple[StreamPiece, int, int]], tuple[int, int]]:
-        """The next rows, from row `offset` of piece `number`; and the place after them."""
+        """The next rows, from row `offset` of piece `number`; and the number and offset after them."""
         taken: list[tuple[StreamPiece, int, int]] = []
         while rows and (piece := self._piece(number)) is not None:
             stop = min(piece.rows, offset + rows)
@@ -245,7 +245,7 @@ class StreamedRows(Source):
         return taken, (number, offset)
 
     def _piece(self, number: int) -> StreamPiece | None:
-        """A piece that was pulled before, or the next one; None where there is no more, be it for an error."""
+        """A piece that was pulled before, or the next one; None at the end of the iterator or after its error."""
         if not self._has(number):
             return None
         if number not in self._fitted:
@@ -257,7 +257,7 @@ class StreamedRows(Source):
 
 
 class _Stream:
-    """What was pulled of an iterator and is not passed yet. Several views share it. In another process it is empty."""
+    """Pieces pulled from an iterator and not dropped yet. Several views share it. In another process it is empty."""
 
     def __init__(self, pieces: Iterator[StreamPiece], name: str) -> None:
         self.token = uuid.uuid4().hex
@@ -310,17 +310,17 @@ class _Stream:
                 self.head[self._pulled] = piece
                 self._pulled, self._pulled_rows = self._pulled + 1, self._pulled_rows + piece.rows
         except Exception as error:
-            self._is_over, self._error = True, self._told(error)
+            self._is_over, self._error = True, self._as_input_error(error)
 
-    def _told(self, error: Exception) -> InputError:
-        place = f"{self._name}, row {self._pulled_rows}"
+    def _as_input_error(self, error: Exception) -> InputError:
+        origin = f"{self._name}, row {self._pulled_rows}"
         if isinstance(error, InputError):
             return InputError(
-                error.problem, received=f"{place}: {error.received}", allowed=error.allowed, hint=error.hint
+                error.problem, received=f"{origin}: {error.received}", allowed=error.allowed, hint=error.hint
             )
-        told = InputError("the input raised an exception", received=f"{place}: {one_line(error)}")
-        told.__cause__ = error
-        return told
+        failure = InputError("the input raised an exception", received=f"{origin}: {one_line(error)}")
+        failure.__cause__ = error
+        return failure
 
 
 def _is_open(spec: TensorSpec) -> bool:

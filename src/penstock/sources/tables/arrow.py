@@ -1,5 +1,6 @@
 """Arrow IPC files (`.arrow`, `.feather`): a span is a run of record batches, or a piece of a very large one."""
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from penstock.core.kinds import SourceFormat
 from penstock.core.records import Extent, Span
 from penstock.errors import InputError
 from penstock.sources.files.paths import is_url, listed, open_as_listed, open_binary, read_bytes
+from penstock.sources.tables.arrow_sizes import refuse_bombs, refuse_bombs_of_stream
 from penstock.sources.tables.row_groups import BROKEN, RowGroupFiles
 
 _FILE, _OLD_FEATHER = b"ARROW1\0\0", b"FEA1"
@@ -25,12 +27,16 @@ class ArrowFiles(RowGroupFiles):
 
     def scan_file(self, path: str) -> tuple[pa.Schema, list[int]]:
         if not _has_index(path):
+            if not is_url(path):
+                refuse_bombs_of_stream(path)
             with pa.ipc.open_stream(_open(path)) as stream:
                 return stream.schema.remove_metadata(), [sum(batch.num_rows for batch in stream)]
         with pa.ipc.open_file(_open(path)) as file:
             schema = file.schema.remove_metadata()
         if not len(schema):
             raise InputError("the file has no columns", received=path)
+        if not is_url(path):
+            refuse_bombs(path, os.path.getsize(path))
         # Of compressed batches, one column is enough to count the rows.
         with pa.ipc.open_file(_open(path), options=pa.ipc.IpcReadOptions(included_fields=[0])) as file:
             return schema, [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
@@ -104,7 +110,7 @@ def _ends(path: str) -> list[int]:
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """See that lists and texts lie inside of their buffers: a damaged file would end the process.
+    """Check that lists and texts lie inside their buffers: a damaged file would crash the process.
 
     Raises:
         ArrowInvalid: They do not.

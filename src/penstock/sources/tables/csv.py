@@ -6,8 +6,10 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TextIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -24,6 +26,9 @@ from penstock.sources.tables.lines import TableLines
 _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 1 << 30
+_LONGEST_HEADER = 16 << 20
+"""A header that is longer has a stray quote, which makes the rows a part of it."""
+_MOST_COLUMNS = 100_000
 _MOSTLY = 0.9
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _MISSING = [
@@ -73,7 +78,7 @@ class CsvFiles(TableLines):
         return self._schema
 
     def remarks(self) -> list[str]:
-        """That text is not UTF-8, where it is not."""
+        """A remark where text is not UTF-8."""
         self.schema()
         odd = [name for name, kind in self._types.items() if pa.types.is_binary(kind)]
         shown = f"the text of {', '.join(odd[:4])} is not UTF-8: it is fed as the bytes that stand there; {_CONVERT}"
@@ -91,8 +96,17 @@ class CsvFiles(TableLines):
     def _sample(self) -> pa.Table:
         path = self.sample_path()
         names = self._names(path)
+        if len(names) > _MOST_COLUMNS:
+            received = f"{path}: {len(names):,}"
+            raise InputError(
+                "the file has too many columns",
+                received=received,
+                allowed=f"{_MOST_COLUMNS:,}",
+                hint="write them as one array: a .npy file, or a list column in Parquet",
+            )
         if len(set(names)) != len(names):
-            raise InputError("two columns have one name", received=f"{path}: {', '.join(names)}")
+            twice, _ = Counter(names).most_common(1)[0]
+            raise InputError("two columns have one name", received=f"{path}: {twice[:100]}")
         head = self.head(path, _SAMPLE_BYTES)
         try:
             return self._parse_sample(head, names)
@@ -107,7 +121,8 @@ class CsvFiles(TableLines):
             raise InputError("the file cannot be read as CSV", received=f"{path}: {error}") from error
 
     def _parse_sample(self, raw: bytes, names: Sequence[str]) -> pa.Table:
-        reading = None if self.has_header else pacsv.ReadOptions(column_names=names)
+        block_bytes = max(1 << 20, len(raw) + 1)  # a header that crosses the edge of a block is not understood
+        reading = pacsv.ReadOptions(column_names=None if self.has_header else names, block_size=block_bytes)
         options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
         convert = pacsv.ConvertOptions(null_values=_MISSING)
         return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
@@ -121,8 +136,8 @@ class CsvFiles(TableLines):
             if names and names != expected:
                 raise InputError(
                     "the files differ in their header" if self.has_header else "the files differ in their columns",
-                    received=f"{path}: {', '.join(names)}",
-                    allowed=f"as in {self.paths[0]}: {', '.join(expected)}",
+                    received=f"{path}: {_shown_difference(names, expected)}",
+                    allowed=f"as in {self.paths[0]}: {_shown_difference(expected, names)}",
                 )
             if names and self.has_header and not alike:
                 alike = self._header_line(path)
@@ -131,11 +146,11 @@ class CsvFiles(TableLines):
         """The names of the columns: those of the header, or f0, f1, … where there is none.
 
         Raises:
-            InputError: The first line is not UTF-8, or it may be a row.
+            InputError: The first line is not UTF-8, has a quote that is never closed, or may be a row.
         """
         first = self._first_line(path)
         if self._header == "no":
-            return [f"f{place}" for place in range(len(first))]
+            return [f"f{number}" for number in range(len(first))]
         if self._header == "auto" and _looks_like_a_row(first):
             raise InputError(
                 "the file seems to have no header: its first line is numbers",
@@ -150,9 +165,20 @@ class CsvFiles(TableLines):
         return line if line.strip() and b'"' not in line and len(line) < _HEADER_BYTES else b""
 
     def _first_line(self, path: str) -> list[str]:
+        csv.field_size_limit(_LONGEST_FIELD)
         raw = open_binary(path, _HEADER_BYTES)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = next((row for row in csv.reader(file, delimiter=self._separator) if row), [])
+            lines: list[str] = []
+            reader = csv.reader(_first_lines(file, lines), delimiter=self._separator)
+            first = next((row for row in reader if row), [])
+        header = "".join(lines).encode(errors="surrogateescape")
+        if len(header) >= _LONGEST_HEADER or (self._is_unclosed(header) and self.has_header):
+            raise InputError(
+                "the header has no end",
+                received=f"{path}: {self._separator.join(first)[:60]} …",
+                allowed=f"a header of {_LONGEST_HEADER >> 20} MB",
+                hint="is a quote opened in it and never closed?",
+            )
         try:
             self._separator.join(first).encode()
         except UnicodeEncodeError:
@@ -184,10 +210,10 @@ class CsvFiles(TableLines):
 
     def _in_words(self, reason: str) -> str:
         """A reason with the name of its column, where Arrow counts columns."""
-        found = _CONVERSION.match(reason)
-        if found is None:
+        match = _CONVERSION.match(reason)
+        if match is None:
             return reason
-        name, kind, text = list(self._types)[int(found[1])], found[2], found[3]
+        name, kind, text = list(self._types)[int(match[1])], match[2], match[3]
         if text is None:
             return f"column {name!r} is not UTF-8"
         if kind.startswith(("int", "uint", "float", "double")):
@@ -195,7 +221,7 @@ class CsvFiles(TableLines):
         return f"column {name!r} is {text!r}, not {kind}"
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
-        """Records parsed as on the fast road, so that both read a field the same way, after a look at each."""
+        """Check each record, then parse all with the same parser as `_parse`, so that fields are read the same way."""
         width = len(self._types)
         for record in records:
             if self._is_unclosed(record):
@@ -226,12 +252,30 @@ def _describe(name: str, column: pa.Array) -> TensorSpec:
     return replace(spec, dtype="float64") if values and numbers >= _MOSTLY * len(values) else spec
 
 
+def _first_lines(file: TextIO, taken: list[str]) -> Iterator[str]:
+    """The lines of a file, as many as a header may have; those that were asked for are in `taken`."""
+    left = _LONGEST_HEADER
+    while left > 0 and (line := file.readline(left)):
+        left -= len(line)
+        taken.append(line)
+        yield line
+
+
+def _shown_difference(names: Sequence[str], others: Sequence[str]) -> str:
+    """Some names, from the first that differs on."""
+    first = next((place for place, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
+    first = min(len(names), len(others)) if first is None else first
+    start = first if first > 8 else 0
+    shown = ", ".join(name[:60] for name in names[start : start + 12])
+    return f"{len(names):,} columns, {'… ' if start else ''}{shown}{' …' if len(names) > start + 12 else ''}"
+
+
 def _looks_like_a_row(first: Sequence[str]) -> bool:
     """Whether a first line holds numbers, as a header hardly does: fractions, or nothing but numbers.
 
     0, 1, 2, … are the names that pandas gives.
     """
-    if len(first) > 1 and list(first) == [str(place) for place in range(len(first))]:
+    if len(first) > 1 and list(first) == [str(number) for number in range(len(first))]:
         return False
     numbers = [field.strip() for field in first if _NUMBER.fullmatch(field)]
     has_fractions = any(not field.lstrip("+-").isdigit() for field in numbers)

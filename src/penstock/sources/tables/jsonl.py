@@ -54,8 +54,7 @@ class JsonLines(TableLines):
     def _parse_plain(self, raw: bytes, columns: Sequence[str]) -> pa.Table:
         schema = pa.schema([(name, self._types[name]) for name in columns])
         options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        read_options = pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
-        return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), read_options=read_options, parse_options=options)
+        return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), _one_block(raw), options)
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
         lines = [record.removeprefix(BOM).strip(b"\r\n") for record in records]
@@ -72,7 +71,7 @@ class JsonLines(TableLines):
         raw = self.head(path, _SAMPLE_BYTES)
         if _is_plain(raw):
             try:
-                return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)))
+                return pajson.read_json(io.BytesIO(raw.removeprefix(BOM)), _one_block(raw))
             except pa.ArrowInvalid:
                 pass  # one broken line among the first must not hide the others
         tables = [table for line in raw.splitlines() if (table := _parse_alone(line)) is not None]
@@ -80,6 +79,11 @@ class JsonLines(TableLines):
             raise InputError("the file cannot be read as JSON lines", received=path, allowed="one JSON object a line")
         usual, _ = Counter(str(table.schema) for table in tables).most_common(1)[0]
         return pa.concat_tables([table for table in tables if str(table.schema) == usual])
+
+
+def _one_block(raw: bytes) -> pajson.ReadOptions:
+    """A line that crosses the edges of two blocks cannot be parsed."""
+    return pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
 
 
 def _is_plain(raw: bytes) -> bool:
@@ -106,7 +110,7 @@ def _parse_alone(line: bytes) -> pa.Table | None:
     """One line as a table, with the types that it has by itself; None for a line that is broken."""
     try:
         _load_object(line)
-        return pajson.read_json(io.BytesIO(line))
+        return pajson.read_json(io.BytesIO(line), _one_block(line))
     except (ValueError, pa.ArrowInvalid):
         return None
 

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +13,18 @@ from penstock.core.columns import whole
 from penstock.core.records import Array, Block, Extent, RowFailure, Span
 from penstock.errors import InputError
 from penstock.sources.files.file_source import FileSource, SpanCutter
-from penstock.sources.files.paths import fail_empty, fail_unreadable, listed, open_binary, read_bytes
+from penstock.sources.files.paths import fail_empty, fail_unreadable, is_url, listed, open_binary, read_bytes
 
 _SCAN_BYTES = 16 << 20
 _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 16 << 20
 """A quoted field with line breaks that is longer was opened by a stray quote."""
+_LONGEST_RECORD = 64 << 20
+"""To parse a record takes 15 times its bytes."""
+_LONGEST_REASON = 500
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
+_FEW_BYTES = 4 << 10
+"""Of a file that is shorter, the lines are counted one by one: arrays cost more than a few lines."""
 BOM = b"\xef\xbb\xbf"
 
 _COUNTED = re.compile(r"Row #\d+: ")
@@ -37,13 +42,14 @@ class Excerpt:
 
     def failures(self, records: Sequence[bytes], reasons: Mapping[int, str], first_row: int) -> Iterator[RowFailure]:
         """A failure for every record that has a reason, with the place where it begins."""
-        place = 0
+        at = 0
         for position, record in enumerate(records if reasons else ()):
-            place = max(place, self.raw.find(record, place))
+            at = max(at, self.raw.find(record, at))
             if position in reasons:
-                origin = f"{self.path}, byte {self.offset + place}"
-                yield RowFailure(first_row + position, origin, "read", "BadRecord", reasons[position])
-            place += len(record)
+                origin = f"{self.path}, byte {self.offset + at}"
+                reason = reasons[position][:_LONGEST_REASON]  # it may quote a record of megabytes
+                yield RowFailure(first_row + position, origin, "read", "BadRecord", reason)
+            at += len(record)
 
 
 Run = tuple[int, int, int, int, int]
@@ -55,6 +61,9 @@ class LineFiles(FileSource):
 
     With a `delimiter`, a quoted field may hold line breaks, and a header may come first.
     """
+
+    longest_record: ClassVar[int | None] = None
+    """A file with a record of more bytes is refused when it is scanned."""
 
     def __init__(self, paths: Sequence[str], delimiter: str | None = None, *, has_header: bool = True) -> None:
         super().__init__(paths)
@@ -106,19 +115,19 @@ class LineFiles(FileSource):
         ends, _ = self._record_ends(excerpt.raw, is_last=True)
         edges = [0, *(ends + 1).tolist(), len(excerpt.raw)]
         pieces = [excerpt.raw[start:stop] for start, stop in itertools.pairwise(edges)]
-        found = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
-        if len(found) != excerpt.rows:
-            counted = f"{len(found)} records, {excerpt.rows} counted"
+        records = [piece for piece in pieces if piece not in (b"", b"\n", b"\r\n", b"\r")]
+        if len(records) != excerpt.rows:
+            counted = f"{len(records)} records, {excerpt.rows} counted"
             raise _mixed_up(f"{excerpt.path}, bytes from {excerpt.offset}: {counted}")
-        return found
+        return records
 
     def run_of(self, span: Span, row: int) -> tuple[Run, int]:
         """The run of a span that holds a row, and the number of the row in its file."""
-        place = row - span.start
+        position = row - span.start
         for run in span.locator:
-            if place < run[4]:
-                return run, run[3] + place
-            place -= run[4]
+            if position < run[4]:
+                return run, run[3] + position
+            position -= run[4]
         raise IndexError(row)
 
     def origin(self, span: Span, row: int) -> str:
@@ -138,8 +147,12 @@ class LineFiles(FileSource):
             raw = file.read(size)
             is_whole = len(raw) < size
             ends, unclosed = self._record_ends(raw, is_last=is_whole)
-            if not is_whole:
-                raw = raw[: int(ends[-1]) + 1] if len(ends) else raw + file.readline()
+            while not is_whole and len(ends) < 1 + self.has_header and len(raw) <= _LONGEST_RECORD:
+                more = file.read(len(raw))  # the rest of a giant header or record
+                raw, is_whole = raw + more, len(more) < len(raw)
+                ends, unclosed = self._record_ends(raw, is_last=is_whole)
+            if not is_whole and len(ends):
+                raw = raw[: int(ends[-1]) + 1]
         edges = [0, *(ends + 1).tolist(), len(raw)]
         damaged = set(np.searchsorted(ends, unclosed).tolist())
         if not damaged:
@@ -188,15 +201,29 @@ class LineFiles(FileSource):
                     lengths[0] -= start
                     before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
                     yield stops, (lengths == 1) | ((lengths == 2) & (before == ord("\r")))
+                    longest = int(lengths.argmax())
+                    self._check_length(path, int(stops[longest] - lengths[longest]), int(lengths[longest]))
                     start = int(stops[-1])
+                self._check_length(path, start, offset + len(raw) - start, has_end=False)
                 held = raw[start - offset :] if start >= offset else raw
-                if self._delimiter is None and len(held) > 1:
+                if self._delimiter is None and len(held) > 2:
                     held = b""
                 offset += len(raw) - len(held)
                 wanted = max(_SCAN_BYTES, len(held))  # as much again, so that a giant record is not copied too often
         end = offset + len(held)
         if end > start:
             yield np.array([end]), np.array([end - start < 3 and not held.strip(b"\r\n")])
+
+    def _check_length(self, path: str, start: int, length: int, *, has_end: bool = True) -> None:
+        if self.longest_record is not None and length > self.longest_record:
+            raise InputError(
+                "a record is too long to be read",
+                received=f"{path}: from byte {start:,} on, {length:,} bytes" + ("" if has_end else " without an end"),
+                allowed=f"records of {self.longest_record >> 20} MB",
+                hint="leave it out, or write the data as Parquet"
+                if has_end
+                else "is the file what its name says, with line breaks?",
+            )
 
     def _record_ends(self, raw: bytes, is_last: bool) -> tuple[Array, list[int]]:
         """Where records end in `raw` (the line break's place), and the quotes that open a field and never close it.
@@ -210,8 +237,8 @@ class LineFiles(FileSource):
         if self._delimiter is None or b'"' not in raw:
             return ends, []
         quotes = (values == _QUOTE).nonzero()[0]
-        found, unclosed = _Quotes(values, ends, quotes, self._delimiter or 0, is_last).divide()
-        return ends[np.searchsorted(found, ends) % 2 == 0], unclosed
+        edges, unclosed = _Quotes(values, ends, quotes, self._delimiter or 0, is_last).divide()
+        return ends[np.searchsorted(edges, ends) % 2 == 0], unclosed
 
 
 @dataclass(frozen=True)
@@ -252,7 +279,7 @@ class _Quotes:
         return damaged
 
     def _divide_in_turn(self, may_open: Array, previous: Array) -> tuple[Array, list[int]]:
-        """The same from quote to quote, without those that stand in the middle of an unquoted field: 5" pipe."""
+        """The same quote by quote, without quotes in the middle of an unquoted field: 5" pipe."""
         places = self.places
         stops = np.append(places[1:], len(self.values))
         is_damaged = self._are_damaged(places, places[1:]).tolist()
@@ -277,6 +304,7 @@ class _Quotes:
 class TableLines(LineFiles):
     """Files of lines that a parser of Arrow reads. Types are taken from the first file and hold for all of them."""
 
+    longest_record = _LONGEST_RECORD
     _types: Mapping[str, pa.DataType]
     """The type of every column; `schema` sets them."""
 
@@ -285,7 +313,7 @@ class TableLines(LineFiles):
         raise NotImplementedError
 
     def _parse_records(self, records: Sequence[bytes], columns: Sequence[str]) -> pa.Table:
-        """As `_parse`, after a look at each of the records: ValueError where one is broken."""
+        """As `_parse`, after a check of each record: ValueError where one is broken."""
         raise NotImplementedError
 
     def _explain_null(self, record: bytes, column: str) -> str:
@@ -299,6 +327,31 @@ class TableLines(LineFiles):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         return super().divide(rows_per_span, most_rows)
+
+    def _ranges(self, path: str, room: int, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
+        raw = b"" if is_url(path) else read_bytes(path, 0, _FEW_BYTES)
+        is_simple = b"\r\r" not in raw and (self._delimiter is None or b'"' not in raw)
+        if not 0 < len(raw) < _FEW_BYTES or not is_simple:
+            return super()._ranges(path, room, rows_per_span)
+        return self._ranges_of_few(raw, room, rows_per_span)
+
+    def _ranges_of_few(self, raw: bytes, room: int, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
+        """As `_ranges`, of a file that is short and has no quotes."""
+        first = end = rows = 0
+        must_skip_header = self.has_header
+        for line in raw.split(b"\n"):
+            end += len(line) + 1
+            if line in (b"", b"\r"):
+                continue
+            if must_skip_header:
+                first, must_skip_header = end, False
+                continue
+            rows += 1
+            if rows == room:
+                yield first, min(end, len(raw)), rows
+                first, rows, room = end, 0, rows_per_span
+        if rows:
+            yield first, len(raw), rows
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
         self.schema()
@@ -317,8 +370,8 @@ class TableLines(LineFiles):
             first = 0
             for excerpt in excerpts:
                 own = range(first, first + excerpt.rows)
-                told = {place - first: self._in_words(reasons[place]) for place in own if place in reasons}
-                failures += excerpt.failures(records[first : own.stop], told, span.start + first)
+                explained = {each - first: self._in_words(reasons[each]) for each in own if each in reasons}
+                failures += excerpt.failures(records[first : own.stop], explained, span.start + first)
                 first = own.stop
 
         def explain_null(column: str, position: int) -> str:

@@ -150,11 +150,11 @@ class ArrayFiles(FileSource):
 
     def _open_inflated(self, path: str, arrays: Mapping[str, _Member]) -> _Inflated:
         with self._lock:
-            found = self._inflated.pop(path, None) or _Inflated(path, arrays)
-            self._inflated[path] = found
+            inflated = self._inflated.pop(path, None) or _Inflated(path, arrays)
+            self._inflated[path] = inflated
             while len(self._inflated) > _MOST_INFLATED:
                 self._inflated.pop(next(iter(self._inflated)))
-        return found
+        return inflated
 
     @cached_property
     def _inflated(self) -> dict[str, _Inflated]:
@@ -182,14 +182,14 @@ class ArrayFiles(FileSource):
                     "the arrays of a file differ in their number of rows",
                     received=f"{path}: " + ", ".join(f"{name} {rows}" for name, rows in lengths.items()),
                 )
-            found = {name: member.spec(name) for name, member in members.items()}
-            if schema and found != schema:
+            specs = {name: member.spec(name) for name, member in members.items()}
+            if schema and specs != schema:
                 raise InputError(
                     "the files differ in their arrays",
-                    received=f"{path}: " + ", ".join(f"{name} {spec}" for name, spec in found.items()),
+                    received=f"{path}: " + ", ".join(f"{name} {spec}" for name, spec in specs.items()),
                     allowed=f"as in {self.paths[0]}: " + ", ".join(f"{name} {spec}" for name, spec in schema.items()),
                 )
-            schema = found
+            schema = specs
             rows.append(next(iter(lengths.values()), 0))
         self._rows = rows
         return schema
@@ -257,7 +257,7 @@ class _Member:
         return _OtherMember(self.path, self.info)
 
     def check(self, nbytes: int) -> None:
-        """Check a header against what the file can hold: one that lies must not divide a job into endless rows.
+        """Check a header against the size of the file: a false header must not divide a job into endless rows.
 
         Raises:
             InputError: The rows do not fit into the file, or a single one is too large to be held.
@@ -265,8 +265,8 @@ class _Member:
         if self.info is not None:
             nbytes = self.info.file_size
             if self.info.compress_type == zipfile.ZIP_DEFLATED and nbytes > _MOST_DEFLATED * self.info.compress_size:
-                told = f"{nbytes:,} bytes cannot come from {self.info.compress_size:,} compressed ones"
-                raise _damaged(self.path, f"{self.info.filename}: {told}")
+                problem = f"{nbytes:,} bytes cannot come from {self.info.compress_size:,} compressed ones"
+                raise _damaged(self.path, f"{self.info.filename}: {problem}")
         if nbytes < self.nbytes:
             raise _damaged(self.path, f"it should have {self.nbytes:,} bytes and has {nbytes:,}")
         if self.row_bytes > _LARGEST_ROW or (not self.row_bytes and self.shape[0] > _MOST_EMPTY_ROWS):

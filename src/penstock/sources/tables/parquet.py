@@ -41,15 +41,19 @@ class ParquetFiles(RowGroupFiles):
             if is_url(known.path):  # where its columns lie would be one more request
                 yield Extent(known, 0, known.size)
                 continue
-            if file not in self._footers:
-                self._keep_footer(file, self._open_again(file).metadata)
-            yield from (Extent(known, *place) for place in _places(self._footers[file], number, columns))
+            try:
+                opened = _open(known.path, self._footers.get(file))
+                chunks = list(_chunk_bytes(opened, number, columns))
+            except BROKEN as error:
+                raise self.damaged(known.path, str(error)) from error
+            self._keep_footer(file, opened.metadata)
+            yield from (Extent(known, *chunk) for chunk in chunks)
 
     def open_group(self, file: int, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         opened = self._open_again(file)
         step = self._read_rows(columns)
         if self._schema is not None:
-            step = min(step, _rows_of_dictionaries(self.paths[file], opened.metadata, number, columns))
+            step = min(step, _rows_of_dictionaries(self.paths[file], opened, number, columns))
         batches: Iterator[pa.RecordBatch] = opened.iter_batches(
             batch_size=step, row_groups=[number], columns=list(columns), use_threads=False
         )
@@ -86,13 +90,13 @@ class ParquetFiles(RowGroupFiles):
         return {key: value for key, value in super().__getstate__().items() if key != "_footers"}
 
 
-def _rows_of_dictionaries(path: str, footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> int:
-    """So many rows of a row group take 256 MB at most, be each of them the longest text of its dictionary.
+def _rows_of_dictionaries(path: str, file: pq.ParquetFile, number: int, columns: Sequence[str]) -> int:
+    """Rows of a row group that take at most 256 MB, even if each holds the longest text of its dictionary.
 
     A few kilobytes can stand for a text of a gigabyte in every row. Of a URL this is not known without more requests.
     """
     largest = 1
-    for chunk in _chunks(footer, number, columns, "BYTE_ARRAY") if not is_url(path) else ():
+    for chunk in _chunks(file, number, columns, "BYTE_ARRAY") if not is_url(path) else ():
         if chunk.dictionary_page_offset:
             largest = max(largest, _page_bytes(read_bytes(path, chunk.dictionary_page_offset, _PAGE_HEADER_BYTES)))
     return max(1, _EXPANDED_BYTES // largest)
@@ -100,21 +104,21 @@ def _rows_of_dictionaries(path: str, footer: pq.FileMetaData, number: int, colum
 
 def _page_bytes(header: bytes) -> int:
     """How large a page is when it is inflated: the second field of its header, in Thrift's compact encoding."""
-    place = value = 0
+    offset = value = 0
     for _ in range(2):
-        place, value, shift = place + 1, 0, 0
-        while place < len(header):
-            value |= (header[place] & 0x7F) << shift
-            place, shift = place + 1, shift + 7
-            if header[place - 1] < 0x80:
+        offset, value, shift = offset + 1, 0, 0
+        while offset < len(header):
+            value |= (header[offset] & 0x7F) << shift
+            offset, shift = offset + 1, shift + 7
+            if header[offset - 1] < 0x80:
                 break
     return min(value >> 1, _LARGEST_PAGE)
 
 
-def _open(path: str) -> pq.ParquetFile:
+def _open(path: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
     if is_url(path):
-        return _open_remote(open_binary(path, buffer_bytes=0))
-    return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+        return _open_remote(open_binary(path, buffer_bytes=0), footer)
+    return pq.ParquetFile(path, metadata=footer, memory_map=True, pre_buffer=False)
 
 
 def _open_remote(file: BinaryIO, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -122,26 +126,37 @@ def _open_remote(file: BinaryIO, footer: pq.FileMetaData | None = None) -> pq.Pa
     return pq.ParquetFile(file, metadata=footer, pre_buffer=True)
 
 
-def _places(footer: pq.FileMetaData, number: int, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _chunk_bytes(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Where the columns of a row group lie: first byte and number of bytes of every chunk."""
-    for chunk in _chunks(footer, number, columns):
+    for chunk in _chunks(file, number, columns):
         starts = (chunk.dictionary_page_offset, chunk.data_page_offset)
-        yield min(start for start in starts if start), chunk.total_compressed_size
+        yield min((start for start in starts if start and start > 0), default=0), chunk.total_compressed_size
 
 
 def _chunks(
-    footer: pq.FileMetaData, number: int, columns: Sequence[str], kind: str | None = None
+    file: pq.ParquetFile, number: int, columns: Sequence[str], kind: str | None = None
 ) -> Iterator[pq.ColumnChunkMetaData]:
     """The chunks of a row group that hold these columns, or those of one physical type among them.
 
-    No others are looked at: for some damaged footers, Arrow ends the process.
+    Raises:
+        ArrowException or OSError: The footer has a chunk that is damaged.
     """
-    row_group = footer.row_group(number)
-    for position in range(row_group.num_columns):
-        known = footer.schema.column(position)
-        is_wanted = any(known.path == name or known.path.startswith(f"{name}.") for name in columns)
-        if is_wanted and kind in (None, known.physical_type):
-            yield row_group.column(position)
+    wanted = [
+        position
+        for position in range(file.metadata.num_columns)
+        if _is_wanted(file.schema.column(position), columns, kind)
+    ]
+    if not wanted:
+        return  # without columns, Arrow divides by the number of rows that are asked for, which is 0 here
+    # `RowGroupMetaData.column` ends the process for a chunk whose histograms of levels (`SizeStatistics`) have a wrong
+    # length. The reader checks the same and raises; to read no rows of a chunk costs 20 microseconds.
+    next(file.reader.iter_batches(0, [number], wanted), None)
+    yield from map(file.metadata.row_group(number).column, wanted)
+
+
+def _is_wanted(column: pq.ColumnSchema, columns: Sequence[str], kind: str | None) -> bool:
+    is_named = any(column.path == name or column.path.startswith(f"{name}.") for name in columns)
+    return is_named and kind in (None, column.physical_type)
 
 
 FORMAT = SourceFormat((".parquet", ".pq", ".parq"), lambda paths, reading: ParquetFiles(paths))

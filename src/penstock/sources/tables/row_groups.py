@@ -95,8 +95,8 @@ class RowGroupFiles(FileSource):
             yield from _Group(self.open_group(file, number, columns)).read(rows)
             return
         key = (file, number, tuple(columns))
-        with self._streams.at(key, first, lambda: _Group(self.open_group(file, number, columns))) as place:
-            yield from place.read(rows)
+        with self._streams.at(key, first, lambda: _Group(self.open_group(file, number, columns))) as stream:
+            yield from stream.read(rows)
 
     def _scan(self) -> dict[str, TensorSpec]:
         first: pa.Schema | None = None
@@ -104,15 +104,16 @@ class RowGroupFiles(FileSource):
         for path in self.paths:
             try:
                 schema, groups = self.scan_file(path)
+                columns = _types(schema)
             except BROKEN as error:
                 raise self.damaged(path, str(error)) from error
-            if first is not None and _types(schema) != _types(first):
+            if first is not None and columns != _types(first):
                 raise InputError(
                     "the files differ in their columns",
                     received=f"{path}: {_names(schema)}",
                     allowed=f"as in {self.paths[0]}: {_names(first)}",
                 )
-            if len(_types(schema)) != len(schema.names):
+            if len(columns) != len(schema.names):
                 raise InputError("two columns have one name", received=f"{path}: {_names(schema)}")
             first = schema if first is None else first
             row_groups.append(groups)

@@ -25,7 +25,7 @@ class TextLines(LineFiles):
         return {TEXT_COLUMN: TensorSpec(TEXT_COLUMN, STRING, ())}
 
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
-        """No line is passed over, blank ones neither."""
+        """Keeps blank lines: each line is a row."""
         for ends, _ in super()._scan(path):
             yield ends, np.zeros(len(ends), bool)
 
@@ -41,9 +41,9 @@ class TextLines(LineFiles):
                 text, reasons = piece.parse()
                 failures = tuple(
                     RowFailure(
-                        row + place, f"{self.origin(span, row + place)}, byte {offset}", "read", "BadRecord", why
+                        row + position, f"{self.origin(span, row + position)}, byte {offset}", "read", "BadRecord", why
                     )
-                    for place, (offset, why) in sorted(reasons.items())
+                    for position, (offset, why) in sorted(reasons.items())
                 )
                 yield Block(row, len(text), dict.fromkeys(columns, text), failures)
                 row += len(text)
@@ -57,7 +57,7 @@ class TextLines(LineFiles):
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run of whole lines and the place where it begins; or a single line that is too long to be held, of no `raw`."""
+    """A run of whole lines and its offset; or a single line that is too long for memory, without `raw`."""
 
     offset: int
     raw: bytes | None
@@ -103,13 +103,13 @@ def _too_long(length: int) -> str:
 
 def _pieces(path: str, first: int, end: int) -> Iterator[_Piece]:
     """Whole lines of a range of bytes, a few megabytes at a time, however long a line is."""
-    offset = place = first  # where the open line begins, and the next byte to read
+    offset = next_byte = first  # where the open line begins, and the next byte to read
     held, dropped = b"", 0  # the open line so far; or how much of it was let go, because it is too long
     try:
         with open_binary(path) as file:
             file.seek(first)
-            while place < end and (raw := file.read(min(_STEP_BYTES, end - place))):
-                place += len(raw)
+            while next_byte < end and (raw := file.read(min(_STEP_BYTES, end - next_byte))):
+                next_byte += len(raw)
                 if dropped:
                     cut = raw.find(b"\n") + 1
                     dropped += cut or len(raw)

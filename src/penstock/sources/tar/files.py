@@ -83,8 +83,8 @@ class TarFiles(FileSource):
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
             self._scan()
-            found = dict.fromkeys(name for index in self._indices for name in index.columns)
-            names = [*(["image"] if "image" in found else []), *(name for name in found if name != "image"), "path"]
+            columns = dict.fromkeys(name for index in self._indices for name in index.columns)
+            names = [*(["image"] if "image" in columns else []), *(name for name in columns if name != "image"), "path"]
             self._schema = {name: self._spec(name) for name in names}
         return self._schema
 
@@ -109,8 +109,8 @@ class TarFiles(FileSource):
         number, start, stop = span.locator
         path: str = self.paths[number]
         with _opened(path) as (file, length):
-            found = itertools.islice(_samples(walk(file, length, start, stop)), row - span.start, None)
-            sample = next(found, None)
+            samples = itertools.islice(_samples(walk(file, length, start, stop)), row - span.start, None)
+            sample = next(samples, None)
         return f"{path}/{sample.name}" if sample is not None else path
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
@@ -181,10 +181,10 @@ def _index(path: str) -> _Index:
     return _Index(np.array(starts, np.int64), length + 1, tuple(columns))
 
 
-def _samples(found: Iterable[Member | Damage]) -> Iterator[_Sample]:
+def _samples(members: Iterable[Member | Damage]) -> Iterator[_Sample]:
     """Members in a row that share a key, together; damage by itself."""
     sample: _Sample | None = None
-    for member in found:
+    for member in members:
         if isinstance(member, Damage):
             if sample is not None:
                 yield sample

@@ -19,7 +19,7 @@ _NOTHING = np.zeros(0, np.int64)
 
 @dataclass
 class _Cells:
-    """One feature each: how many values, which are as they should be, and the values of those, one after the other."""
+    """Features of several records: the number of values of each, which are valid, and the values of these in a row."""
 
     counts: Array
     ok: Array
@@ -52,7 +52,7 @@ def _whole_numbers(window: Window, found: FoundFeatures, specs: Sequence[Feature
 
 
 def _single_integers(window: Window, starts: Array, ends: Array) -> tuple[Array, Array]:
-    """The varints at these places, and which of them are all that is there."""
+    """The varints at these offsets, and which of them are the only value of their feature."""
     sizes = ends - starts
     if len(sizes) and (sizes == 1).all():
         first = window.bytes[starts]
@@ -92,8 +92,8 @@ def _cells(window: Window, spec: FeatureSpec, kinds: Array, inner: Array, starts
     is_kind = (kinds == spec.kind) | ((kinds == MANY) & (spec.kind == BYTES))
     reasons: Reasons = {}
     for position in np.flatnonzero(~is_kind).tolist():
-        found = KIND_NAMES[int(kinds[position])] if kinds[position] != MANY else KIND_NAMES[BYTES]
-        reasons[position] = f"feature {spec.name!r} is a {found}, not a {KIND_NAMES[spec.kind]}"
+        kind = KIND_NAMES[int(kinds[position])] if kinds[position] != MANY else KIND_NAMES[BYTES]
+        reasons[position] = f"feature {spec.name!r} is a {kind}, not a {KIND_NAMES[spec.kind]}"
     positions = np.flatnonzero(is_kind)
     read = _strings if spec.dtype == STRING else _raw if spec.is_raw else _floats if spec.kind == FLOAT else _integers
     some = read(window, spec, kinds[positions], inner[positions], starts[positions], ends[positions])
@@ -108,7 +108,7 @@ def _cells(window: Window, spec: FeatureSpec, kinds: Array, inner: Array, starts
 
 
 def _check_counts(spec: FeatureSpec, cells: _Cells) -> None:
-    """Fail what has too few or too many values, and take these out of the values."""
+    """Fail records with too few or too many values, and remove their values."""
     size = spec.per_feature
     fits = cells.counts % size == 0 if spec.varies else cells.counts == size
     wrong = np.flatnonzero(cells.ok & ~fits)

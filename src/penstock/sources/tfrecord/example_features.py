@@ -125,10 +125,10 @@ def _inferred(sample: Sequence[Message]) -> Iterable[FeatureSpec]:
         for key, some in message.lists.items():
             lists.setdefault(key, []).extend(some)
     names = set()
-    for is_list, found in ((False, features), (True, lists)):
+    for is_list, by_key in ((False, features), (True, lists)):
         # By name: in what order a writer puts the entries of a map is chance.
-        for key in sorted(found):
-            spec = _infer(key, found[key], is_list)
+        for key in sorted(by_key):
+            spec = _infer(key, by_key[key], is_list)
             if spec is not None and spec.name not in names:
                 names.add(spec.name)
                 yield spec
@@ -150,7 +150,7 @@ def _infer(key: bytes, features: Sequence[FeatureValues], is_list: bool) -> Feat
 
 
 def _as_said(shown: FeatureSpec, dtype: str, shape: Shape) -> FeatureSpec:
-    """A feature as the user described it, if such a feature can become that."""
+    """A feature with the dtype and shape that the user gave, if it can be converted to them."""
     is_possible = {
         BYTES: True,
         INT64: dtype != STRING,

@@ -50,18 +50,18 @@ class ExampleReader:
         for first in range(0, len(frames.starts), most):
             some = slice(first, first + most)
             starts, stops = frames.starts[some], frames.stops[some]
-            reasons = {place - first: why for place, why in frames.reasons.items() if first <= place < first + most}
-            found: dict[str, Column] = {}
+            reasons = {at - first: why for at, why in frames.reasons.items() if first <= at < first + most}
+            parsed: dict[str, Column] = {}
             if EXAMPLE in columns and not self._hides_example:
-                found[EXAMPLE] = take_ranges(frames.raw, starts, stops)
+                parsed[EXAMPLE] = take_ranges(frames.raw, starts, stops)
             if self._features or self._lists:
-                found.update(self._parsed(frames.raw, starts, stops, reasons))
+                parsed.update(self._parsed(frames.raw, starts, stops, reasons))
             offsets = frames.offsets[some]
             failures = [
-                RowFailure(row + first + place, f"at byte {int(offsets[place])}", "read", "BadRecord", why)
-                for place, why in sorted(reasons.items())
+                RowFailure(row + first + at, f"at byte {int(offsets[at])}", "read", "BadRecord", why)
+                for at, why in sorted(reasons.items())
             ]
-            read = {name: found[name] for name in columns}
+            read = {name: parsed[name] for name in columns}
             yield Block(row + first, len(starts), read, tuple(failures), _explain_null)
 
     def _parsed(self, raw: bytes, starts: Array, stops: Array, reasons: dict[int, str]) -> dict[str, Column]:

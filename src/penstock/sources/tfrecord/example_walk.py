@@ -1,4 +1,4 @@
-"""Search for the features of many records at once: where each lies.
+"""Finds the features of many records at once.
 
 The wire format says where a field ends only at its beginning, so a record must be walked; but records of one file look
 alike, and one step of the walk is taken by all records together. Each step first tries what the first record has
@@ -84,17 +84,17 @@ class Keys:
         fits = sizes <= self._width
         words = self._masks[np.where(fits, sizes, 0)]
         last = len(window.words) - 1
-        for place in range(self._width // 8):
-            words[:, place] &= window.words[np.minimum(starts + 8 * place, last)]
-        found = np.minimum(np.searchsorted(self._hashes, _hash(words)), len(self._hashes) - 1)
-        same = fits & (self._sizes[found] == sizes) & (self._words[found] == words).all(axis=1)
-        return np.where(same, self._order[found], -1)
+        for word in range(self._width // 8):
+            words[:, word] &= window.words[np.minimum(starts + 8 * word, last)]
+        nearest = np.minimum(np.searchsorted(self._hashes, _hash(words)), len(self._hashes) - 1)
+        same = fits & (self._sizes[nearest] == sizes) & (self._words[nearest] == words).all(axis=1)
+        return np.where(same, self._order[nearest], -1)
 
 
 def _hash(words: Array) -> Array:
     mixed = np.zeros(len(words), _U)
-    for place in range(words.shape[1]):
-        mixed = (mixed ^ words[:, place]) * _U(0x9E3779B97F4A7C15)
+    for word in range(words.shape[1]):
+        mixed = (mixed ^ words[:, word]) * _U(0x9E3779B97F4A7C15)
         mixed ^= mixed >> _U(29)
     return mixed
 
@@ -140,12 +140,12 @@ def learn_entry(raw: bytes, start: int, data: int, end: int, known: int, kind: i
     words = -(-size // 8)
     places = (1, key_bytes + 5, key_bytes + 7, key_bytes + 9) if is_short else ()
     unit = bytearray(words * 8)
-    for place in places:
-        unit[place] = 1
+    for position in places:
+        unit[position] = 1
     data_bytes = end - data
     base = bytearray(header.ljust(words * 8, b"\0"))
-    for place in places:
-        base[place] -= data_bytes
+    for position in places:
+        base[position] -= data_bytes
     mask = (b"\xff" * size).ljust(words * 8, b"\0")
     return Entry(
         known,
@@ -160,11 +160,11 @@ def learn_entry(raw: bytes, start: int, data: int, end: int, known: int, kind: i
 
 
 def _words(raw: bytes | bytearray) -> tuple[np.uint64, ...]:
-    return tuple(_U(int.from_bytes(raw[place : place + 8], "little")) for place in range(0, len(raw), 8))
+    return tuple(_U(int.from_bytes(raw[offset : offset + 8], "little")) for offset in range(0, len(raw), 8))
 
 
 def unsettled(known: int) -> Entry:
-    """A step at which nothing can be expected."""
+    """A step whose entry cannot be predicted."""
     return Entry(known, 0, 8, (_U(0),), (_U(1),), (_U(0),), 0, 0)
 
 
@@ -417,9 +417,9 @@ def _repeated(window: Window, holders: _Entries, odd: Array) -> _Entries:
             for number, first, limit in zip(numbers.tolist(), at.tolist(), limits.tolist(), strict=True):
                 rest.append(_walk_alone(window.raw, first, limit, int(holders.record[number]), odd))
             break
-    found = _joined(rest)
-    order = np.lexsort((found.starts, found.record))
-    return _Entries(found.record[order], found.starts[order], found.ends[order])
+    joined = _joined(rest)
+    order = np.lexsort((joined.starts, joined.record))
+    return _Entries(joined.record[order], joined.starts[order], joined.ends[order])
 
 
 def _walk_alone(raw: bytes, at: int, limit: int, record: int, odd: Array) -> _Entries:
@@ -427,16 +427,16 @@ def _walk_alone(raw: bytes, at: int, limit: int, record: int, odd: Array) -> _En
     starts: list[int] = []
     ends: list[int] = []
     while at < limit:
-        length, shift, place, byte = 0, 0, at + 1, 0x80
+        length, shift, offset, byte = 0, 0, at + 1, 0x80
         while byte & 0x80 and shift < 35:
-            byte = raw[place]
+            byte = raw[offset]
             length |= (byte & 0x7F) << shift
-            place, shift = place + 1, shift + 7
-        if raw[at] != _ENTRY or byte & 0x80 or place + length > limit:
+            offset, shift = offset + 1, shift + 7
+        if raw[at] != _ENTRY or byte & 0x80 or offset + length > limit:
             odd[record] = True
             break
-        starts.append(place)
-        at = place + length
+        starts.append(offset)
+        at = offset + length
         ends.append(at)
     return _Entries(np.full(len(starts), record, np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
 

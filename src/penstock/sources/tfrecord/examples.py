@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class WantedFeatures:
-    """The features and feature lists that are looked into; None for all. The others only have to end somewhere."""
+    """The features and feature lists to read; None for all. Of the others, only the ends are read."""
 
     features: Container[bytes] | None = None
     lists: Container[bytes] | None = None
@@ -84,30 +84,30 @@ def is_sequence(raw: bytes) -> bool:
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Number, wire type and bytes of every field, in order."""
-    place = 0
-    while place < len(raw):
-        tag, place = _varint(raw, place)
+    offset = 0
+    while offset < len(raw):
+        tag, offset = _varint(raw, offset)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise BadExample(f"a field has the number {number}")
         if wire == _VARINT:
-            _, end = _varint(raw, place)
+            _, end = _varint(raw, offset)
         elif wire == _LENGTH:
-            length, place = _varint(raw, place)
-            end = place + length
+            length, offset = _varint(raw, offset)
+            end = offset + length
         elif wire in (_FIXED32, _FIXED64):
-            end = place + (4 if wire == _FIXED32 else 8)
+            end = offset + (4 if wire == _FIXED32 else 8)
         else:
             raise BadExample(f"a field has the wire type {wire}")
         if end > len(raw):
             raise BadExample("a field is longer than what holds it")
-        yield number, wire, raw[place:end]
-        place = end
+        yield number, wire, raw[offset:end]
+        offset = end
 
 
-def _varint(raw: bytes, place: int) -> tuple[int, int]:
+def _varint(raw: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    for position in range(place, min(place + 10, len(raw))):
+    for position in range(offset, min(offset + 10, len(raw))):
         byte = raw[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -137,11 +137,11 @@ class TFRecordFiles(FileSource):
                 yield from stretches
 
     def origin(self, span: Span, row: int) -> str:
-        place = row - span.start
+        position = row - span.start
         for file, first, end, record, rows, _ in span.locator:
-            if place < rows:
-                return f"{self.paths[file]}, record {record + place}, in bytes {first} to {end}"
-            place -= rows
+            if position < rows:
+                return f"{self.paths[file]}, record {record + position}, in bytes {first} to {end}"
+            position -= rows
         return ""
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
@@ -180,8 +180,8 @@ class TFRecordFiles(FileSource):
             with closing(_open_plain(path)) as tape:
                 yield tape.fetch
             return
-        with self._streams.at(path, first, lambda: TapeStream(path, compression)) as place:
-            pieces = place.read(end - first)
+        with self._streams.at(path, first, lambda: TapeStream(path, compression)) as stream:
+            pieces = stream.read(end - first)
             yield _Inflating(first, (piece["bytes"].tobytes() for piece in pieces)).fetch
             for _ in pieces:
                 pass  # a gap at the end was not asked for, but the next span begins behind it
@@ -212,22 +212,22 @@ class TFRecordFiles(FileSource):
 
 
 class _Inflating:
-    """Pieces of a stream, looked at a little at a time."""
+    """Pieces of a stream, as a file whose bytes are fetched in order."""
 
-    def __init__(self, place: int, pieces: Iterator[bytes]) -> None:
-        self._place = place
+    def __init__(self, offset: int, pieces: Iterator[bytes]) -> None:
+        self._offset = offset
         self._pieces = pieces
         self._raw = b""
 
-    def fetch(self, place: int, nbytes: int) -> bytes:
-        parts, held = [self._raw[place - self._place :]], max(0, self._place + len(self._raw) - place)
-        skipped = max(0, place - self._place - len(self._raw))
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        parts, held = [self._raw[offset - self._offset :]], max(0, self._offset + len(self._raw) - offset)
+        skipped = max(0, offset - self._offset - len(self._raw))
         for piece in self._pieces if held < nbytes else ():
             parts.append(piece[skipped:])
             held, skipped = held + len(parts[-1]), max(0, skipped - len(piece))
             if held >= nbytes:
                 break
-        self._place, self._raw = place, b"".join(parts)
+        self._offset, self._raw = offset, b"".join(parts)
         return self._raw[:nbytes]
 
 

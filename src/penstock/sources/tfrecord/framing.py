@@ -52,7 +52,7 @@ def _masked(crcs: Array) -> Array:
 
 
 def _word_tables() -> list[Array]:
-    """For each place in a word of 8 bytes: what a byte there adds to the checksum of the word."""
+    """Tables for each position in a word of 8 bytes: the share of each byte value in the word's checksum."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -68,9 +68,9 @@ _WORD_TABLES = _word_tables()
 def masked_crcs_of_words(raw: Array, at: Array) -> Array:
     """The checksums of the 8 bytes of `raw` at each of these positions, all at once: a million calls would be slow."""
     crcs = np.full(len(at), 0xFFFFFFFF, np.uint32)
-    for place, table in enumerate(_WORD_TABLES):
-        values = raw[at + place]
-        crcs ^= table[values ^ 0xFF if place < 4 else values]
+    for position, table in enumerate(_WORD_TABLES):
+        values = raw[at + position]
+        crcs ^= table[values ^ 0xFF if position < 4 else values]
     return _masked(crcs)
 
 
@@ -146,32 +146,32 @@ class Hopper:
     def hop(self, raw: bytes, size: int, most: int) -> list[int]:
         """The ends of whole records from the beginning of `raw[:size]` on, at most `most` of them."""
         ends: list[int] = []
-        place, same, last, lengths = 0, 0, b"", self._lengths
-        while place + FRAME_BYTES <= size and len(ends) < most:
-            header = raw[place : place + HEADER_BYTES]
+        offset, same, last, lengths = 0, 0, b"", self._lengths
+        while offset + FRAME_BYTES <= size and len(ends) < most:
+            header = raw[offset : offset + HEADER_BYTES]
             length = lengths.get(header)
             if length is None and (length := self.length(header)) is None:
                 break
-            end = place + length + FRAME_BYTES
+            end = offset + length + FRAME_BYTES
             if end > size:
                 break
             ends.append(end)
             same = same + 1 if header == last else 0
-            place, last = end, header
+            offset, last = end, header
             if same >= _STRIDE_TRIAL:
-                count = _repeated(raw, place, size, header, length + FRAME_BYTES, min(16 * same, most - len(ends)))
+                count = _repeated(raw, offset, size, header, length + FRAME_BYTES, min(16 * same, most - len(ends)))
                 stride = length + FRAME_BYTES
-                ends += range(place + stride, place + (count + 1) * stride, stride)
-                place, same = ends[-1], (same + count if count else 0)
+                ends += range(offset + stride, offset + (count + 1) * stride, stride)
+                offset, same = ends[-1], (same + count if count else 0)
         return ends
 
 
-def _repeated(raw: bytes, place: int, size: int, header: bytes, stride: int, most: int) -> int:
-    """How many whole records with this very header follow each other from `place` on."""
-    count = min(most, (size - place) // stride)
+def _repeated(raw: bytes, offset: int, size: int, header: bytes, stride: int, most: int) -> int:
+    """How many whole records with this very header follow each other from `offset` on."""
+    count = min(most, (size - offset) // stride)
     if count <= 0:
         return 0
-    headers = np.ndarray((count,), f"V{HEADER_BYTES}", raw, place, (stride,))
+    headers = np.ndarray((count,), f"V{HEADER_BYTES}", raw, offset, (stride,))
     words = np.ascontiguousarray(headers).view("<u4").reshape(-1, 3)
     differs = (words != np.frombuffer(header, "<u4")).any(axis=1)
     return int(np.argmax(differs)) if differs.any() else count
@@ -219,9 +219,9 @@ class Scan:
         self._drop(1)
         while True:
             is_more = self._fill(PIECE_BYTES)
-            found = _find_header(self._raw, _LARGEST)
-            if found is not None:
-                self._drop(found)
+            header = _find_header(self._raw, _LARGEST)
+            if header is not None:
+                self._drop(header)
                 break
             if not is_more:
                 self._drop(len(self._raw))
@@ -237,17 +237,17 @@ class Scan:
 
     def _tail(self, start: int, length: int | None) -> Stretch:
         """A record that is not whole, or the place where compressed data breaks off."""
-        found = self._offset + len(self._raw)
+        end_of_data = self._offset + len(self._raw)
         record = "a record" if length is None else f"a record of {length} bytes"
         problem = self._tape.problem or "the file is cut"
-        reason = f"{problem}: {record} at byte {start} is not whole, {found - start} bytes of it are there"
+        reason = f"{problem}: {record} at byte {start} is not whole, {end_of_data - start} bytes of it are there"
         # What lies before damage need not come out the same twice: it is never asked for again.
-        end = start if self._tape.problem is not None else found
+        end = start if self._tape.problem is not None else end_of_data
         self._raw, self._tape.problem = b"", None
         return Stretch(np.array([end], np.int64), (Gap(start, end, reason),))
 
     def _fill(self, nbytes: int) -> bool:
-        """Have at least `nbytes` in memory; False where there are no more."""
+        """Read until `nbytes` are in memory; False where the tape ends before."""
         if len(self._raw) < nbytes:
             self._raw += self._tape.read(max(nbytes, self._wanted) - len(self._raw))
         return len(self._raw) >= nbytes
@@ -296,20 +296,20 @@ def frames_of(fetch: Fetch, first: int, end: int, gaps: Sequence[Gap], path: str
     Raises:
         InputError: The records are not where they were when the file was scanned.
     """
-    hopper, place, waiting, wanted = Hopper(), first, list(gaps), PIECE_BYTES
-    while place < end or waiting:
-        if waiting and place == waiting[0].start:
+    hopper, offset, waiting, wanted = Hopper(), first, list(gaps), PIECE_BYTES
+    while offset < end or waiting:
+        if waiting and offset == waiting[0].start:
             gap = waiting.pop(0)
-            place = gap.end
+            offset = gap.end
             yield _broken(gap)
             continue
-        left = (waiting[0].start if waiting else end) - place
+        left = (waiting[0].start if waiting else end) - offset
         # A little more than is looked at: it saves adding the pad, which would copy everything once more.
-        raw = fetch(place, min(wanted, left) + len(PAD))
+        raw = fetch(offset, min(wanted, left) + len(PAD))
         ends = hopper.hop(raw, min(len(raw), left), _MOST_RECORDS)
         if ends:
-            yield _checked(raw if ends[-1] + len(PAD) <= len(raw) else raw + PAD, np.array(ends, np.int64), place)
-            place, wanted = place + ends[-1], PIECE_BYTES
+            yield _checked(raw if ends[-1] + len(PAD) <= len(raw) else raw + PAD, np.array(ends, np.int64), offset)
+            offset, wanted = offset + ends[-1], PIECE_BYTES
             continue
         length = hopper.length(raw[:HEADER_BYTES])
         if length is None or length + FRAME_BYTES > left or wanted >= length + FRAME_BYTES:
@@ -322,17 +322,17 @@ def _broken(gap: Gap) -> Frames:
     return Frames(PAD, nothing, nothing, np.array([gap.start], np.int64), {0: gap.reason})
 
 
-def _checked(raw: bytes, ends: Array, place: int) -> Frames:
+def _checked(raw: bytes, ends: Array, offset: int) -> Frames:
     offsets = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     starts, stops = offsets + HEADER_BYTES, ends - FOOTER_BYTES
     slices = map(slice, starts.tolist(), stops.tolist())
-    found = masked_crcs(map(raw.__getitem__, slices))
-    told = np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))[stops]
+    crcs = masked_crcs(map(raw.__getitem__, slices))
+    stored_crcs = np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))[stops]
     reasons: dict[int, str] = {}
-    for row in np.flatnonzero(found != told).tolist():
+    for row in np.flatnonzero(crcs != stored_crcs).tolist():
         reasons[row] = f"the checksum of the data is wrong: {int(stops[row] - starts[row])} bytes of data"
         stops[row] = starts[row]
-    return Frames(raw, starts, stops, offsets + place, reasons)
+    return Frames(raw, starts, stops, offsets + offset, reasons)
 
 
 def pack_record(data: bytes) -> bytes:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.records import Block, RowFailure, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables import lines
 from penstock.sources.tables.csv import CsvFiles
-from penstock.sources.tables.lines import LineFiles, parse_surviving
+from penstock.sources.tables.jsonl import JsonLines
+from penstock.sources.tables.lines import LineFiles, TableLines, parse_surviving
 
 
 class PlainLines(LineFiles):
@@ -213,7 +215,7 @@ def test_head_ends_with_a_whole_record(tmp_path: Path) -> None:
     files = PlainLines([str(path)], ",")
     assert files.head(str(path), 100) == b'h\n"1\n1"\n2\n'
     assert files.head(str(path), 9) == b'h\n"1\n1"\n'
-    assert files.head(str(path), 6) == b"h\n"
+    assert files.head(str(path), 4) == b'h\n"1\n1"\n', "one record at least"
     assert PlainLines([str(path)]).head(str(path), 1) == b"h\n"
 
 
@@ -276,3 +278,79 @@ def test_broken_records_are_found_by_halves() -> None:
     assert reasons == {700: "broken"}
     assert table["a"].to_pylist() == [None if i == 700 else i for i in range(1024)]
     assert len(calls) <= 21
+
+
+@pytest.mark.parametrize("last", ["{}", "1", "12", '"', '{"x": 2}'])
+def test_last_record_without_a_line_break_is_a_row_however_short(last: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for before in ('{"x": 1}\n', '{"x": 1}\n' * 1000):
+        path.write_text(before + last)
+        source = JsonLines([str(path)])
+        assert sum(span.rows for span in source.divide(300)) == before.count("\n") + 1
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from(["a", "b,c", "\n", "\r\n", "\r", '"', "\n\n", "{}"]), max_size=14).map("".join),
+    st.sampled_from([CsvFiles, JsonLines]),
+    st.integers(1, 4),
+)
+def test_short_files_are_divided_as_long_ones_are(text: str, opened: type[TableLines], room: int) -> None:
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        file.write(text.encode())
+        source = opened([file.name])
+        assert list(source._ranges(file.name, room, 3)) == list(LineFiles._ranges(source, file.name, room, 3))
+
+
+@pytest.mark.parametrize(("name", "opened"), [("rows.csv", CsvFiles), ("rows.jsonl", JsonLines)])
+def test_record_without_an_end_is_refused_and_never_held(name: str, opened: type[TableLines], tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b'{"x": 1}\n{"x": 2}\n' if name.endswith("jsonl") else b"x\n1\n2\n")
+    with path.open("ab") as file:
+        file.truncate(8 << 30)  # zeros without a line break, on no disk
+    with pytest.raises(InputError, match=r"a record is too long to be read\n.*from byte \d"):
+        list(opened([str(path)]).divide(10))
+
+
+@pytest.mark.parametrize("size", [10, 20 << 20])
+def test_header_with_a_stray_quote_is_told_and_never_holds_the_file(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('a,"b\n' + "1,2\n" * (size // 4))
+    with pytest.raises(InputError, match=r"the header has no end\n") as refused:
+        CsvFiles([str(path)]).schema()
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,{}", "a,b\n1,{}\n", 'a,b\n1,"{}\n{}"\n2,z\n'])
+def test_type_is_learnt_from_a_giant_first_record(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text.format("x" * (2 << 20), "y" * (1 << 20)))
+    assert CsvFiles([str(path)]).schema()["a"].dtype == "int64"
+
+
+def test_header_and_line_of_more_than_a_block_are_read(tmp_path: Path) -> None:
+    names = [f"column_{place}_{'x' * 100}" for place in range(12_000)]
+    table = tmp_path / "wide.csv"
+    table.write_text(",".join(names) + "\n" + ",".join(["1"] * len(names)) + "\n" + "2\n")
+    assert list(CsvFiles([str(table)]).schema()) == names
+    lines = tmp_path / "long.jsonl"
+    lines.write_text(f'{{"x": "{"a" * (2 << 20)}"}}\n')
+    assert list(JsonLines([str(lines)]).schema()) == ["x"]
+
+
+def test_reason_of_a_failed_row_quotes_little_of_a_giant_field(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = 600_000  # the type is learnt from the first MB
+    path.write_text("x\n" + "1\n" * rows + "9" * 100_000 + "x\n")
+    source = CsvFiles([str(path)])
+    *_, last = source.divide(1000)
+    (block,) = source.read(last, ["x"])
+    assert [failure.row for failure in block.failures] == [rows]
+    assert len(block.failures[0].reason) <= 500
+
+
+def test_more_columns_than_a_table_can_have_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(map("c{}".format, range(100_001))) + "\n1\n")
+    with pytest.raises(InputError, match="too many columns"):
+        CsvFiles([str(path)]).schema()

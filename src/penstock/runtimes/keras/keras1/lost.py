@@ -100,8 +100,8 @@ def local_connections(sizes: Sequence[int], strides: Sequence[int], activation: 
             ops.reshape(tensor[(slice(None), *_patch(place, sizes, strides))], (-1, 1, width))
             for place in _places(counts)
         ]
-        found = ops.einsum("bpi,pio->bpo", ops.concatenate(patches, axis=1), parts[0])
-        shaped = ops.reshape(found, (-1, *counts, parts[0].shape[2])) if rank > 1 else found
+        summed = ops.einsum("bpi,pio->bpo", ops.concatenate(patches, axis=1), parts[0])
+        shaped = ops.reshape(summed, (-1, *counts, parts[0].shape[2])) if rank > 1 else summed
         return activate(shaped + parts[1] if len(parts) > 1 else shaped)
 
     return compute

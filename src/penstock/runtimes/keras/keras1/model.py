@@ -80,8 +80,8 @@ class _Reading:
         inputs: list[Any] = []
         tensors = []
         for branch in config["layers"]:
-            found, tensor = self._branch(branch)
-            inputs += found
+            own_inputs, tensor = self._branch(branch)
+            inputs += own_inputs
             tensors.append(tensor)
         merge = self._layer({"class_name": "Merge", "config": config})
         return inputs, merge(tensors)
@@ -171,12 +171,12 @@ class _Reading:
     def _arrays(self, name: str, owners: list[str]) -> list[Array]:
         if not self._scopes:
             return [array for _, array in self._groups.get(name, [])]
-        found: list[Array] = []
+        arrays: list[Array] = []
         for weight, array in self._scopes[-1]:
             # `conv_1_W` belongs to `conv_1`, not to `conv`, wherever there are both.
             if any(weight.startswith(f"{owner}_") and _is_part(weight[len(owner) + 1 :]) for owner in owners):
-                found.append(array)
-        return found
+                arrays.append(array)
+        return arrays
 
 
 _PARTS = ("W", "U", "b", "gamma", "beta", "running", "alphas", "betas", "t", "a", "depthwise", "pointwise", "param")
