@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from penstock.core.records import RowFailure
-from penstock.core.training import Position, TrainBatch
+from penstock.core.training import Checkpoint, Position, TrainBatch
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.training import loop
@@ -55,18 +55,24 @@ def make(seed: int) -> Any:
     return model
 
 
-def run(trainer: Any, start: Position | None = None) -> list[Any]:
-    """Train to the end; returns what a checkpoint in mid-epoch would keep."""
-    states: list[Any] = []
+class Kept(list[Checkpoint]):
+    """One checkpoint in mid-epoch."""
 
-    def after_step(position: Position) -> None:
-        if position.step == KEPT_AFTER:
-            states.append((position, trainer.state()))
+    def is_due(self, position: Position) -> bool:
+        return position.step == KEPT_AFTER
 
+    def keep(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.progress.position.step == KEPT_AFTER:
+            self.append(checkpoint)
+
+
+def run(trainer: Any, start: Checkpoint | None = None) -> list[Checkpoint]:
+    """Train to the end; returns a checkpoint of mid-epoch."""
+    kept = Kept()
     callbacks = KerasCallbacks(trainer.model, None, verbose=0, epochs=EPOCHS, steps=None)
-    schedule = loop.Schedule(EPOCHS, after_step=after_step)
+    schedule = loop.Schedule(EPOCHS, keeper=kept)
     loop.train(trainer, Digits(), callbacks, schedule, start=start)
-    return states
+    return kept
 
 
 def digest_of_weights(model: Any) -> str:
@@ -85,10 +91,9 @@ def resumed(num_devices: int) -> dict[str, Any]:
     """Whether training that was interrupted in the second epoch ends with the same bits."""
     first = (X[:2], Y[:2])
     whole = open_trainer(make(0), pack, first, num_devices=num_devices)
-    [(position, state)] = run(whole)
+    [checkpoint] = run(whole)
     again = open_trainer(make(1), pack, first, num_devices=num_devices)
-    again.restore(state)
-    run(again, position)
+    run(again, checkpoint)
     document = {
         "devices": num_devices,
         "states": [digest(trainer) for trainer in (whole, again)],

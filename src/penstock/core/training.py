@@ -13,13 +13,58 @@ from penstock.core.records import Array, Columns, RowFailure
 class Position:
     """How far training has come.
 
-    `step` counts the steps since the beginning of training. `rows` counts the good rows of this epoch that were used:
-    `TrainingData.batches(epoch, rows)` goes on from there.
+    `step` counts the steps since the beginning of training, and `batch` those of this epoch. `rows` counts the good
+    rows of this epoch that were used: `TrainingData.batches(epoch, rows)` goes on from there.
     """
 
     epoch: int = 0
     step: int = 0
     rows: int = 0
+    batch: int = 0
+
+    def after(self, rows: int) -> Position:
+        """The position after one more step, of so many rows."""
+        return Position(self.epoch, self.step + 1, self.rows + rows, self.batch + 1)
+
+    def next_epoch(self) -> Position:
+        return Position(self.epoch + 1, self.step)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop of training itself needs to go on.
+
+    Args:
+        position: How far it has come.
+        epoch_logs: Loss and metrics of this epoch, where all its steps are made and only its end is missing: validation
+            and what callbacks do then.
+        last_logs: What the last whole epoch ended with.
+        skipped: How many steps in a row were undone.
+    """
+
+    position: Position = field(default_factory=Position)
+    epoch_logs: Mapping[str, float] | None = None
+    last_logs: Mapping[str, float] = field(default_factory=dict)
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to end with the weights that it would have had without an interruption.
+
+    Args:
+        progress: How far training has come.
+        state: Of the trainer: weights, optimizer, metrics, seed generators.
+        callbacks: Of the callbacks: values of JSON, arrays and numbers of numpy, lists, tuples and dicts of them.
+        failures: Rows that were found bad.
+        facts: What else the job wants to find again, as JSON: seed, vocabulary of labels, history …
+    """
+
+    progress: Progress
+    state: Mapping[str, Array]
+    callbacks: Any = None
+    failures: tuple[RowFailure, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _keep() -> None:

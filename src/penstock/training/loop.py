@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.records import Array
-from penstock.core.training import Position as Position
-from penstock.core.training import TrainBatch, Trainer, TrainingData
+from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
 from penstock.errors import ModelError
 
 STOP, SKIP, IGNORE = "stop", "skip", "ignore"
@@ -36,6 +35,36 @@ class Callbacks(Protocol):
     def test_batch_end(self, step: int, logs: Callable[[], Any]) -> None: ...
     def test_end(self, logs: dict[str, float]) -> None: ...
 
+    def state(self) -> Any:
+        """What the callbacks know, for a checkpoint."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Make it what it was. Called when training and its epoch have begun."""
+        ...
+
+
+class Keeper(Protocol):
+    """What writes checkpoints."""
+
+    def is_due(self, position: Position) -> bool: ...
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write it before this returns: what it holds changes with the next step."""
+        ...
+
+
+class TrainingStopped(Exception):
+    """Training ended after a step because the schedule asked for it. The keeper has got a checkpoint."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(f"training was stopped after step {position.step}")
+        self.position = position
+
+
+def _never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
 
 def _nothing(position: Position) -> None:
     """Called after every step where nobody else is."""
@@ -53,9 +82,13 @@ class Schedule:
     validation_freq: int | list[int] = 1
     on_nan: str = STOP
     after_step: Callable[[Position], None] = field(default=_nothing)
-    """Called with the position after every step: checkpoints are written there. What it raises ends training."""
+    """Called with the position after every step. What it raises ends training."""
     on_skip: Callable[[str], None] = field(default=say_nothing)
     """Told of every step that was undone."""
+    keeper: Keeper | None = None
+    """Asked after every step and every epoch whether a checkpoint is due."""
+    is_stop_wanted: Callable[[], bool] = field(default=_never)
+    """Asked after every step, also of validation: training ends there with a checkpoint."""
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch; epochs count from 0."""
@@ -64,15 +97,40 @@ class Schedule:
         return epoch + 1 in self.validation_freq
 
 
+class _Batches:
+    """Batches of an epoch, which can tell whether another one follows."""
+
+    def __init__(self, batches: Iterator[TrainBatch]) -> None:
+        self._batches = batches
+        self._next: list[TrainBatch] = []
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        return self
+
+    def __next__(self) -> TrainBatch:
+        return self._next.pop() if self._next else next(self._batches)
+
+    def is_over(self) -> bool:
+        """Whether there are no more. Waits for the next one."""
+        if not self._next:
+            self._next = [batch for batch in [next(self._batches, None)] if batch is not None]
+        return not self._next
+
+
 @dataclass
 class _Run:
     trainer: Trainer
     data: TrainingData
     callbacks: Callbacks
     schedule: Schedule
+    validation: TrainingData | None
     position: Position
+    logs: dict[str, float] = field(default_factory=dict)
+    """What the last whole epoch ended with."""
     skipped: int = 0
     """How many steps in a row were undone."""
+    kept: Position | None = None
+    """Where the last checkpoint was taken."""
     pending: list[tuple[Any, Position, Array]] = field(default_factory=list)
     """Losses of the last steps, which the devices may still be working on, with the numbers of their rows."""
 
@@ -84,7 +142,7 @@ def train(
     schedule: Schedule,
     *,
     validation: TrainingData | None = None,
-    start: Position | None = None,
+    start: Checkpoint | None = None,
 ) -> Position:
     """Train until the last epoch, or until a callback stops it.
 
@@ -94,56 +152,83 @@ def train(
         callbacks: What is called as training goes on.
         schedule: How many epochs, and how often to validate.
         validation: What it is tested on after epochs.
-        start: Where to go on, after `trainer.restore`. Metrics are kept if this is in the middle of an epoch.
+        start: Where to go on. What hooks of the beginning change is undone: the checkpoint was taken after them.
 
     Returns:
         How far training has come.
 
     Raises:
-        ModelError: The loss is no number.
+        ModelError: The loss is no number, or the checkpoint is of another model.
+        TrainingStopped: The schedule asked to stop.
     """
     callbacks.train_begin()
-    position = start or Position(epoch=callbacks.initial_epoch)
-    run = _Run(trainer, data, callbacks, schedule, position)
-    logs: dict[str, float] = {}
-    for epoch in range(run.position.epoch, schedule.epochs):
-        if run.position.rows == 0:
-            trainer.reset()
-        callbacks.epoch_begin(epoch)
-        _train_epoch(run)
-        logs = trainer.results()
-        if validation is not None and schedule.validates(epoch):
-            logs |= {f"val_{name}": value for name, value in _validate(run, validation).items()}
-        callbacks.epoch_end(epoch, logs)
-        run.position = Position(epoch + 1, run.position.step, 0)
-        if callbacks.is_stopped:
-            break
+    progress = start.progress if start is not None else Progress(Position(epoch=callbacks.initial_epoch))
+    run = _Run(trainer, data, callbacks, schedule, validation, progress.position)
+    run.logs, run.skipped = dict(progress.last_logs), progress.skipped
+    is_over = False
+    if start is not None and run.position.rows == 0:
+        _restore(run, start)
+        is_over = callbacks.is_stopped
+        start = None
+    while run.position.epoch < schedule.epochs and not is_over:
+        _epoch(run, start)
+        start = None
+        is_over = callbacks.is_stopped
+        _keep_if_due(run)
+    if run.kept != run.position:
+        _keep(run)  # a run that is killed while the model is saved need not train again
     if schedule.epochs > 0:
         trainer.finish()
-    callbacks.train_end(logs)
+    callbacks.train_end(run.logs)
     return run.position
+
+
+def _restore(run: _Run, start: Checkpoint) -> None:
+    run.trainer.restore(start.state)
+    run.callbacks.restore(start.callbacks)
+
+
+def _epoch(run: _Run, start: Checkpoint | None) -> None:
+    """One epoch, or what is left of it."""
+    epoch = run.position.epoch
+    if start is None:
+        run.trainer.reset()
+    run.callbacks.epoch_begin(epoch)
+    logs: dict[str, float] | None = None
+    if start is not None:
+        _restore(run, start)
+        logs = None if start.progress.epoch_logs is None else dict(start.progress.epoch_logs)
+    if logs is None:
+        _train_epoch(run)
+        logs = run.trainer.results()
+    if run.validation is not None and run.schedule.validates(epoch):
+        logs |= {f"val_{name}": value for name, value in _validate(run, run.validation, dict(logs)).items()}
+    run.callbacks.epoch_end(epoch, logs)
+    run.logs = logs
+    run.position = run.position.next_epoch()
 
 
 def _train_epoch(run: _Run) -> None:
     trainer, callbacks = run.trainer, run.callbacks
-    epoch = run.position.epoch
-    batches = trainer.ahead(run.data.batches(epoch, run.position.rows))
-    for number, batch in enumerate(batches):
+    batches = _Batches(iter(trainer.ahead(run.data.batches(run.position.epoch, run.position.rows))))
+    for batch in batches:
+        number = run.position.batch
         callbacks.train_batch_begin(number)
         trainer.train_on(batch)
-        run.position = Position(epoch, run.position.step + 1, run.position.rows + batch.rows)
+        run.position = run.position.after(batch.rows)
         if run.schedule.on_nan == SKIP:
             _undo_if_nan(run, batch)
         elif run.schedule.on_nan == STOP:
             _check_loss(run, batch)
         callbacks.train_batch_end(number, trainer.step_logs)
         run.schedule.after_step(run.position)
+        _keep_if_due(run, batches)
         if callbacks.is_stopped:
             break
     _check_pending(run, len(run.pending))
 
 
-def _validate(run: _Run, validation: TrainingData) -> dict[str, float]:
+def _validate(run: _Run, validation: TrainingData, epoch_logs: dict[str, float]) -> dict[str, float]:
     trainer, callbacks = run.trainer, run.callbacks
     callbacks.test_begin()
     trainer.reset()
@@ -151,9 +236,41 @@ def _validate(run: _Run, validation: TrainingData) -> dict[str, float]:
         callbacks.test_batch_begin(number)
         trainer.test_on(batch)
         callbacks.test_batch_end(number, trainer.step_logs)
+        if run.schedule.is_stop_wanted():
+            _stop(run, epoch_logs)
     logs = trainer.results()
     callbacks.test_end(logs)
     return logs
+
+
+def _keep_if_due(run: _Run, batches: _Batches | None = None) -> None:
+    """Write a checkpoint where one is due, after a step of an epoch or at its end, and end training where asked to."""
+    keeper, is_stop_wanted = run.schedule.keeper, run.schedule.is_stop_wanted()
+    if not is_stop_wanted and (keeper is None or not keeper.is_due(run.position)):
+        return
+    epoch_logs = None
+    if keeper is not None and batches is not None and (run.callbacks.is_stopped or batches.is_over()):
+        epoch_logs = run.trainer.results()
+    if is_stop_wanted:
+        _stop(run, epoch_logs)
+    _keep(run, epoch_logs)
+
+
+def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
+    _keep(run, epoch_logs)
+    raise TrainingStopped(run.position)
+
+
+def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
+    """Write a checkpoint, unless a loss that nobody has looked at yet is no number."""
+    _check_pending(run, len(run.pending))
+    if run.schedule.keeper is None:
+        return
+    failures = {**run.data.failures, **(run.validation.failures if run.validation is not None else {})}
+    progress = Progress(run.position, epoch_logs, run.logs, run.skipped)
+    bad = tuple(failures[number] for number in sorted(failures))
+    run.kept = run.position
+    run.schedule.keeper.keep(Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad))
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:

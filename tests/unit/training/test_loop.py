@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.core.records import Array, RowFailure
-from penstock.core.training import Position, TrainBatch
+from penstock.core.training import Checkpoint, Position, Progress, TrainBatch
 from penstock.errors import ModelError
 from penstock.training import loop
 
@@ -73,7 +73,8 @@ class Diary:
     def state(self) -> dict[str, Array]:
         return {}
 
-    def restore(self, state: Mapping[str, Array]) -> None: ...
+    def restore(self, state: Any) -> None:
+        self.entries.append("restore")
 
     def finish(self) -> None:
         self.entries.append("finish")
@@ -122,15 +123,21 @@ def test_an_epoch_resets_trains_and_validates() -> None:
 
 def test_training_goes_on_in_mid_epoch_with_the_metrics_it_had() -> None:
     diary = Diary()
-    end = loop.train(diary, Data(), diary, loop.Schedule(2), start=Position(1, 4, 4))
-    assert diary.entries == ["begin", "epoch 1", "train 4", "train 2", "finish", "end"]
+    start = Checkpoint(Progress(Position(1, 4, 4, 1)), {})
+    end = loop.train(diary, Data(), diary, loop.Schedule(2), start=start)
+    assert diary.entries == ["begin", "epoch 1", "restore", "restore", "train 4", "train 2", "finish", "end"]
     assert end == Position(2, 6, 0)
 
 
 def test_positions_after_steps_say_where_to_go_on() -> None:
     diary, positions = Diary(), list[Position]()
     loop.train(diary, Data(), diary, loop.Schedule(2, after_step=positions.append))
-    assert positions[:4] == [Position(0, 1, 4), Position(0, 2, 8), Position(0, 3, 10), Position(1, 4, 4)]
+    assert positions[:4] == [
+        Position(0, 1, 4, 1),
+        Position(0, 2, 8, 2),
+        Position(0, 3, 10, 3),
+        Position(1, 4, 4, 1),
+    ]
 
 
 def test_a_callback_ends_training_after_a_step() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from penstock.runtimes.frameworks import keras
 
 
@@ -98,3 +100,44 @@ class KerasCallbacks:
 
     def test_end(self, logs: Mapping[str, float]) -> None:
         self._list.on_test_end(dict(logs))
+
+    def state(self) -> Any:
+        """What the callbacks have counted and kept: those of their attributes that are plain values or arrays."""
+        return {
+            "is_stopped": self.is_stopped,
+            "attributes": [
+                (
+                    type(callback).__name__,
+                    {n: v for n, v in vars(callback).items() if n not in _OF_RUN and _is_plain(v)},
+                )
+                for callback in self._list.callbacks
+            ],
+        }
+
+    def restore(self, state: Any) -> None:
+        """Give callbacks of the same classes, in their order, what they had."""
+        kept: dict[str, list[dict[str, Any]]] = {}
+        for name, attributes in state["attributes"]:
+            kept.setdefault(name, []).append(attributes)
+        for callback in self._list.callbacks:
+            if left := kept.get(type(callback).__name__):
+                vars(callback).update(left.pop(0))
+        self._model.stop_training = state["is_stopped"]
+
+
+_OF_RUN = ("_model", "model", "_params", "params")
+"""What Keras gives every callback."""
+
+
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(callback).items() if name not in _OF_RUN and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biuf"
+    return value is None or type(value) in (bool, int, float, str)
