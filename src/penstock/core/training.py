@@ -57,13 +57,15 @@ class Checkpoint:
         state: Of the trainer: weights, optimizer, metrics, seed generators.
         callbacks: Of the callbacks: values of JSON, arrays and numbers of numpy, lists, tuples and dicts of them.
         failures: Rows that were found bad.
-        facts: What else the job wants to find again, as JSON: seed, vocabulary of labels, history …
+        records: Of the loop's recorder, as JSON: the history so far.
+        facts: What else the job wants to find again, as JSON: seed, vocabulary of labels …
     """
 
     progress: Progress
     state: Mapping[str, Array]
     callbacks: Any = None
     failures: tuple[RowFailure, ...] = ()
+    records: Any = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -172,14 +172,12 @@ class CheckpointKeeper:
         cadence: When they are due.
         say: Told what goes wrong.
         facts: What the job adds to each, as JSON. Called in the thread that trains.
-        before: Called before one is written: what belongs to it must be on the disk first.
     """
 
     folder: CheckpointFolder
     cadence: Cadence
     say: Callable[[str], None]
     facts: Callable[[], Mapping[str, Any]] = field(default=dict)
-    before: Callable[[], None] = field(default=lambda: None)
     written: str | None = None
     """The file of the last one that was written."""
     _failed: int = 0
@@ -199,7 +197,6 @@ class CheckpointKeeper:
             self.say(f"no checkpoint after step {step}: weights are no numbers (NaN); {self._last_good()}")
             return
         try:
-            self.before()
             self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts()}))
             self._failed = 0
         except OSError as error:
@@ -232,6 +229,7 @@ def _as_arrays(checkpoint: Checkpoint) -> tuple[dict[str, Array], dict[str, Any]
         "progress": asdict(checkpoint.progress),
         "callbacks": _as_json(checkpoint.callbacks, arrays),
         "failures": [asdict(failure) for failure in checkpoint.failures],
+        "records": checkpoint.records,
         "facts": dict(checkpoint.facts),
     }
     return arrays, document
@@ -246,6 +244,7 @@ def _from_arrays(arrays: dict[str, Array], document: dict[str, Any]) -> Checkpoi
         {name.removeprefix(_STATE): value for name, value in arrays.items() if name.startswith(_STATE)},
         _from_json(document["callbacks"], arrays),
         tuple(RowFailure(**failure) for failure in document["failures"]),
+        document["records"],
         document["facts"],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,6 +53,21 @@ class Keeper(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """What writes loss and metrics down as training goes on."""
+
+    def begin(self, position: Position, state: Any) -> None:
+        """Begin, or go on where a checkpoint was taken: what was written after it is taken back. None: begin anew."""
+        ...
+
+    def step(self, position: Position, logs: Callable[[], Any]) -> None: ...
+    def epoch(self, position: Position, logs: Mapping[str, float]) -> None: ...
+
+    def state(self) -> Any:
+        """What a checkpoint keeps of the records, as JSON. What they had so far is on the disk."""
+        ...
+
+
 class TrainingStopped(Exception):
     """Training ended after a step because the schedule asked for it. The keeper has got a checkpoint."""
 
@@ -87,6 +102,8 @@ class Schedule:
     """Told of every step that was undone."""
     keeper: Keeper | None = None
     """Asked after every step and every epoch whether a checkpoint is due."""
+    recorder: Recorder | None = None
+    """Gets loss and metrics of steps and epochs."""
     is_stop_wanted: Callable[[], bool] = field(default=_never)
     """Asked after every step, also of validation: training ends there with a checkpoint."""
 
@@ -165,6 +182,8 @@ def train(
     progress = start.progress if start is not None else Progress(Position(epoch=callbacks.initial_epoch))
     run = _Run(trainer, data, callbacks, schedule, validation, progress.position)
     run.logs, run.skipped = dict(progress.last_logs), progress.skipped
+    if schedule.recorder is not None:
+        schedule.recorder.begin(run.position, start.records if start is not None else None)
     is_over = False
     if start is not None and run.position.rows == 0:
         _restore(run, start)
@@ -175,7 +194,7 @@ def train(
         start = None
         is_over = callbacks.is_stopped
         _keep_if_due(run)
-    if run.kept != run.position:
+    if run.position.step > 0 and run.kept != run.position:
         _keep(run)  # a run that is killed while the model is saved need not train again
     if schedule.epochs > 0:
         trainer.finish()
@@ -204,6 +223,8 @@ def _epoch(run: _Run, start: Checkpoint | None) -> None:
     if run.validation is not None and run.schedule.validates(epoch):
         logs |= {f"val_{name}": value for name, value in _validate(run, run.validation, dict(logs)).items()}
     run.callbacks.epoch_end(epoch, logs)
+    if run.schedule.recorder is not None:
+        run.schedule.recorder.epoch(run.position, logs)
     run.logs = logs
     run.position = run.position.next_epoch()
 
@@ -221,6 +242,8 @@ def _train_epoch(run: _Run) -> None:
         elif run.schedule.on_nan == STOP:
             _check_loss(run, batch)
         callbacks.train_batch_end(number, trainer.step_logs)
+        if run.schedule.recorder is not None:
+            run.schedule.recorder.step(run.position, trainer.step_logs)
         run.schedule.after_step(run.position)
         _keep_if_due(run, batches)
         if callbacks.is_stopped:
@@ -270,7 +293,8 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
     progress = Progress(run.position, epoch_logs, run.logs, run.skipped)
     bad = tuple(failures[number] for number in sorted(failures))
     run.kept = run.position
-    run.schedule.keeper.keep(Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad))
+    records = run.schedule.recorder.state() if run.schedule.recorder is not None else None
+    run.schedule.keeper.keep(Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad, records))
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:

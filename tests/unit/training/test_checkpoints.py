@@ -45,7 +45,9 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
         "attributes": [("EarlyStopping", {"best": np.float32(0.1), "wait": 2, "best_weights": [np.arange(3.0)]})],
         "of": {3: (None, True, "ä", [])},
     }
-    written = checkpoint(12, callbacks=callbacks, failures=(BAD,), facts={"seed": 4, "labels": ["cat", "dog"]})
+    written = checkpoint(
+        12, callbacks=callbacks, failures=(BAD,), records=[1], facts={"seed": 4, "labels": ["cat", "dog"]}
+    )
     folder = CheckpointFolder(str(tmp_path / "new" / "checkpoints"))
     path = folder.write(written)
     found = folder.newest()

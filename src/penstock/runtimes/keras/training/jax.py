@@ -197,7 +197,7 @@ def _adding_up(optimizer: Any, share: Any, sums: Any, is_last: bool) -> Iterator
         if not is_last:
             after[0] = total
             return trainable_variables, optimizer_variables
-        after[0] = [s * 0 for s in sums]
+        after[0] = [jax.numpy.zeros_like(s) for s in sums]  # NaN times 0 would stay NaN
         return apply(optimizer_variables, total, trainable_variables)
 
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)

@@ -68,7 +68,8 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
     refusal = _refusal(model) if len(devices) > 1 else ""
     is_mirrored = len(devices) > 1 and not refusal
     # On one CPU the model is built when its step is traced, as `model.fit` does: not every model can be built before.
-    if is_mirrored or settings.accumulate > 1 or "GPU" in devices[0]:
+    is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or "GPU" in devices[0]
+    if is_built:
         _build(model, first)
     loss = kind_of_loss(model, first) if is_mirrored or settings.accumulate > 1 else BY_KERAS
     if settings.accumulate > 1 and loss == UNKNOWN:
@@ -80,7 +81,7 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
             "its train_step does not tell how the losses of parts of a batch make that of the batch; with "
             "self.compute_loss(…) and self.optimizer it does"
         )
-    trainer = tensorflow.TensorFlowTrainer(model, pack, settings, loss)
+    trainer = tensorflow.TensorFlowTrainer(model, pack, settings, loss, None if is_built else first)
     if refusal:
         trainer.remarks.append(f"the model trains on one of {len(devices)} devices: {refusal}")
     return trainer

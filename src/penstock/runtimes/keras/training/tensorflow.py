@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.core.records import Array
 from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import keras, tf
 from penstock.runtimes.keras.training.feeding import placed_ahead
@@ -22,9 +23,10 @@ from penstock.runtimes.tensorflow.cuda_feed import feeder_to_tensorflow
 class TensorFlowTrainer(KerasTrainer):
     """One device, and the model's own step, compiled as the model says."""
 
-    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str = BY_KERAS) -> None:
+    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str = BY_KERAS, first: Any = None) -> None:
         super().__init__(model, pack, settings)
         self._loss = loss
+        self._first = first  # a batch, where the model may have variables only after its first step
         self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile), self._make_steps)
         self._hook: GradientHook | None = None
         self._means: WeightedMeans | None = None
@@ -35,6 +37,13 @@ class TensorFlowTrainer(KerasTrainer):
             return batches
         feed = _Feed()
         return placed_ahead(batches, lambda batch: keras.tree.map_structure(feed, self._pack(batch)))
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Make everything what it was, variables that are not there yet included: a step makes them."""
+        if self._first is not None:
+            self._train(self._first, 0)
+            self._first = None
+        super().restore(state)
 
     def _make_steps(self) -> dict[str, Any]:
         return {"train": self._compiled(self.model.train_step), "test": self._compiled(self.model.test_step)}

@@ -51,18 +51,32 @@ def write_variables(variables: Mapping[str, Any], state: Mapping[str, Array]) ->
     """Give all variables their values back.
 
     Raises:
-        ModelError: The state is of another model.
+        ModelError: The state is of another model. No variable has changed then.
     """
+    kept = {name: [state[name]] if name in state else _saved_copies(name, state) for name in variables}
+    unknown = [name for name in state if name.partition(_COPIES)[0] not in variables]
+    if unknown:
+        raise _of_another_model(f"{unknown[0]}: {_described(state[unknown[0]])}", f"{len(variables)} variables")
     for name, variable in variables.items():
-        saved = [state[name]] if name in state else _saved_copies(name, state)
-        if not saved or any(tuple(value.shape) != tuple(variable.shape) for value in saved):
-            raise ModelError(
-                "the checkpoint is of another model",
-                received=f"{name} of shape {saved[0].shape if saved else 'none'}",
-                allowed=f"shape {tuple(variable.shape)} ({variable.path})",
-                hint="continue with the model and the optimizer that the checkpoint was written with",
-            )
-        _write(variable, saved)
+        allowed = f"{variable.dtype} of shape {tuple(variable.shape)}"
+        if not kept[name] or any(_described(value) != allowed for value in kept[name]):
+            received = _described(kept[name][0]) if kept[name] else "nothing"
+            raise _of_another_model(f"{name}: {received}", f"{allowed} ({variable.path})")
+    for name, variable in variables.items():
+        _write(variable, kept[name])
+
+
+def _described(value: Array) -> str:
+    return f"{value.dtype.name} of shape {value.shape}"
+
+
+def _of_another_model(received: str, allowed: str) -> ModelError:
+    return ModelError(
+        "the checkpoint is of another model",
+        received=received,
+        allowed=allowed,
+        hint="continue with the model and the optimizer that the checkpoint was written with",
+    )
 
 
 def _saved_copies(name: str, state: Mapping[str, Array]) -> list[Array]:
