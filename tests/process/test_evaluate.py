@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.conftest import ENVIRONMENT, Penstock, summary_of
 
@@ -140,3 +141,35 @@ def test_rows_without_a_label_are_counted_and_left_out(
     assert "row 7: the label 'y' is null" in found["first_failure"]
     assert list(found["metrics"]) == ["loss", "accuracy", "f1_score"]
     assert len(found["metrics"]["f1_score"]) == 10
+
+
+COLOURS = ("red", "green", "blue")
+
+
+@pytest.mark.parametrize(
+    "written", ["csv", *(pytest.param(each, marks=pytest.mark.slow) for each in ("parquet", "arrow", "jsonl"))]
+)
+def test_photos_in_a_folder_for_each_class_are_evaluated_from_what_predict_wrote(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path, written: str
+) -> None:
+    """The model gives the mean of each colour. One photo lies in a wrong folder, another one is broken."""
+    for number in range(30):
+        folder = tmp_path / "photos" / COLOURS[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((32, 32, 3), 20, np.uint8)
+        pixels[..., number % 3 if number else 2] = 200
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    (tmp_path / "photos" / "green" / "04.png").write_bytes(b"no photo")
+    (tmp_path / "classes.txt").write_text("\n".join(COLOURS), encoding="utf-8")
+    arguments = ("--label", "@folder", "--labels", tmp_path / "classes.txt", "--metrics", "accuracy", "--confusion")
+    model = (light_models / "colour.onnx", tmp_path / "photos")
+    if written == "parquet":
+        found = summary_of(penstock_run("evaluate", *model, "--output", tmp_path / "out", *arguments, "--json"))
+        assert (found["rows"], found["failed"]) == (29, 1)
+    else:
+        keep = ("--format", written, "--keep", "@folder", "--part-rows", 7)
+        assert penstock_run("predict", *model, "--output", tmp_path / "out", *keep).returncode == 3
+    found = summary_of(penstock_run("evaluate", "--from-predictions", tmp_path / "out", *arguments, "--json"))
+    assert (found["rows"], found["failed"]) == (29, 1)
+    assert found["metrics"]["accuracy"] == pytest.approx(28 / 29)
+    assert found["confusion"]["colour"] == {"classes": list(COLOURS), "matrix": [[9, 0, 1], [0, 9, 0], [0, 0, 10]]}

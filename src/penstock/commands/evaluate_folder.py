@@ -23,7 +23,7 @@ from penstock.commands.evaluate import (
 from penstock.commands.evaluation import Evaluation
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.in_memory import Wanted, run_context
-from penstock.core.columns import join, take_positions
+from penstock.commands.written_rows import RowReader, WrittenParts, is_readable
 from penstock.core.mapping import find
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, Array, Column, ModelFile, Result, Span
@@ -35,16 +35,12 @@ from penstock.options.records import PredictOptions, ReadOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
 from penstock.sinks.staging import ROW
-from penstock.sources.catalog import open_files
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, changed_files
-from penstock.storage.places import Place
 from penstock.training.judges import Judge, JudgeHere, JudgeProcess
 from penstock.training.metric_records import MetricRequest
 
-_READ_ROWS = 8192
-_PARQUET = ".parquet"
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
 """Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
 
@@ -184,8 +180,9 @@ def _fold(
     if not is_finished(manifest, records):
         raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
     _check_outputs(manifest, folder)
-    parts = [name for record in sorted(records, key=lambda each: (each.part, each.cut)) for name in record.files]
-    stored = _Stored(place, manifest, parts)
+    ordered = sorted(records, key=lambda each: (each.part, each.cut))
+    parts = [{name: absolute(place.address(name)) for name in record.files} for record in ordered if record.rows]
+    stored = _Stored(manifest, WrittenParts(manifest.part_suffix, manifest.schema, parts))
     columns = stored.columns_for(asked, data)
     folding = Folding(judge, ColumnTargets(asked, classes), 1.0)
     structure = "single" if manifest.schema.num_outputs == 1 else "dict"
@@ -202,7 +199,7 @@ def _check_outputs(manifest: Manifest, folder: str) -> None:
     """Refuse predictions from which no metric can be had.
 
     Raises:
-        OutputError: Only the best classes were written, or what a function made of the outputs, or no Parquet.
+        OutputError: Only the best classes were written, or what a function made of the outputs, or a plugin wrote them.
     """
     request = manifest.request
     for name in ("top_k", "argmax", "postprocess", "squeeze"):
@@ -212,11 +209,12 @@ def _check_outputs(manifest: Manifest, folder: str) -> None:
                 received=f"{folder}: written with --{name.replace('_', '-')}",
                 hint="predict without it, or evaluate the model: penstock evaluate MODEL INPUT --label COLUMN",
             )
-    if manifest.part_suffix != _PARQUET:
+    if not is_readable(manifest.part_suffix):
         raise OutputError(
-            "predictions are evaluated from Parquet",
+            "predictions of this format cannot be read back",
             received=f"{folder}: parts of {manifest.part_suffix}",
-            hint="predict with --format parquet, or evaluate the model",
+            allowed="parquet, arrow, npy, jsonl, csv",
+            hint="predict with another --format, or evaluate the model",
         )
 
 
@@ -224,9 +222,8 @@ def _check_outputs(manifest: Manifest, folder: str) -> None:
 class _Stored:
     """The predictions in a folder, with the labels beside them or in the input."""
 
-    place: Place
     manifest: Manifest
-    parts: Sequence[str]
+    parts: WrittenParts
 
     def columns_for(self, asked: EvaluateOptions, data: Any) -> dict[str, str | _ByRow]:
         """Where the columns of labels and weights are: in the parts, under a name, or in the input.
@@ -272,18 +269,15 @@ class _Stored:
         """All rows as results, in order."""
         outputs = list(self.manifest.schema.names)[: self.manifest.schema.num_outputs]
         inside = [where for where in columns.values() if isinstance(where, str)]
-        if not self.parts:
+        if not self.parts.addresses:
             return
-        source = open_files([absolute(self.place.address(name)) for name in self.parts])
         readers = {name: where.reader() for name, where in columns.items() if isinstance(where, _ByRow)}
-        for span in source.divide(_READ_ROWS):
-            for block in source.read(span, list(dict.fromkeys([ROW, *outputs, *inside]))):
-                read: dict[str, Any] = dict(block.columns)
-                rows = np.asarray(read[ROW])
-                found: dict[str, Column] = {name: read[name] for name in outputs}
-                for name, where in columns.items():
-                    found[KEPT + name] = read[where] if isinstance(where, str) else readers[name].take(rows)
-                yield Result(Span(span.index, int(rows[0]), len(rows), (), None, _runs(rows)), found)
+        for index, read in enumerate(self.parts.read([*outputs, *inside])):
+            rows = np.asarray(read[ROW])
+            found: dict[str, Column] = {name: read[name] for name in outputs}
+            for name, where in columns.items():
+                found[KEPT + name] = read[where] if isinstance(where, str) else readers[name].take(rows)
+            yield Result(Span(index, int(rows[0]), len(rows), (), None, _runs(rows)), found)
 
 
 def _runs(rows: Array) -> tuple[tuple[int, int], ...]:
@@ -304,35 +298,5 @@ class _ByRow:
     source: Source
     name: str
 
-    def reader(self) -> _RowReader:
-        return _RowReader(self)
-
-
-class _RowReader:
-    """Reads a column of the input as far as it is asked for. Row numbers grow from call to call."""
-
-    def __init__(self, column: _ByRow) -> None:
-        self._name = column.name
-        self._blocks = self._read(column)
-        self._held: list[tuple[int, Column]] = []
-
-    def _read(self, column: _ByRow) -> Iterator[tuple[int, Column]]:
-        for span in column.source.divide(_READ_ROWS):
-            for block in column.source.read(span, [column.name]):
-                yield block.start, block.columns[column.name]  # type: ignore[misc]
-
-    def take(self, rows: Array) -> Column:
-        """The values of these rows.
-
-        Raises:
-            InputError: The input has fewer rows.
-        """
-        last = int(rows[-1])
-        while not self._held or self._held[-1][0] + len(self._held[-1][1]) <= last:
-            block = next(self._blocks, None)
-            if block is None:
-                raise InputError("the input has fewer rows than the predictions", received=f"row {last}")
-            self._held.append(block)
-        self._held = [(start, column) for start, column in self._held if start + len(column) > int(rows[0])]
-        start = self._held[0][0]
-        return take_positions(join([column for _, column in self._held]), rows - start)
+    def reader(self) -> RowReader:
+        return RowReader(self.source, self.name)
