@@ -10,12 +10,14 @@ from typing import Any, Unpack
 from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
 from penstock.commands.evaluation import Evaluation as Evaluation
+from penstock.commands.fit import fit_files, fit_status, make_fit_task, resume_fit
 from penstock.commands.folder_job import FolderJob, make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
-from penstock.commands.keyword_types import EvaluateKeywords, Keywords, PredictKeywords
+from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
+from penstock.commands.trained import Trained as Trained
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -23,6 +25,7 @@ from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
+from penstock.options.fit_records import make_fit
 from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions, make_options
 from penstock.options.training_records import make_evaluation
 from penstock.options.value_types import WrongType, as_type
@@ -120,6 +123,10 @@ def predict(
     return to_folder.run(task, shown(), began)
 
 
+class _FitKeywords(FitKeywords, FitFileKeywords, total=False):
+    """The arguments of `model.fit` for a live model, and the options of `penstock fit` for files."""
+
+
 def fit(
     model: Any,
     x: Any = None,
@@ -129,48 +136,62 @@ def fit(
     verbose: bool | int | str = "auto",
     callbacks: Any = None,
     *,
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool | Progress | None = None,
     num_devices: int | None = None,
     accumulate: int = 1,
     on_nan: str = "stop",
     scale_lr: str | None = None,
-    **keywords: Unpack[FitKeywords],
+    **keywords: Unpack[_FitKeywords],
 ) -> Any:
-    """Train a live Keras model as `model.fit` does, on every device of the process.
+    """Train a Keras model on every device: a live one as `model.fit` does, or a file on files, with checkpoints.
 
     A batch is divided over the devices as evenly as it goes, and every row counts once: the curves are those of
     `model.fit` on one device with the same batches, but for batch normalisation on TensorFlow, which each device does
     for its own rows.
 
     Args:
-        model: A compiled Keras model.
-        x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`.
-        y: Targets, where `x` is arrays.
+        model: A compiled Keras model; or, to train on files, a `.keras` or `.h5` file, `module:function`, or a
+            function that builds a model.
+        x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`; or paths of files.
+        y: Targets, where `x` is arrays. In files, `label="COLUMN"` names them.
         batch_size: Rows of one step, on all devices together; 32 without it.
         epochs: How often to go through the data.
         verbose: As in `model.fit`.
-        callbacks: Keras callbacks.
-        num_devices: How many devices to use; all without it. Keras on torch uses one.
+        callbacks: Keras callbacks, of a live model.
+        output: The folder in which a model that is trained on files is written. The same job there is resumed.
+        overwrite: Remove another training job that is in the folder.
+        progress: With `output`: whether to show progress, or the object that shows it; it overrides `verbose`.
+        num_devices: How many devices a live model uses; all without it. Keras on torch uses one.
         accumulate: Work on each batch in so many pieces, one after the other, to save memory. The weights change once.
         on_nan: What to do when the loss is no number: "stop" with an error that names step and rows,
             "skip" undoes the step, "ignore" goes on.
         scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
             of the first epoch. Without it the learning rate is not changed.
-        **keywords: The other arguments of `model.fit`, under their names.
+        **keywords: The other arguments of `model.fit`, under their names; on files, the options of `penstock fit`.
 
     Returns:
-        Keras's History.
+        Keras's History; of files, a Trained: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
 
     Raises:
         ModelError: The model is not compiled, or its loss is no number any more.
 
     Example:
-        >>> history = penstock.fit(model, x, y, epochs=10)                             # doctest: +SKIP
+        >>> history = penstock.fit(model, x, y, epochs=10)                                    # doctest: +SKIP
+        >>> penstock.fit("model.keras", "rows/", label="y", epochs=10, output="trained/")     # doctest: +SKIP
     """
     if not is_live_keras_model(model):
+        for_live_models = {"y": y, "callbacks": callbacks, "num_devices": num_devices}
+        given = {"accumulate": accumulate, "on_nan": on_nan, "scale_lr": scale_lr, "epochs": epochs, **keywords}
+        options, asked = make_fit({**given, "batch_size": batch_size}, fit)
+        place = None if output is None else _folder(output)
+        task = make_fit_task(model, x, place, options, asked, for_live_models)
+        task = replace(task, overwrite=overwrite, is_verbose=verbose is True)
+        return fit_files(task, _progress(progress, verbose)(), time.perf_counter())
+    if output is not None:
         raise UsageError(
-            "penstock.fit trains a live Keras model",
-            received=f"{type(model).__name__}: {model!r:.60}",
-            hint="keras.models.load_model(path), then penstock.fit(model, x, y)",
+            "a live model stays where it is", received=f"output={output!r}", hint="leave it out, then model.save(path)"
         )
     request = FitRequest(
         epochs=epochs,
@@ -305,8 +326,10 @@ def resume(
     verify: bool = False,
     progress: bool | Progress | None = None,
     verbose: bool = False,
-) -> Summary:
+) -> Summary | Trained:
     """Go on with the job in a folder, on the devices of its kind that are here now.
+
+    A training job goes on from its newest checkpoint.
 
     Parts that are missing, or have another size than when they were written, are predicted again, and nothing else is
     touched.
@@ -324,6 +347,9 @@ def resume(
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
+    if fit_status(_folder(output)) is not None:
+        changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose}
+        return resume_fit(_folder(output), _progress(progress)(), began, changes)
     given = {} if max_failures is None else {"max_failures": max_failures}
     try:
         task = _opened_again(output, is_verbose=verbose, devices=devices, **given)
@@ -401,8 +427,10 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         `committed`, `failed` or `left`; `rows_per_s` over the last parts, None where these are too few; `run`, the
         living run that holds the folder, or None; `parts`, `model`, `recipe`, `resumable`, and `hint`: the command
         that resumes the job, or what to do where none can.
+        Of a training job: `output`, `kind` ("fit"), `state`, `epochs`, `epochs_done`, `steps_kept` (in the newest
+        checkpoint), `last` (the last line of its history), `run`, `model`, `resumable` and `hint`.
     """
-    return folder_state.status(_folder(output))
+    return fit_status(_folder(output)) or folder_state.status(_folder(output))
 
 
 def verify(output: str | os.PathLike[str]) -> dict[str, Any]:

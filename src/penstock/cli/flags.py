@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
+from penstock.options.fit_records import EVERY_OPTION, FIT_OPTIONS, FITTED_WITH
 from penstock.options.records import OPTIONS, PredictOptions, make_options
 from penstock.options.table import AUTO, Option
-from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH, EVERY_OPTION
+from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _MOST_USED = (
-    "output", "label", "metrics", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices", "limit",
-    "dry_run",
+    "output", "label", "epochs", "metrics", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices",
+    "limit", "dry_run",
 )  # fmt: skip
 """What the help begins with; each option is shown once."""
 
@@ -88,13 +89,21 @@ def evaluation_options(command: Command) -> Command:
     return command
 
 
+def fit_options(command: Command) -> Command:
+    """The options of training: what is learned and how, and those of a job that it has."""
+    for option in reversed([*FIT_OPTIONS.values(), *(OPTIONS[name] for name in FITTED_WITH)]):
+        command = flag_of(option)(command)
+    return command
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows the options of a job under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         entries = {str(option.name): entry for option in options if (entry := option.get_help_record(ctx))}
-        own = {**EVERY_OPTION, **(EVALUATE_OPTIONS if "label" in entries else {})}
+        first = FIT_OPTIONS if "epochs" in entries else EVALUATE_OPTIONS if "label" in entries else OPTIONS
+        own = {**first, **EVERY_OPTION, **first}
         groups: dict[str, list[tuple[str, str]]] = {"Options most used": []}
         for name in _MOST_USED:
             if name in entries:

@@ -133,3 +133,49 @@ class EvaluateKeywords(TypedDict, total=False):
     row_timeout: float
     hang_timeout: float
     start_timeout: float
+
+
+class FitFileKeywords(TypedDict, total=False):
+    """The options of `fit` on files, as its command has them, without those that `fit` takes for live models, too."""
+
+    label: str | Mapping[str, str]
+    weight: str
+    class_weights: str
+    loss: str | Sequence[str]
+    metrics: str | Sequence[str]
+    optimizer: str
+    learning_rate: float
+    clip_norm: float
+    seed: int
+    cache: str
+    validation: str | Sequence[str]
+    stratify: bool
+    early_stopping: int
+    checkpoint_every: int | str
+    keep_checkpoints: int
+    log_every: int
+    tensorboard: bool
+    runtime: str
+    weights: str | os.PathLike[str]
+    custom_objects: str | Sequence[str]
+    trust_model: bool
+    inputs: Mapping[str, str | Sequence[str]]
+    preprocess: str | Callable[..., Any]
+    preprocess_row: str | Callable[..., Any]
+    image_size: int | tuple[int, int] | str
+    resize: str
+    interpolation: str
+    fast_decode: bool
+    color: str
+    images: str | Sequence[str]
+    features: Mapping[str, str]
+    header: str
+    nulls: str | float | Sequence[str | float]
+    buckets: Sequence[int]
+    max_failures: float
+    devices: str
+    threads: int | str
+    loaders: int | str
+    row_timeout: float
+    hang_timeout: float
+    start_timeout: float

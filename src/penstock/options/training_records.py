@@ -40,7 +40,7 @@ def _check_label(name: str, value: Any) -> None:
         raise UsageError(f"{name} is not understood", received=f"{name}={received}", allowed=_COLUMNS)
 
 
-_LABEL = Kind(
+LABEL = Kind(
     _read_label,
     _check_label,
     python="str | Mapping[str, str]",
@@ -48,7 +48,7 @@ _LABEL = Kind(
     metavar="COLUMN|OUTPUT=COLUMN",
     shell=kinds.REPEATABLE,
 )
-_NAMES = kinds.names("NAME,…", "a name is given twice", has_commas=True)
+NAMES = kinds.names("NAME,…", "a name is given twice", has_commas=True)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EvaluateOptions:
     """What is measured. Names of metrics and losses are those of Keras; `OUTPUT=NAME` is for one output of several."""
 
     # fmt: off
-    label: Mapping[str, str] = _measured(_LABEL, NOTHING, NO_KEY, default={},
+    label: Mapping[str, str] = _measured(LABEL, NOTHING, NO_KEY, default={},
         help="The column of true answers; @folder is the name of a photo's folder. OUTPUT=COLUMN for several outputs. "
         "Repeatable.")
     labels: tuple[str, ...] = _measured(kinds.LABELS, NOTHING, NO_KEY, default=(),
@@ -64,9 +64,9 @@ class EvaluateOptions:
         "the model.")
     weight: str | None = _measured(kinds.text("COLUMN"), NOTHING, NO_KEY,
         help="The column of weights of rows, for the loss and weighted metrics.")
-    metrics: tuple[str, ...] = _measured(_NAMES, NOTHING, NO_KEY, default=(),
+    metrics: tuple[str, ...] = _measured(NAMES, NOTHING, NO_KEY, default=(),
         help="Metrics of Keras by name: accuracy,auc. Default: what the model was compiled with.")
-    loss: tuple[str, ...] = _measured(_NAMES, NOTHING, NO_KEY, default=(),
+    loss: tuple[str, ...] = _measured(NAMES, NOTHING, NO_KEY, default=(),
         help="The loss of Keras by name. Default: what the model was compiled with.")
     per_class: bool = _measured(kinds.SWITCH, NOTHING, NO_KEY, default=False,
         help="Also precision, recall, F1 and the number of rows of every class.")

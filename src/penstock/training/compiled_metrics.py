@@ -74,7 +74,7 @@ def _is_registered(name: str) -> bool:
     return keras.saving.get_registered_object(name) is not None
 
 
-def _named(name: str) -> Any:
+def named(name: str) -> Any:
     """A metric or loss by its name: Keras's own by the name itself, a registered one as the object."""
     found = keras.saving.get_registered_object(name)
     if found is None:
@@ -154,13 +154,13 @@ def stand_in(model: Any, request: MetricRequest, shape: FoldShape, vectors: Sequ
     names = list(shape.predictions.names)
     loss, loss_weights = user_loss(model), None
     if request.loss:
-        loss = _by_output(request.loss, names, lambda name, output: _named(name), "--loss")
+        loss = by_output(request.loss, names, lambda name, output: named(name), "--loss")
         loss = next(iter(loss.values()))[0] if len(names) == 1 else {name: each[0] for name, each in loss.items()}
     elif loss is not None:
         loss_weights = model._compile_loss._user_loss_weights
     metrics = weighted = None
     if request.metrics:
-        made = _by_output(request.metrics, names, lambda name, output: _metric(name, output in vectors), "--metrics")
+        made = by_output(request.metrics, names, lambda name, output: _metric(name, output in vectors), "--metrics")
         given = next(iter(made.values())) if len(names) == 1 else made
         metrics, weighted = (None, given) if shape.weights.names else (given, None)
     elif model is not None and _has_metrics(model):
@@ -171,7 +171,7 @@ def stand_in(model: Any, request: MetricRequest, shape: FoldShape, vectors: Sequ
     return measuring
 
 
-def _by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: str) -> dict[str, list[Any]]:
+def by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: str) -> dict[str, list[Any]]:
     """What names give for every output: `OUTPUT=NAME` for one of them, a plain name for all."""
     made: dict[str, list[Any]] = {}
     for entry in entries:
@@ -185,9 +185,9 @@ def _by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: 
 
 def _metric(name: str, takes_classes: bool) -> Any:
     """A metric by name; one that compares vectors is made to take labels that are classes."""
-    named = _named(name)
-    if not takes_classes or name in _BY_SHAPE or not isinstance(named, str):
-        return named
+    found = named(name)
+    if not takes_classes or name in _BY_SHAPE or not isinstance(found, str):
+        return found
     metric = keras.metrics.get(name)
     if type(metric).__name__ not in _TAKE_VECTORS:
         return name

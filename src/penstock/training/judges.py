@@ -24,7 +24,7 @@ from penstock.training.targets import Targets
 from penstock.training.testing import test_spans
 
 _OF_KERAS = ("keras", "h5", "builder")
-_BACKENDS = ("tensorflow", "jax", "torch")
+BACKENDS = ("tensorflow", "jax", "torch")
 """Runtimes that are backends of Keras, best first."""
 
 
@@ -92,7 +92,7 @@ class JudgeProcess:
         self, model: ModelFile | None, request: MetricRequest, runtime: str | None, log: IO[Any], *, is_verbose: bool
     ) -> None:
         known = model if model is not None and model.kind in _OF_KERAS else None
-        entry = kinds.runtime(_backend_for(runtime))
+        entry = kinds.runtime(backend_for(runtime))
         described = model or ModelFile("none", "", "", ())
         self._launch = Launch(entry.make(), described, usable_cores(), log, is_verbose=is_verbose)
         self._inbox = Mailbox.create()
@@ -165,17 +165,17 @@ class JudgeProcess:
         return answer
 
 
-def _backend_for(runtime: str | None) -> str:
+def backend_for(runtime: str | None) -> str:
     """The runtime whose framework computes the metrics.
 
     Raises:
         DeviceError: No framework of Keras is installed.
     """
-    for name in (*([runtime] if runtime in _BACKENDS else []), *_BACKENDS):
+    for name in (*([runtime] if runtime in BACKENDS else []), *BACKENDS):
         if is_installed(name):
             return name
     raise DeviceError(
         "metrics are those of Keras, and none of its frameworks is installed",
-        received=f"not installed: {', '.join(_BACKENDS)}",
-        hint=kinds.runtime(_BACKENDS[0]).package.install,
+        received=f"not installed: {', '.join(BACKENDS)}",
+        hint=kinds.runtime(BACKENDS[0]).package.install,
     )

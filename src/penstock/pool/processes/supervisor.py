@@ -312,12 +312,17 @@ class LoaderLaunch:
         except OSError:
             return 0
 
+    def own_environment(self) -> dict[str, str]:
+        """The environment of this process, in which frameworks write only what they must, unless it is verbose."""
+        return dict(os.environ) | ({} if self._is_verbose else _QUIET)
+
     def loader_environment(self) -> dict[str, str]:
         """A loader has one thread and no GPU, whatever the user's function imports."""
-        environment = dict(os.environ)
-        if not self._is_verbose:
-            environment |= _QUIET
-        return environment | dict.fromkeys(_THREADS, "1") | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        return (
+            self.own_environment()
+            | dict.fromkeys(_THREADS, "1")
+            | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        )
 
 
 class Launch(LoaderLaunch):
@@ -339,8 +344,5 @@ class Launch(LoaderLaunch):
         self.threads = threads
 
     def environment(self, device: Device) -> dict[str, str]:
-        environment = dict(os.environ)
-        if not self._is_verbose:
-            environment |= _QUIET
         # Each runtime says which Keras its processes get, whatever the user's process was set to.
-        return environment | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)
+        return self.own_environment() | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)

@@ -1,0 +1,81 @@
+"""Labels on their way into a training step: in the form that the loss takes, checked, and weighted by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array, Columns
+from penstock.core.training import TrainBatch
+from penstock.errors import UsageError
+from penstock.runtimes.keras.training.keras_trainer import Pack
+from penstock.training.compiled_metrics import losses_of
+from penstock.training.label_fitting import LabelRule, fit_labels
+from penstock.training.metric_records import MetricRequest
+
+
+class LabelPack:
+    """Packs batches for a compiled model.
+
+    Args:
+        model: The model.
+        pack: From a batch with fitted labels to what a step takes.
+        shapes: The shape of a row of every output; without those that are not known.
+        class_weights: How much a row counts, by its class.
+    """
+
+    def __init__(
+        self, model: Any, pack: Pack, shapes: Mapping[str, tuple[int | None, ...]], class_weights: Mapping[int, float]
+    ) -> None:
+        self._model = model
+        self._pack = pack
+        self._shapes = shapes
+        self._rules: dict[str, LabelRule] = {}
+        self._weights: Array | None = None
+        if class_weights:
+            table = np.ones(max(class_weights) + 1, np.float32)
+            table[list(class_weights)] = list(class_weights.values())
+            self._weights = table
+
+    def __call__(self, batch: TrainBatch) -> Any:
+        """What a step takes.
+
+        Raises:
+            InputError: A label does not fit the loss.
+        """
+        weights = self._weighted(batch) if self._weights is not None else batch.weights
+        targets: Columns = {
+            output: self._fitted(output, labels, batch, place)
+            for place, (output, labels) in enumerate(batch.targets.items())
+        }
+        return self._pack(replace(batch, targets=targets, weights=weights))
+
+    def _fitted(self, output: str, labels: Array, batch: TrainBatch, place: int) -> Array:
+        shape = self._shapes.get(output)
+        if shape is None or None in shape:
+            return labels
+        # Only the shape of predictions matters: these take no memory.
+        like = np.broadcast_to(np.float32(0), (len(labels), *(int(length or 1) for length in shape)))
+        if output not in self._rules:
+            losses = losses_of(self._model, MetricRequest(), output, place, len(batch.targets))
+            self._rules[output] = LabelRule.of(losses, labels, like, is_lenient=True)
+        return fit_labels(self._rules[output], output, labels, like, batch.numbers)
+
+    def _weighted(self, batch: TrainBatch) -> Columns:
+        assert self._weights is not None
+        [labels] = batch.targets.values()
+        made: Array = self._weights[np.clip(labels.reshape(len(labels), -1)[:, 0], 0, len(self._weights) - 1)]
+        for given in batch.weights.values():
+            made = made * given
+        return {"": made}
+
+
+def check_class_weights(outputs: Mapping[str, str]) -> None:
+    """Refuse class weights of a model with several outputs, as Keras does."""
+    if len(outputs) > 1:
+        raise UsageError(
+            "class weights are for a model with one output", received=f"outputs {', '.join(outputs)}, --class-weights"
+        )

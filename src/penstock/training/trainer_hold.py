@@ -1,0 +1,93 @@
+"""The coordinator's hold on the process that trains: it starts it, hears it, and starts it again after its death."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock.core.messages import Failed
+from penstock.core.stopping import StopFlag
+from penstock.errors import WorkersDied
+from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
+from penstock.runtimes.keras.training.environment import environment_for
+from penstock.training.fit_job import Ended, FitJob, Kept, Report, Stop, Train
+
+MOST_DEATHS = 3
+"""So often in a row the process may die without a checkpoint in between."""
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass
+class TrainerHold:
+    """Trains a job to its end, whatever happens to the process.
+
+    Args:
+        job: The job.
+        log: What it writes to.
+        stop: When it is raised, the process ends with a checkpoint.
+        say: Takes lines for the user.
+    """
+
+    job: FitJob
+    log: IO[Any]
+    stop: StopFlag
+    say: Callable[[str], None]
+
+    def train(self, hear: Callable[[Report], None]) -> Ended:
+        """Train; `hear` takes the reports of the process.
+
+        Raises:
+            PenstockError: What went wrong there.
+            WorkersDied: It died again and again without a checkpoint in between.
+        """
+        launch = LoaderLaunch(self.log, is_verbose=self.job.is_verbose)
+        deaths = 0
+        try:
+            while True:
+                ended, has_progress, death = self._run_once(launch, hear)
+                if ended is not None:
+                    return ended
+                deaths = 1 if has_progress else deaths + 1
+                words = launch.last_words() or "none"
+                launch.note(f"the process that trains {death}")
+                if deaths >= MOST_DEATHS:
+                    raise WorkersDied(
+                        f"the process that trains died {deaths} times without getting further",
+                        received=f"it {death}; its last words: {words}",
+                        hint="see _penstock/log.txt; --verbose shows more. The last checkpoint stays: penstock resume",
+                    )
+                self.stop.check()
+                self.say(f"the process that trains {death}: it is started again, from the last checkpoint")
+        finally:
+            launch.close()
+
+    def _run_once(self, launch: LoaderLaunch, hear: Callable[[Report], None]) -> tuple[Ended | None, bool, str]:
+        """One life of the process: how training ended, whether a checkpoint was written, and how the process ended."""
+        job = self.job
+        environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
+        environment |= environment_for(job.backend, job.devices, job.threads)
+        process = WorkerProcess("penstock.training.trainer_process", (), (), environment, self.log)
+        has_progress = is_told = False
+        try:
+            process.send(Train(job, tuple(sys.path)))
+            while True:
+                if self.stop.is_raised and not is_told:
+                    process.send(Stop())
+                    is_told = True
+                if not multiprocessing.connection.wait(process.signs, _LOOK_EVERY_S):
+                    continue
+                try:
+                    report = process.receive()
+                except (EOFError, OSError):
+                    return None, has_progress, process.describe_end()
+                if isinstance(report, Failed):
+                    raise report.as_error("the process that trains")
+                has_progress = has_progress or isinstance(report, Kept)
+                if isinstance(report, Ended):
+                    return report, True, ""
+                hear(report)
+        finally:
+            process.close()
