@@ -57,6 +57,11 @@ class _Loader(WorkerProcess):
         """Whether it has something to load, and a slot to load it into."""
         return bool(self.spans and self.slots)
 
+    @property
+    def first_span(self) -> int:
+        """The span that it works on, or begins with."""
+        return next(iter(self.spans.values())).index
+
 
 class LoaderPool:
     """Loader processes, and the slots through which they hand batches to replicas.
@@ -260,7 +265,7 @@ class LoaderPool:
                 loader.send(LoadSpan(span, attempt, is_careful, poisoned))
         hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
         while hungry and self._free:
-            loader = min(hungry, key=lambda loader: loader.spans[0].index if self._is_in_order else len(loader.slots))
+            loader = min(hungry, key=lambda loader: loader.first_span if self._is_in_order else len(loader.slots))
             # The slot that was used last is the one whose memory is in the caches, and is the machine's already.
             slot = self._free.pop()
             loader.slots.add(slot)
