@@ -103,25 +103,18 @@ class KerasCallbacks:
 
     def state(self) -> Any:
         """What the callbacks have counted and kept: those of their attributes that are plain values or arrays."""
-        return {
-            "is_stopped": self.is_stopped,
-            "attributes": [
-                (
-                    type(callback).__name__,
-                    {n: v for n, v in vars(callback).items() if n not in _OF_RUN and _is_plain(v)},
-                )
-                for callback in self._list.callbacks
-            ],
-        }
+        kept = [(type(each).__name__, _plain_attributes(each), _operations(each)) for each in self._list.callbacks]
+        return {"is_stopped": self.is_stopped, "callbacks": kept}
 
     def restore(self, state: Any) -> None:
         """Give callbacks of the same classes, in their order, what they had."""
-        kept: dict[str, list[dict[str, Any]]] = {}
-        for name, attributes in state["attributes"]:
-            kept.setdefault(name, []).append(attributes)
+        left = list(state["callbacks"])
         for callback in self._list.callbacks:
-            if left := kept.get(type(callback).__name__):
-                vars(callback).update(left.pop(0))
+            kept = next((each for each in left if each[0] == type(callback).__name__), None)
+            if kept is not None:
+                left = [each for each in left if each is not kept]
+                vars(callback).update(kept[1])
+                vars(callback).update({name: getattr(keras.ops, operation) for name, operation in kept[2].items()})
         self._model.stop_training = state["is_stopped"]
 
 
@@ -131,6 +124,19 @@ _OF_RUN = ("_model", "model", "_params", "params")
 
 def _plain_attributes(callback: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(callback).items() if name not in _OF_RUN and _is_plain(value)}
+
+
+def _operations(callback: Any) -> dict[str, str]:
+    """Attributes that are functions of Keras, by their names: how a callback compares what it monitors.
+
+    Without it a callback would choose once more, and turn the sign of its `min_delta`, which is turned already.
+    """
+    named = {name: getattr(value, "__name__", "") for name, value in vars(callback).items() if callable(value)}
+    return {
+        name: operation
+        for name, operation in named.items()
+        if getattr(keras.ops, operation or "?", None) is vars(callback)[name]
+    }
 
 
 def _is_plain(value: Any) -> bool:

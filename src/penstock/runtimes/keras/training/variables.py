@@ -54,14 +54,14 @@ def write_variables(variables: Mapping[str, Any], state: Mapping[str, Array]) ->
         ModelError: The state is of another model. No variable has changed then.
     """
     kept = {name: [state[name]] if name in state else _saved_copies(name, state) for name in variables}
-    unknown = [name for name in state if name.partition(_COPIES)[0] not in variables]
-    if unknown:
-        raise _of_another_model(f"{unknown[0]}: {_described(state[unknown[0]])}", f"{len(variables)} variables")
     for name, variable in variables.items():
         allowed = f"{variable.dtype} of shape {tuple(variable.shape)}"
         if not kept[name] or any(_described(value) != allowed for value in kept[name]):
             received = _described(kept[name][0]) if kept[name] else "nothing"
             raise _of_another_model(f"{name}: {received}", f"{allowed} ({variable.path})")
+    for name in state:
+        if name.partition(_COPIES)[0] not in variables:
+            raise _of_another_model(f"{name}: {_described(state[name])}", "no such variable")
     for name, variable in variables.items():
         _write(variable, kept[name])
 
