@@ -77,6 +77,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert _python("tests.support.fit_killed", whole).returncode == 0

@@ -7,6 +7,7 @@ replicas, their batches and a last short batch change nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -154,8 +155,19 @@ class Fold:
             name: call.scale(name, batch[INPUT + name], lambda array: array.astype(np.float32))
             for name in self._shape.inputs
         }
-        self._model.test_on_batch(call.pack(inputs), labels, sample_weight=weights)
+        with _going_on(self._model):
+            self._model.test_on_batch(call.pack(inputs), labels, sample_weight=weights)
         self._step.has_loss = True
+
+
+@contextmanager
+def _going_on(model: Any) -> Iterator[None]:
+    """Let metrics add batches up: `test_on_batch` of Keras begins anew with each."""
+    object.__setattr__(model, "reset_metrics", lambda: None)
+    try:
+        yield
+    finally:
+        vars(model).pop("reset_metrics", None)
 
 
 def _not_fitting(error: Exception, batch: Mapping[str, Array]) -> InputError:
