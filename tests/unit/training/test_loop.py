@@ -173,3 +173,64 @@ def test_a_loss_that_is_no_number_may_be_ignored() -> None:
     diary = Diary([NAN] * 3)
     loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.IGNORE))
     assert diary.entries[-1] == "end"
+
+
+class Kept(list[Checkpoint]):
+    """Checkpoints that are due after some steps."""
+
+    def __init__(self, *due: int) -> None:
+        super().__init__()
+        self._due = due
+
+    def is_due(self, position: Position) -> bool:
+        return position.step in self._due
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        self.append(checkpoint)
+
+
+def test_a_checkpoint_at_the_last_step_of_an_epoch_has_its_results() -> None:
+    diary, kept = Diary(), Kept(2, 3)
+    loop.train(diary, Data(), diary, loop.Schedule(1, keeper=kept), validation=Data())
+    middle, last, over, *_ = (each.progress for each in kept)
+    assert (middle.position, middle.epoch_logs) == (Position(0, 2, 8, 2), None)
+    assert (last.position, last.epoch_logs) == (Position(0, 3, 10, 3), {"loss": 1.0})
+    assert (over.position, over.last_logs) == (Position(1, 3), {"loss": 1.0, "val_loss": 1.0})
+    again = Diary()
+    loop.train(again, Data(), again, loop.Schedule(1), validation=Data(), start=kept[1])
+    tests = ["reset", "test 4", "test 4", "test 2"]
+    assert again.entries == ["begin", "epoch 0", "restore", "restore", *tests, "finish", "end"]
+    assert again.ends == diary.ends
+
+
+def test_a_run_that_was_over_only_ends_once_more() -> None:
+    diary = Diary()
+    start = Checkpoint(Progress(Position(2, 6), last_logs={"loss": 1.0}), {})
+    loop.train(diary, Data(), diary, loop.Schedule(2), start=start)
+    assert diary.entries == ["begin", "restore", "restore", "finish", "end"]
+
+
+def test_a_loss_is_looked_at_before_a_checkpoint_is_written() -> None:
+    diary, kept = Diary([1.0, NAN, NAN]), Kept(1, 2)
+    with pytest.raises(ModelError, match="nan in step 2"):
+        loop.train(diary, Data(), diary, loop.Schedule(1, keeper=kept))
+    assert [each.progress.position.step for each in kept] == [1]
+
+
+def test_a_stop_that_is_asked_for_ends_training_after_the_step_with_a_checkpoint() -> None:
+    diary, kept = Diary(), Kept()
+    schedule = loop.Schedule(9, keeper=kept, is_stop_wanted=lambda: diary.entries.count("train 4") == 2)
+    with pytest.raises(loop.TrainingStopped):
+        loop.train(diary, Data(), diary, schedule)
+    assert diary.entries == ["begin", "reset", "epoch 0", "train 4", "train 4"]
+    assert [each.progress.position for each in kept] == [Position(0, 2, 8, 2)]
+
+
+def test_a_stop_in_validation_repeats_the_validation() -> None:
+    diary, kept = Diary(), Kept()
+    schedule = loop.Schedule(1, keeper=kept, is_stop_wanted=lambda: "test 4" in diary.entries)
+    with pytest.raises(loop.TrainingStopped):
+        loop.train(diary, Data(), diary, schedule, validation=Data())
+    [checkpoint] = kept
+    assert checkpoint.progress.epoch_logs == {"loss": 1.0}
+    assert checkpoint.progress.position == Position(0, 3, 10, 3)
