@@ -15,9 +15,8 @@ from pathlib import Path
 import h5py
 import psutil
 import pytest
-from PIL import Image
 
-from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
+from tests.conftest import ENVIRONMENT, Penstock, penstock_command, summary_of
 from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -155,65 +154,3 @@ def test_killed_at_a_random_moment_and_resumed_it_ends_with_the_same_bits(
     resumed = penstock_run("resume", output)
     assert resumed.returncode == 0, resumed.stderr
     assert_same_job(output, undisturbed)
-
-
-def test_photos_in_a_folder_for_each_class_to_labelled_predictions_in_three_commands(
-    penstock_run: Penstock, tmp_path: Path
-) -> None:
-    for name, shade in (("dark", 30), ("light", 220)):
-        folder = tmp_path / "photos" / name
-        folder.mkdir(parents=True)
-        for number in range(20):
-            Image.new("RGB", (30 + number, 26), (shade, shade, shade + number)).save(folder / f"{number}.jpg")
-    (tmp_path / "photos" / "dark" / "3.jpg").write_bytes(b"no photo")
-    photos, trained, output = tmp_path / "photos", tmp_path / "trained", tmp_path / "out"
-    built = "tests.support.fit_models:build_photos"
-    ran = penstock_run(
-        "fit", built, photos, "--label", "@folder", "--epochs", 30, "--batch-size", 8, "--learning-rate", 0.1,
-        "-o", trained, "--json", cwd=REPOSITORY,
-    )  # fmt: skip
-    assert ran.returncode == 3, ran.stderr
-    assert "2 classes: dark, light" in ran.stderr
-    assert "loss sparse_categorical_crossentropy, proposed because labels are classes" in ran.stderr
-    found = summary_of(ran)
-    assert (found["rows"], found["failed"]) == (39, 1)
-    assert found["metrics"]["accuracy"] == 1.0
-    (failure,) = (trained / "_penstock" / "failures.jsonl").read_text(encoding="utf-8").splitlines()
-    assert "dark/3.jpg" in failure
-    labels = ("--argmax", "--labels", trained / "labels.json", "--keep", "@folder", "--plan", "off")
-    predicted = penstock_run("predict", trained / "model.keras", photos, "-o", output, *labels)
-    assert predicted.returncode == 3, predicted.stderr
-    rows = read_rows(output)
-    names = [name for name in rows.column_names if "label" in name]
-    assert rows.column(names[0]).to_pylist() == rows.column("folder").to_pylist()
-    judged = penstock_run("evaluate", trained / "model.keras", photos, "--label", "@folder", "--json")
-    assert summary_of(judged)["metrics"]["accuracy"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("given", "code", "said"),
-    [
-        (("--label", "nothing"), 5, "the input has no such column"),
-        (("--label", "big"), 5, "a label is out of range\nreceived: row 202: 7"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (("--label", "y", "--optimizer", "adamm"), 2, "did you mean adam?"),
-                (("--label", "x"), 6, "no loss can be proposed"),
-                (("--label", "y", "--metrics", "acuracy"), 2, "Keras has no metric of this name"),
-                (("--label", "y", "--learning-rate", 1e30, "--optimizer", "sgd"), 6, "the loss is no number any more"),
-                (("--label", "y", "--weight", "name"), 5, "a weight is one number for each row"),
-                (("--label", "many"), 5, "the labels have more classes than the model"),
-            )
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_told_and_leaves_no_folder(
-    made: Path, penstock_run: Penstock, tmp_path: Path, given: tuple[object, ...], code: int, said: str
-) -> None:
-    output = tmp_path / "out"
-    ran = penstock_run("fit", made / "plain.keras", made / "rows.parquet", *given, "-o", output, "--input", "x=x")
-    assert ran.returncode == code, ran.stderr
-    assert said in ran.stderr
-    # What the first steps find out leaves a job that was begun.
-    assert output.exists() == ("no number" in said or "range" in said)

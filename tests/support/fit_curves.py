@@ -35,7 +35,7 @@ if BACKEND == "tensorflow":
         """A model with a `train_step` of its own, as the guides of Keras write it."""
 
         def train_step(self, data: Any) -> Any:
-            x, y = data[:2]
+            x, y = data
             with tf.GradientTape() as tape:
                 y_pred = self(x, training=True)
                 loss = self.compute_loss(y=y, y_pred=y_pred)
@@ -58,7 +58,7 @@ if BACKEND == "tensorflow":
             self.own_tracker = keras.metrics.Mean(name="own_loss")
 
         def train_step(self, data: Any) -> Any:
-            x, y = data[:2]
+            x, y = data
             with tf.GradientTape() as tape:
                 loss = self.reduce(losses.sparse_categorical_crossentropy(y, self(x, training=True)))
             gradients = tape.gradient(loss, self.trainable_variables)

@@ -25,9 +25,7 @@ def write_rows(path: Path) -> None:
     x, y = rows()
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
     names = [("ant", "bee", "cat")[each] for each in y]
-    big = np.append(y[:-1], 7)
-    many = [f"kind {row % 5}" for row in range(ROWS)]
-    pq.write_table(pa.table({"x": column, "y": y, "name": names, "big": big, "many": many}), path, row_group_size=50)
+    pq.write_table(pa.table({"x": column, "y": y, "name": names}), path, row_group_size=50)
 
 
 def build(*, is_compiled: bool = True) -> Any:
@@ -37,7 +35,7 @@ def build(*, is_compiled: bool = True) -> Any:
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
-            keras.Input((WIDTH,), name="x"),
+            keras.Input((WIDTH,)),
             keras.layers.Dense(12, "relu"),
             keras.layers.Dropout(0.2),
             keras.layers.Dense(CLASSES, "softmax", name="kind"),

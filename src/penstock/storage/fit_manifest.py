@@ -59,10 +59,10 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
     Raises:
         OutputError: It is damaged, or of another version.
     """
+    content = place.read(MANIFEST)
     try:
-        content = place.read(MANIFEST)
         document = json.loads(content) if content is not None else None
-    except (ValueError, OSError, RecursionError):
+    except ValueError:
         return None  # whatever it is, it is no training job that can be read
     if not isinstance(document, dict) or document.get(KIND) != FIT:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
-from penstock.errors import InputError, ModelError, PenstockError, TooManyFailures, one_line
+from penstock.errors import TooManyFailures
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
@@ -68,7 +68,6 @@ class FileTraining:
         outputs = outputs_of(call.signature, dict(job.asked.label))
         if job.class_weights:
             check_class_weights(outputs)
-        self._check_classes(call)
         data = FileData(job, call.signature, outputs, sys.stderr.fileno())
         for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
             self._note(remark)
@@ -90,23 +89,6 @@ class FileTraining:
             trainer = self._trainer(model, call, train)
             stack.callback(trainer.close)
             self._train(trainer, train, validation, start)
-
-    def _check_classes(self, call: KerasCall) -> None:
-        """Check that the model has an output for every class of labels that are text.
-
-        Raises:
-            InputError: There are more classes.
-        """
-        shapes = [spec.shape for spec in call.signature.outputs if spec.shape]
-        most = max((shape[-1] or 0 for shape in shapes), default=0)
-        most = 2 if most == 1 else most  # one value tells two classes apart
-        if most and self._job.classes > most:
-            raise InputError(
-                "the labels have more classes than the model",
-                received=f"{self._job.classes:,} classes",
-                allowed=f"at most {most:,}, as the last layer has",
-                hint="a model with one output for each class",
-            )
 
     def _load(self) -> Any:
         job = self._job
@@ -140,8 +122,7 @@ class FileTraining:
         first.release()
         batches.close()  # type: ignore[attr-defined]
         settings = StepSettings(job.asked.accumulate, is_undoable=job.asked.on_nan == loop.SKIP)
-        with _told_in_one_line():
-            trainer = open_trainer(model, pack, packed, settings, len(job.devices))
+        trainer = open_trainer(model, pack, packed, settings, len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)
         trainer.on_remark = self._note
@@ -172,8 +153,7 @@ class FileTraining:
         )
         self._began, self._waits = time.monotonic(), 0.0
         try:
-            with _told_in_one_line():
-                ended = loop.train(trainer, train, callbacks, schedule, validation=validation, start=start)
+            ended = loop.train(trainer, train, callbacks, schedule, validation=validation, start=start)
         except loop.TrainingStopped as stopped:
             self._write_failures(train)
             self._end(stopped.position, train, is_stopped=True)
@@ -269,21 +249,6 @@ class FileTraining:
 
     def _note(self, text: str) -> None:
         self._send(Note(text))
-
-
-@contextlib.contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    """Raise what a framework raises while it trains as an error of the model. The log has all of it."""
-    try:
-        yield
-    except (PenstockError, loop.TrainingStopped, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise ModelError(
-            "the model cannot be trained on these rows",
-            received=one_line(error),
-            hint="do inputs, labels and loss fit the model? penstock inspect MODEL shows what it takes",
-        ) from error
 
 
 class _Keeper(CheckpointKeeper):

@@ -115,7 +115,8 @@ class GivenData:
         x, y, weights = unpack_x_y_sample_weight(data)
         if self._has_numbers:
             numbers, x = x[_NUMBERS], x["x"]
-            return (x, y, weights), numbers, len(numbers)
+            # As Keras does: a `train_step` may say `x, y = data` where there are no weights.
+            return keras.utils.pack_x_y_sample_weight(x, y, weights), numbers, len(numbers)
         rows = _num_rows(x)
         return data, np.arange(self._count, self._count + rows), rows
 

@@ -17,7 +17,7 @@ from penstock.runtimes.keras.training.variables import read_variables, variables
 
 _KEPT_ON_THE_MODEL = "_penstock_steps"
 Pack = Callable[[TrainBatch], Any]
-"""From a batch to what the model's `train_step` takes: (x, y, sample_weight) in the model's own structures."""
+"""From a batch to what the model's `train_step` takes: (x, y) or (x, y, sample_weight), in the model's structures."""
 
 
 @dataclass(frozen=True)

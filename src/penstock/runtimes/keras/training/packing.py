@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.training import TrainBatch
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
 from penstock.runtimes.keras.training.keras_trainer import Pack
 
 
 def pack_by_name(model: Any) -> Pack:
-    """A function from batches with columns by name to (x, y, sample_weight) in the model's structures."""
+    """A function from batches with columns by name to (x, y) or (x, y, sample_weight) in the model's structures."""
     call = KerasCall(model)
 
     def pack(batch: TrainBatch) -> Any:
-        return call.pack(batch.inputs), _by_output(batch.targets), _by_output(batch.weights)
+        return keras.utils.pack_x_y_sample_weight(
+            call.pack(batch.inputs), _by_output(batch.targets), _by_output(batch.weights)
+        )
 
     return pack
 
