@@ -21,7 +21,7 @@ from penstock.storage import journal, local_folder
 from penstock.storage.journal import PartRecord
 from penstock.storage.ledger import committed_records, tidy
 from penstock.storage.manifest import Manifest
-from penstock.storage.places import place_of
+from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Silent
 from tests.unit.storage.test_ledger import manifest_of, new_folder, run
 
@@ -151,8 +151,12 @@ def test_part_that_is_no_file_is_a_problem_among_others(output: str, kind: str) 
 @pytest.mark.parametrize("name", ["journal", "lock", "log.txt", "manifest.json.tmp"])
 def test_what_is_no_file_is_not_written_to(output: str, name: str) -> None:
     os.mkfifo(os.path.join(output, "_penstock", name))
-    place = place_of(output)
-    with pytest.raises(OutputError, match="it is a FIFO"), place.lock(), place.log():
+    with pytest.raises(OutputError, match="it is a FIFO"):
+        begin(place_of(output))
+
+
+def begin(place: Place) -> None:
+    with place.lock(), place.log():
         manifest_of().save(place)
         place.journal()
 
