@@ -18,7 +18,7 @@ from penstock.core import division, kinds
 from penstock.core.figures import counted
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
-from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
+from penstock.errors import InputError, Interrupted, NoRows, OutputError, PenstockError, TooManyFailures
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request, Resumed
@@ -119,8 +119,11 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
         progress.note(f"appending {counted(arranged.num_new, 'new file')} after {existing.rows:,} rows")
-        return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
-    if task.append:
+        try:
+            return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
+        except NoRows:
+            progress.note("nothing to append: the new files have no rows")
+    elif task.append:
         progress.note("nothing to append: the input has no new files")
     with output_errors():
         tidy(place, existing, records, is_thorough=task.verify)

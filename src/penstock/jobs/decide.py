@@ -21,7 +21,7 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Binding, Placement, Recipe, Signature, Span
 from penstock.core.state import NONE, State
-from penstock.errors import InputError, ModelError
+from penstock.errors import InputError, ModelError, NoRows
 from penstock.jobs import buckets as shapes
 from penstock.jobs import placement as placing
 from penstock.jobs import states, steps
@@ -134,12 +134,12 @@ def first_rows(source: Source, rows: int) -> Span:
     """The first span of a source.
 
     Raises:
-        InputError: It has no rows.
+        NoRows: It has none.
     """
     first = next(iter(source.divide(rows)), None)
     if first is None:
         is_selected = isinstance(source, SelectedRows)
-        raise InputError(
+        raise NoRows(
             "no row is left of the input" if is_selected else "the input has no rows",
             received=", ".join(f.path for f in source.fragments()[:3]),
             hint="--skip leaves out all of it" if is_selected else None,

@@ -33,15 +33,20 @@ _KINDS = {
 
 
 class NotAFile(OutputError):
-    """Something else stands where a file of the output should be."""
+    """Something else stands where a file of the output should be: `kind` says what."""
 
-    def __init__(self, path: str, mode: int) -> None:
-        self.kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
-        super().__init__(
-            "a file of the output is not a file",
-            received=f"{path}: it is {self.kind}",
-            hint="remove it, or put the file back that penstock wrote",
-        )
+    kind = "no regular file"
+
+
+def _not_a_file(path: str, mode: int) -> NotAFile:
+    kind = _KINDS.get(stat.S_IFMT(mode), NotAFile.kind)
+    error = NotAFile(
+        "a file of the output is not a file",
+        received=f"{path}: it is {kind}",
+        hint="remove it, or put the file back that penstock wrote",
+    )
+    error.kind = kind
+    return error
 
 
 def regular(path: str, flags: int) -> int:
@@ -55,12 +60,12 @@ def regular(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno not in (errno.ENXIO, errno.EISDIR):  # a socket, a FIFO without a reader; a folder
             raise
-        raise NotAFile(path, os.stat(path).st_mode) from None
+        raise _not_a_file(path, os.stat(path).st_mode) from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
-    raise NotAFile(path, mode)
+    raise _not_a_file(path, mode)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.commands import appending, folder_state, retrying
 from penstock.commands.folder_job import FolderJob
 from penstock.core.records import ModelFile, Recipe
@@ -127,7 +128,7 @@ def test_what_is_no_file_is_told_and_not_waited_for(output: str, name: str, kind
     path = Path(output, "_penstock", name)
     path.unlink(missing_ok=True)
     KINDS[kind](path)
-    for command in (folder_state.status, folder_state.verify, retry):
+    for command in (penstock.status, folder_state.verify, retry):
         with pytest.raises(OutputError) as caught:
             command(output)
         assert f"{path}: " in str(caught.value)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO, cast
 
 from penstock.core.records import Fragment
-from penstock.errors import InputError
+from penstock.errors import InputError, NoRows
 from penstock.sources.files import listing, remote, remote_listing
 from penstock.sources.files.listing import Group
 from penstock.sources.files.listing import Paths as Paths
@@ -177,6 +177,6 @@ def fail_unreadable(path: str, error: OSError) -> InputError:
     return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
 
 
-def fail_empty(paths: Sequence[str]) -> InputError:
+def fail_empty(paths: Sequence[str]) -> NoRows:
     """The error for an input that has files but no rows."""
-    return InputError("the input has no rows", received=", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""))
+    return NoRows("the input has no rows", received=", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""))
