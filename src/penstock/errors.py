@@ -4,7 +4,6 @@
     ├── UsageError           2  the command or call itself is wrong
     ├── TooManyFailures      4  more rows failed than the job allows
     ├── InputError           5  the data cannot be read, or does not fit the model
-    │   └── NoRows           5  there are files, but no row in them
     ├── ModelError           6  the model cannot be loaded, or rejects everything
     │   └── RefusedByRuntime 6  this runtime cannot load it; another one may
     ├── OutputError          7  the output folder is locked, foreign or damaged
@@ -100,10 +99,6 @@ class InputError(PenstockError):
     """The data cannot be read, or does not fit the model."""
 
     exit_code = 5
-
-
-class NoRows(InputError):
-    """The data has no rows. For an append there is nothing to do then."""
 
 
 class ModelError(PenstockError):

@@ -94,6 +94,7 @@ def test_new_files_without_rows_are_nothing_to_append(
     penstock.predict(model, folder, **wanted)
     before = files_of(output)
     (folder / "b.csv").write_text(content, encoding="utf-8")
+    assert penstock.predict(model, folder, append=True, dry_run=True, **wanted)["rows"] == 0
     assert penstock.predict(model, folder, append=True, **wanted).rows == 1
     assert "nothing to append: the new files have no rows" in capsys.readouterr().err
     assert files_of(output) == before

@@ -16,7 +16,6 @@ EXIT_CODES = {
     "UsageError": 2,
     "TooManyFailures": 4,
     "InputError": 5,
-    "NoRows": 5,
     "ModelError": 6,
     "RefusedByRuntime": 6,
     "OutputError": 7,

@@ -18,7 +18,7 @@ from penstock.core import division, kinds
 from penstock.core.figures import counted
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
-from penstock.errors import InputError, Interrupted, NoRows, OutputError, PenstockError, TooManyFailures
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request, Resumed
@@ -26,6 +26,7 @@ from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
+from penstock.sources.files.paths import NoRows
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
 from penstock.storage.ledger import (

@@ -21,7 +21,7 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Binding, Placement, Recipe, Signature, Span
 from penstock.core.state import NONE, State
-from penstock.errors import InputError, ModelError, NoRows
+from penstock.errors import InputError, ModelError
 from penstock.jobs import buckets as shapes
 from penstock.jobs import placement as placing
 from penstock.jobs import states, steps
@@ -30,6 +30,7 @@ from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import SelectedRows
+from penstock.sources.files.paths import NoRows
 from penstock.sources.images.columns import find_images
 
 LEARN_ROWS = 16

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO, cast
 
 from penstock.core.records import Fragment
-from penstock.errors import InputError, NoRows
+from penstock.errors import InputError
 from penstock.sources.files import listing, remote, remote_listing
 from penstock.sources.files.listing import Group
 from penstock.sources.files.listing import Paths as Paths
@@ -175,6 +175,10 @@ def listed(paths: Sequence[str], number: int) -> Fragment:
 def fail_unreadable(path: str, error: OSError) -> InputError:
     """The error for a file that is not there any more, or may not be read."""
     return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
+
+
+class NoRows(InputError):
+    """There are files, but no row in them. An append has nothing to do then."""
 
 
 def fail_empty(paths: Sequence[str]) -> NoRows:
