@@ -131,6 +131,7 @@ def test_what_is_no_file_is_told_and_not_waited_for(output: str, name: str, kind
     for command in (penstock.status, folder_state.verify, retry):
         with pytest.raises(OutputError) as caught:
             command(output)
+        assert caught.value.as_json()["error"] == "OutputError"
         assert f"{path}: " in str(caught.value)
         assert f"it is {kind}" in str(caught.value)
 
