@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
@@ -60,7 +61,9 @@ def rehearse(look_at: Callable[[], object]) -> None:
         return  # `look` says so
     if not may_fork():
         return
-    process = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of any thread; those of numpy do not matter to h5py
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
     if process == 0:
         _look_and_exit(look_at)
     try:
