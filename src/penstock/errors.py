@@ -54,9 +54,9 @@ class PenstockError(Exception):
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, str | int | None]:
-        """The error as `--json` prints it."""
+        """The error as `--json` prints it, under the name of its public class."""
         return {
-            "error": type(self).__name__,
+            "error": next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__),
             "problem": self.problem,
             "received": self.received,
             "allowed": self.allowed,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -368,14 +369,14 @@ def _check(holds: bool, otherwise: str) -> None:
         raise Broken(otherwise)
 
 
-def run_until(harness: Harness, setups: Sequence[Setup], kills: int, jobs: int) -> None:
-    """Run episodes of all kinds in turn until so many kills have hit, or a promise is broken."""
+def run_until(harness: Harness, setups: Sequence[Setup], kills: int, jobs: int, deadline: float = math.inf) -> None:
+    """Run episodes of all kinds in turn until so many kills have hit, a promise is broken, or it is too late."""
     figures, enough = harness.figures, harness.figures.num_kills + kills
     turns = ((setup, number) for number in itertools.count() for setup in setups)
     lock = threading.Lock()
 
     def work() -> None:
-        while figures.num_kills < enough and not figures.broken:
+        while figures.num_kills < enough and not figures.broken and time.monotonic() < deadline:
             with lock:
                 setup, number = next(turns)
             harness.run_episode(setup, number)
@@ -391,6 +392,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=1000, help="with ONNX Runtime")
     parser.add_argument("--tensorflow", type=int, default=50, help="kills with TensorFlow")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then no other job begins")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="jobs at the same time")
     parser.add_argument("--only", default="", help="kinds of job with this in their name, such as retry or s3")
     parser.add_argument("--faults", nargs="*", default=(), choices=[*ROLES, *POINTS, TORN, *STOPS], metavar="FAULT")
@@ -402,6 +404,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
     print(f"chaos: seed {seed}, {given.kills} kills, {given.tensorflow} with TensorFlow", flush=True)
     began = time.monotonic()
+    deadline = began + 60 * given.minutes
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
         work = Path(folder)
         inputs = work / "inputs"
@@ -410,9 +413,9 @@ def main() -> int:
         random.Random(seed).shuffle(quick)
         slow = [Setup(inputs, "parquet", is_tensorflow=True)] if given.tensorflow else []
         with contextlib.closing(Harness(seed, work, [*quick, *slow], given.faults)) as harness:
-            run_until(harness, quick, given.kills, given.jobs)
+            run_until(harness, quick, given.kills, given.jobs, deadline)
             if slow and not harness.figures.broken:
-                run_until(harness, slow, given.tensorflow, given.jobs)
+                run_until(harness, slow, given.tensorflow, given.jobs, deadline)
     print("\n".join([*harness.figures.lines(), f"seed {seed}, {time.monotonic() - began:.0f} s"]), flush=True)
     return 1 if harness.figures.broken else 0
 

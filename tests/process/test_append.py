@@ -83,6 +83,25 @@ def test_only_new_files_are_predicted_and_rows_go_on(light_models: Path, tmp_pat
     assert values == (2 * np.concatenate(expected)[:, 0]).tolist()
 
 
+@pytest.mark.parametrize("content", ["", "a,b,c,d\n"], ids=["no bytes", "a header"])
+def test_new_files_without_rows_are_nothing_to_append(
+    light_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    model, folder, output = light_models / "double.onnx", tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.csv").write_text("a,b,c,d\n1,2,3,4\n", encoding="utf-8")
+    wanted = {**PINNED, "inputs": {"x": ["a", "b", "c", "d"]}, "output": output, "progress": True}
+    penstock.predict(model, folder, **wanted)
+    before = files_of(output)
+    (folder / "b.csv").write_text(content, encoding="utf-8")
+    assert penstock.predict(model, folder, append=True, dry_run=True, **wanted)["rows"] == 0
+    assert penstock.predict(model, folder, append=True, **wanted).rows == 1
+    assert "nothing to append: the new files have no rows" in capsys.readouterr().err
+    assert files_of(output) == before
+    (folder / "b.csv").write_text("a,b,c,d\n5,6,7,8\n", encoding="utf-8")
+    assert penstock.predict(model, folder, append=True, **wanted).rows == 2
+
+
 def test_job_that_was_appended_to_is_like_any_other(light_models: Path, tmp_path: Path, penstock_run: Penstock) -> None:
     model, folder, output = light_models / "double.onnx", tmp_path / "in", tmp_path / "out"
     folder.mkdir()

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from penstock.core.records import Result
 from penstock.core.stillness import Timeouts
 from penstock.errors import WorkersDied
+from penstock.pool.processes import supervisor
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows, run_penstock
 from tests.support import onnx_models
 from tests.support.arithmetic import ENDLESS, LARGE, REJECTED, Arithmetic
@@ -310,3 +311,18 @@ def test_poison_rows_of_a_function_among_a_hundred_thousand_fail_alone(tmp_path:
     assert rows.tolist() == [row for row in range(100_000) if row not in poison]
     expected = np.where(x[rows] == -105, np.nan, 2 * x[rows])
     np.testing.assert_array_equal(np.stack(found.column("y").to_numpy()), expected.astype(np.float32))
+
+
+def test_process_that_takes_nothing_from_its_line_does_not_block_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_TAKES_NOTHING_S", 1)
+    (tmp_path / "deaf.py").write_text("import time; time.sleep(3600)")
+    worker = supervisor.WorkerProcess("deaf", (), (), {"PYTHONPATH": str(tmp_path)}, subprocess.DEVNULL)
+    try:
+        worker.send(bytes(10 << 20))
+        assert worker.describe_end() == "hung for 1 s"
+        with pytest.raises((EOFError, OSError)):
+            worker.receive()
+    finally:
+        worker.close()

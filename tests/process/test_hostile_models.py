@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -309,3 +311,35 @@ def test_cut_off_files_are_told(made: Path, tmp_path: Path) -> None:
         cut.write_bytes(content[: len(content) * 2 // 3])
         with pytest.raises(ModelError, match="damaged"):
             catalog.open_model(str(cut))
+
+
+INSPECT_WITH_A_SHORT_LIMIT = """
+import sys
+from penstock.models.scan import hdf5
+hdf5.LIMIT_S = 0.5
+from penstock.cli.commands import main
+sys.exit(main(["inspect", sys.argv[1]]))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["model.h5", "model.keras"])
+def test_damaged_file_with_which_hdf5_never_ends_is_refused(tmp_path: Path, name: str) -> None:
+    inner, path = tmp_path / "inner.h5", tmp_path / name
+    with h5py.File(inner, "w") as file:
+        file.attrs["model_config"] = "{}"
+        file.attrs["keras_version"] = "last text"
+    raw = bytearray(inner.read_bytes())
+    raw[raw.index(b"last text") - 8] = 140  # the size of the last text in the heap: the next one would lie in no text
+    inner.write_bytes(raw)
+    if name == "model.h5":
+        inner.rename(path)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", "{}")
+            archive.write(inner, "model.weights.h5")
+    command = [sys.executable, "-c", INSPECT_WITH_A_SHORT_LIMIT, str(path)]
+    ran = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, timeout=100, check=False)
+    assert ran.returncode == 6, ran.stderr
+    assert "the file is damaged" in ran.stderr
+    assert "HDF5 does not come to an end with it" in ran.stderr

@@ -212,6 +212,36 @@ def test_mended_function_runs_the_failed_rows(
     assert read_rows(output)["row"].to_pylist() == list(range(3000))
 
 
+def picky(block: dict[str, Any]) -> dict[str, Any]:
+    if 28.0 in block["x"]:
+        raise ValueError("not this one")
+    return {"x": block["x"]}
+
+
+def wider(block: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.concatenate([block["x"], block["x"]], axis=1)}
+
+
+def named_otherwise(block: dict[str, Any]) -> dict[str, Any]:
+    return {"z": block["x"]}
+
+
+def test_function_that_gives_other_columns_is_not_retried_with(tmp_path: Path) -> None:
+    model, output = tmp_path / "double.onnx", tmp_path / "out"
+    double = [onnx_models.node("Add", ["x", "x"], ["doubled"])]
+    onnx_models.save(model, double, {"x": ("FLOAT", ["rows", "n"])}, {"doubled": ("FLOAT", ["rows", "n"])})
+    np.savez(tmp_path / "rows.npz", x=np.arange(400, dtype=np.float32).reshape(100, 4))
+    here = f"{__name__}:"
+    assert (
+        penstock.predict(model, tmp_path / "rows.npz", output=output, preprocess=here + "picky", **PINNED).failed == 1
+    )
+    before = files_of(output)
+    for function, given in (("wider", r"x ← x, float32\[8\]"), ("named_otherwise", r"x ← z, float32\[4\]")):
+        with pytest.raises(InputError, match=rf"function does not feed the model .*\n.*{given}\n.*x ← x, float32\[4\]"):
+            penstock.retry(output, preprocess=here + function, progress=False)
+    assert files_of(output) == before
+
+
 def test_job_that_is_not_there_is_not_retried(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="holds no job"):
         penstock.retry(tmp_path)

@@ -8,6 +8,7 @@ with its standard input. The workers of a run are processes of their own as ever
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -74,7 +75,8 @@ class RunServer:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
@@ -95,11 +97,13 @@ class RunsInTurn:
         with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
             output, errors = Path(folder, "output"), Path(folder, "errors")
             server, self._server = self._server or RunServer(self._environment), None
-            process = server.start(arguments, environment, errors, output=output, cwd=cwd)
+            process = None
             try:
+                process = server.start(arguments, environment, errors, output=output, cwd=cwd)
                 code = server.wait()
-            except BaseException:  # the time of the test is over: its run ends with it
-                os.kill(process, signal.SIGKILL)
+            except BaseException:  # the time of the test is over, or the server was killed: its run ends with it
+                if process is not None:
+                    os.kill(process, signal.SIGKILL)
                 server.close()
                 raise
             self._server = server

@@ -15,6 +15,8 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
+from penstock.models.scan import hdf5
+
 FRAMEWORKS = frozenset(
     {"tensorflow", "keras", "tf_keras", "jax", "torch", "onnxruntime", "ai_edge_litert", "openvino", "tf2onnx"}
 )
@@ -48,6 +50,7 @@ def fence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def no_process(*arguments: object, **options: object) -> NoReturn:
         raise FenceBroken("a unit test starts a process")
 
+    monkeypatch.setattr(hdf5, "may_fork", lambda: False)
     monkeypatch.setattr(time, "sleep", no_sleep)
     monkeypatch.setattr(subprocess, "Popen", no_process)
     for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen"):

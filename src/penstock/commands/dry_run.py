@@ -18,6 +18,7 @@ from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.planning import start_by_plan
+from penstock.sources.files.paths import NoRows
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, load_manifest, older_job
 from penstock.storage.places import Place, place_of
@@ -40,13 +41,18 @@ def describe(
         to_folder.check_place(place, overwrite=False)
         before = load_manifest(place) if append else None
     task = replace(make_task(model, data, output or "OUT", options), append=append)
-    num_new = num_files(task.source)
+    num_new, rows_left = num_files(task.source), 0
     if before is not None:
         arranged, rows_left = _grown(task, place_of(task.output), before)
         if arranged.grown is None:
             return _nothing_new(task, before, rows_left)
         task, num_new = arranged.grown, arranged.num_new
-    started, manifest, checked = _tried(task, before)
+    try:
+        started, manifest, checked = _tried(task, before)
+    except NoRows:
+        if before is None:
+            raise
+        return _nothing_new(task, before, rows_left)
     rows_before, parts_before, spans_before = (
         (before.rows, len(before.parts), len(before.spans)) if before is not None else (0, 0, 0)
     )

@@ -26,6 +26,7 @@ from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
+from penstock.sources.files.paths import NoRows
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord
 from penstock.storage.ledger import (
@@ -119,8 +120,11 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
         return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
         progress.note(f"appending {counted(arranged.num_new, 'new file')} after {existing.rows:,} rows")
-        return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
-    if task.append:
+        try:
+            return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
+        except NoRows:
+            progress.note("nothing to append: the new files have no rows")
+    elif task.append:
         progress.note("nothing to append: the input has no new files")
     with output_errors():
         tidy(place, existing, records, is_thorough=task.verify)

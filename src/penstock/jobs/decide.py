@@ -8,6 +8,8 @@ of a small batch, `without_padding` the result of a padding trial, `with_state` 
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from penstock.core import kinds, tuning
 from penstock.core.agreement import CHECKED_ROWS, ENOUGH_ROWS
 from penstock.core.job import Job
@@ -17,7 +19,7 @@ from penstock.core.missing import bind_nulls
 from penstock.core.plans import Choice
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
-from penstock.core.records import Binding, Placement, Recipe, Signature, Span
+from penstock.core.records import STRING, Binding, Placement, Recipe, Signature, Span
 from penstock.core.state import NONE, State
 from penstock.errors import InputError, ModelError
 from penstock.jobs import buckets as shapes
@@ -28,6 +30,7 @@ from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import SelectedRows
+from penstock.sources.files.paths import NoRows
 from penstock.sources.images.columns import find_images
 
 LEARN_ROWS = 16
@@ -132,12 +135,12 @@ def first_rows(source: Source, rows: int) -> Span:
     """The first span of a source.
 
     Raises:
-        InputError: It has no rows.
+        NoRows: It has none.
     """
     first = next(iter(source.divide(rows)), None)
     if first is None:
         is_selected = isinstance(source, SelectedRows)
-        raise InputError(
+        raise NoRows(
             "no row is left of the input" if is_selected else "the input has no rows",
             received=", ".join(f.path for f in source.fragments()[:3]),
             hint="--skip leaves out all of it" if is_selected else None,
@@ -178,6 +181,8 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
     bindings = _bind(fitted, signature) if resumed is None or resumed.sample is None else resumed.bindings
     if resumed is not None and bindings != resumed.bindings:
         raise _fed_differently(bindings, resumed.bindings)
+    if resumed is not None and fitted.preprocess is not None:
+        _check_function(_bind(fitted, signature), bindings)
     source = fitted.source
     if fitted.preprocess is None:  # else bindings name what the function gives, which is not in the file
         source = source.with_floats(sorted(fed_as_floats(bindings) - set(options.keep)))
@@ -222,6 +227,32 @@ def _fed_differently(new: tuple[Binding, ...], before: tuple[Binding, ...]) -> I
         allowed="; ".join(map(describe, before)),
         hint="predict them in another job, with another --output",
     )
+
+
+def _check_function(new: tuple[Binding, ...], before: tuple[Binding, ...]) -> None:
+    """A function that was changed since the job began, which a retry takes, must feed the model as the old one did.
+
+    Raises:
+        InputError: It gives columns of other names, types or shapes.
+    """
+    if len(new) != len(before) or not all(map(_feeds_alike, new, before)):
+        raise InputError(
+            "the preprocessing function does not feed the model as it did when the job began",
+            received="; ".join(map(describe, new)),
+            allowed="; ".join(map(describe, before)),
+            hint="mend the function, or begin again: with another --output, or with --overwrite",
+        )
+
+
+def _feeds_alike(new: Binding, before: Binding) -> bool:
+    is_typed_alike = new.dtype == before.dtype or (
+        STRING not in (new.dtype, before.dtype) and bool(np.can_cast(new.dtype, before.dtype))
+    )
+    is_shaped_alike = len(new.shape) == len(before.shape) and all(
+        size in (None, now) for now, size in zip(new.shape, before.shape, strict=True)
+    )
+    same = replace(new, dtype=before.dtype, shape=before.shape)
+    return same == before and is_typed_alike and is_shaped_alike
 
 
 def _bind(fitted: Fitted, signature: Signature) -> tuple[Binding, ...]:

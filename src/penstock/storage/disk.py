@@ -1,6 +1,8 @@
 """The few ways in which storage touches a disk."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
@@ -20,6 +22,51 @@ RESUMABLE = "what is committed stays: mend it and run the same command again"
 def internal(output: str, *names: str) -> str:
     """A path inside penstock's own folder of an output folder."""
     return os.path.join(output, INTERNAL, *names)
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotAFile(OutputError):
+    """Something else stands where a file of the output should be: `kind` says what."""
+
+    kind = "no regular file"
+
+
+def _not_a_file(path: str, mode: int) -> NotAFile:
+    kind = _KINDS.get(stat.S_IFMT(mode), NotAFile.kind)
+    error = NotAFile(
+        "a file of the output is not a file",
+        received=f"{path}: it is {kind}",
+        hint="remove it, or put the file back that penstock wrote",
+    )
+    error.kind = kind
+    return error
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, as the `opener` of `open`. A FIFO would keep whoever opens or reads it waiting for ever.
+
+    Raises:
+        NotAFile: It is anything else.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EISDIR):  # a socket, a FIFO without a reader; a folder
+            raise
+        raise _not_a_file(path, os.stat(path).st_mode) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise _not_a_file(path, mode)
 
 
 @contextmanager
@@ -47,7 +94,7 @@ def fsync_folder(path: str) -> None:
 def write_whole(path: str, content: bytes) -> None:
     """Write a file so that after any crash it is either the old one or the new one."""
     temporary = path + ".tmp"
-    with open(temporary, "wb") as file:
+    with open(temporary, "wb", opener=regular) as file:
         crash_point("manifest_begun")
         file.write(content)
         file.flush()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import INTERNAL, RESUMABLE, fsync_folder, write_whole
+from penstock.storage.disk import INTERNAL, RESUMABLE, fsync_folder, regular, write_whole
 from penstock.storage.objects import Objects
 from penstock.storage.typed import check_types
 
@@ -102,7 +102,7 @@ class Journal:
         if kept != lines[: len(kept)]:
             write_whole(path, b"".join(kept))
         # Without a buffer: what a full disk refused would be written again when the file is closed.
-        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - lives as long as the run
+        self._file = open(path, "ab+", buffering=0, opener=regular)  # noqa: SIM115 - lives as long as the run
         if is_new:
             fsync_folder(os.path.dirname(path))
         elif len(kept) < len(lines):
@@ -143,7 +143,7 @@ def _damage(lines: Sequence[bytes], records: Iterable[PartRecord | None]) -> lis
 
 def _lines(path: str) -> list[bytes]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return file.readlines()
     except FileNotFoundError:
         return []

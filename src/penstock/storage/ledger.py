@@ -313,8 +313,10 @@ def tidy(place: Place, manifest: Manifest, records: Sequence[PartRecord], *, is_
         place: Where the job is. The caller holds the lock, and builds no part.
         manifest: The job.
         records: Its committed parts: all that there are.
-        is_thorough: Look at the journal, too.
+        is_thorough: Look at the journal, too, and put the failures together again, whatever is there.
     """
+    if is_thorough:
+        place.remove([ALL_FAILURES])
     if is_thorough or _unknown_files(place, manifest, records):
         Ledger(place, manifest).close()
     put_failures_together(place, records)

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, write_whole
+from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, regular, write_whole
 from penstock.storage.journal import Journal, PartRecord, read_journal
 from penstock.storage.lock import OutputLock, holder_of
 
@@ -42,7 +42,7 @@ class LocalFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with open(self._at(name), "rb") as file:
+            with open(self._at(name), "rb", opener=regular) as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -108,7 +108,8 @@ class LocalFolder:
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:
         with output_errors():
-            log = open(internal(self._path, "log.txt"), "ab+", buffering=0)  # noqa: SIM115 - closed just below
+            path = internal(self._path, "log.txt")
+            log = open(path, "ab+", buffering=0, opener=regular)  # noqa: SIM115 - closed just below
         with log:
             yield log
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import internal, make_folders, output_errors
+from penstock.storage.disk import internal, make_folders, output_errors, regular
 
 
 class OutputLock:
@@ -27,7 +27,7 @@ class OutputLock:
 
     def _take(self) -> Self:
         make_folders(internal(self._output))
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = regular(self._path, os.O_RDWR | os.O_CREAT)
         crash_point("lock_opened")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ class OutputLock:
 def holder_of(output: str) -> str | None:
     """The living run that holds the folder; None where none does. Takes nothing and changes nothing."""
     try:
-        descriptor = os.open(internal(output, "lock"), os.O_RDONLY)
+        descriptor = regular(internal(output, "lock"), os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:

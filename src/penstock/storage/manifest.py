@@ -324,8 +324,17 @@ def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
     then = old.request
     changed = [key for key in request if request[key] != then.get(key)]
     if changed:
-        return ", ".join(f"{key}={request[key]!r} (there: {then.get(key)!r})" for key in changed[:3])
+        return ", ".join(_described(key, request[key], then.get(key)) for key in changed[:3])
     return "the content of the model was changed since"
+
+
+def _described(key: str, now: Any, then: Any) -> str:
+    """One difference. A function is described by its place and a digest of what is in it (`steps.as_json`)."""
+    places = [value.get("location", value) if isinstance(value, dict) else value for value in (now, then)]
+    if isinstance(now, dict) and places[0] == places[1]:
+        module = f"the module of {places[0]}" if not now.get("by_value") else str(places[0])
+        return f"{module} (--{key.replace('_', '-')}) was changed since the job began; put it back to go on"
+    return f"{key}={places[0]!r} (there: {places[1]!r})"
 
 
 class OfFiles(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.storage.disk import INTERNAL, checksum_of
+from penstock.storage.disk import NotAFile, checksum_of
 from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord
 from penstock.storage.ledger import intact_records, is_finished, part_folders, planned_records
 from penstock.storage.manifest import Manifest
@@ -37,10 +37,8 @@ def find_problems(place: Place, manifest: Manifest) -> tuple[list[Problem], list
     unknown = (name for name in _files_of_parts(place, manifest) if name not in known)
     problems += [Problem(name, "no record knows it: it is no part of the output") for name in unknown]
     if is_finished(manifest, records):
-        expected = sum(record.failures_bytes for record in records)
-        size = place.sizes(INTERNAL).get(ALL_FAILURES)
-        if size != expected:
-            problems.append(Problem(ALL_FAILURES, f"{_bytes(size)}, not the {expected:,} of all parts"))
+        problem = _wrong_summary(place, [record for record in records if record.failed])
+        problems += [Problem(ALL_FAILURES, problem)] if problem is not None else []
     return problems, intact_records(place, records, {each.name for each in altered})
 
 
@@ -48,7 +46,11 @@ def altered_files(place: Place, manifest: Manifest, records: Iterable[PartRecord
     """The files of parts that are not as they were written. Reads every one of them once, one at a time."""
     for record in records:
         for name in record.all_files:
-            content = place.read(name)
+            try:
+                content = place.read(name)
+            except NotAFile as error:
+                yield Problem(name, f"it is {error.kind}")
+                continue
             problem = what_is_wrong(record, name, content)
             if problem is None and content is not None and name == record.failures_file:
                 problem = _wrong_failures(record, content, manifest)
@@ -90,6 +92,23 @@ def _wrong_failures(record: PartRecord, content: bytes, manifest: Manifest) -> s
     numbers = {number for span in spans for number in _numbers_of(span.numbers or ((span.start, span.rows),))}
     if len(rows) != record.failed or rows != sorted(set(rows)) or (spans and not numbers.issuperset(rows)):
         return f"{len(rows):,} lines; {record.failed:,} rows of part {record.part} failed"
+    return None
+
+
+def _wrong_summary(place: Place, records: Sequence[PartRecord]) -> str | None:
+    """What is wrong with the file of all failures: it has those of the parts, one after the other."""
+    try:
+        content = place.read(ALL_FAILURES)
+    except NotAFile as error:
+        return f"it is {error.kind}"
+    expected = sum(record.failures_bytes for record in records)
+    if content is None or len(content) != expected:
+        return f"{_bytes(None if content is None else len(content))}, not the {expected:,} of all parts"
+    stop = 0
+    for record in records:
+        start, stop = stop, stop + record.failures_bytes
+        if checksum_of(content[start:stop]) != record.checksums.get(record.failures_file):
+            return f"it has other failures of part {record.part} than were written"
     return None
 
 

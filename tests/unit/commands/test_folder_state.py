@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.commands import appending, folder_state, retrying
 from penstock.commands.folder_job import FolderJob
 from penstock.core.records import ModelFile, Recipe
@@ -17,8 +20,9 @@ from penstock.errors import OutputError
 from penstock.options.records import PredictOptions
 from penstock.storage import journal, local_folder
 from penstock.storage.journal import PartRecord
+from penstock.storage.ledger import committed_records, tidy
 from penstock.storage.manifest import Manifest
-from penstock.storage.places import place_of
+from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Silent
 from tests.unit.storage.test_ledger import manifest_of, new_folder, run
 
@@ -107,6 +111,69 @@ def test_altered_part_counts_as_absent(output: str) -> None:
     assert told["state"] == "unfinished"
     assert told["committed"] < whole["committed"]
     assert told["parts"] == whole["parts"] - 1
+
+
+def socket_at(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {"a FIFO": os.mkfifo, "a folder": Path.mkdir, "a socket": socket_at}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["manifest.json", "journal", "lock"])
+def test_what_is_no_file_is_told_and_not_waited_for(output: str, name: str, kind: str) -> None:
+    written(output, manifest_of())
+    path = Path(output, "_penstock", name)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path)
+    for command in (penstock.status, folder_state.verify, retry):
+        with pytest.raises(OutputError) as caught:
+            command(output)
+        assert caught.value.as_json()["error"] == "OutputError"
+        assert f"{path}: " in str(caught.value)
+        assert f"it is {kind}" in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", KINDS)
+def test_part_that_is_no_file_is_a_problem_among_others(output: str, kind: str) -> None:
+    written(output, manifest_of())
+    names = ["part-00000000.parquet", "_penstock/failures/00000001.jsonl", "_penstock/failures.jsonl"]
+    for name in names:
+        Path(output, name).unlink()
+        KINDS[kind](Path(output, name))
+    told = folder_state.verify(output)
+    assert {each["name"]: each["problem"] for each in told["problems"]} == dict.fromkeys(names, f"it is {kind}")
+    assert folder_state.status(output)["state"] == "unfinished"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["journal", "lock", "log.txt", "manifest.json.tmp"])
+def test_what_is_no_file_is_not_written_to(output: str, name: str) -> None:
+    os.mkfifo(os.path.join(output, "_penstock", name))
+    with pytest.raises(OutputError, match="it is a FIFO"):
+        begin(place_of(output))
+
+
+def begin(place: Place) -> None:
+    with place.lock(), place.log():
+        manifest_of().save(place)
+        place.journal()
+
+
+def test_failures_of_the_same_length_with_another_content_are_told_and_mended(output: str) -> None:
+    written(output, manifest_of())
+    path = Path(output, "_penstock", "failures.jsonl")
+    before = path.read_bytes()
+    path.write_bytes(before[:-20] + before[-20:].replace(b"bad", b"mad"))
+    (problem,) = folder_state.verify(output)["problems"]
+    assert problem["name"] == "_penstock/failures.jsonl"
+    assert "other failures of part" in problem["problem"]
+    place = place_of(output)
+    tidy(place, manifest_of(), committed_records(place, manifest_of()), is_thorough=True)
+    assert path.read_bytes() == before
 
 
 def retry(output: str) -> Any:

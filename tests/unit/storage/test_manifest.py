@@ -211,6 +211,13 @@ def test_differences_are_told_in_words() -> None:
     old = replace(MANIFEST, request=MANIFEST.request | {"resize": "pad", "interpolation": "keras"})
     request = MANIFEST.request | {"resize": "pad", "interpolation": "torchvision"}
     assert describe_difference(old, request) == "interpolation='torchvision' (there: 'keras')"
+    old = replace(MANIFEST, request={"preprocess": {"location": "mine:rows", "by_value": False, "digest": "a"}})
+    edited = {"preprocess": {"location": "mine:rows", "by_value": False, "digest": "b"}}
+    assert describe_difference(old, edited) == (
+        "the module of mine:rows (--preprocess) was changed since the job began; put it back to go on"
+    )
+    other = {"preprocess": {"location": "mine:others", "by_value": False, "digest": "a"}}
+    assert describe_difference(old, other) == "preprocess='mine:others' (there: 'mine:rows')"
     assert describe_difference(MANIFEST, MANIFEST.request) == "the content of the model was changed since"
 
 

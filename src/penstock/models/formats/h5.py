@@ -53,8 +53,12 @@ def check_weights(location: str, *, trust: bool = False) -> str:
 
 
 def _contents(path: str) -> hdf5.Contents:
-    try:
+    def look() -> hdf5.Contents:
         return hdf5.look(path, os.path.getsize(path))
+
+    try:
+        hdf5.rehearse(look)
+        return look()
     except Malformed as error:
         raise damaged(path, "an HDF5 file that can be used", error) from None
 

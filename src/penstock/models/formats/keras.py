@@ -40,10 +40,9 @@ def writer(path: str) -> str:
 
 def _look(path: str, own: tuple[str, ...]) -> FileFacts:
     try:
+        num_bytes, needs_more_trust = _rehearsed_weights(path)
         with zipfile.ZipFile(path) as opened:
-            check_archive(opened)
             config = _config(opened)
-            num_bytes, needs_more_trust = _weights(opened, path)
         refuse_giant(config, num_bytes)
     except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None
@@ -58,9 +57,7 @@ def weights_need_trust(path: str) -> list[str]:
         ModelError: It is damaged.
     """
     try:
-        with zipfile.ZipFile(path) as opened:
-            check_archive(opened)
-            return _weights(opened, path)[1]
+        return _rehearsed_weights(path)[1]
     except (Malformed, *_BROKEN) as error:
         raise damaged(path, "a .keras file", error, _HINT) from None
 
@@ -90,17 +87,24 @@ def refuse_giant(config: Any, num_bytes: int) -> None:
         )
 
 
-def _weights(opened: zipfile.ZipFile, path: str) -> tuple[int, list[str]]:
+def _rehearsed_weights(path: str) -> tuple[int, list[str]]:
+    hdf5.rehearse(lambda: _weights(path))
+    return _weights(path)
+
+
+def _weights(path: str) -> tuple[int, list[str]]:
     """How large the weights are, and what in them needs trust. They may be in several members, or in other forms."""
     needs_trust: list[str] = []
     num_bytes = 0
-    for member in opened.infolist():
-        if member.filename.endswith(_HDF5):
-            contents = _look_at_member(opened, member, path)
-            needs_trust += contents.needs_trust
-            num_bytes += contents.num_bytes
-        else:
-            num_bytes += member.file_size
+    with zipfile.ZipFile(path) as opened:
+        check_archive(opened)
+        for member in opened.infolist():
+            if member.filename.endswith(_HDF5):
+                contents = _look_at_member(opened, member, path)
+                needs_trust += contents.needs_trust
+                num_bytes += contents.num_bytes
+            else:
+                num_bytes += member.file_size
     return num_bytes, needs_trust
 
 

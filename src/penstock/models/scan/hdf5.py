@@ -1,8 +1,13 @@
 """HDF5 files, looked at with h5py and never followed out of: links, storage and sizes before anything is loaded."""
 
-from collections.abc import Iterator
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from penstock.errors import DeviceError
 from penstock.models.facts import Malformed, shown_bytes
@@ -13,6 +18,11 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 _BOMB_FLOOR = 64 << 20
 _BOMB_FACTOR = 200
 """A file that declares more than this, and this many times what it holds, is refused. Keras compresses nothing."""
+
+LIMIT_S = 30.0
+"""The time of the processor that a look at a file may take. One at thousands of arrays takes a second."""
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+_FRAMEWORKS = ("jax", "tensorflow", "torch")
 
 
 @dataclass
@@ -34,6 +44,55 @@ def is_hdf5(path: str) -> bool:
             if file.read(len(MAGIC)) == MAGIC:
                 return True
     return False
+
+
+def rehearse(look_at: Callable[[], object]) -> None:
+    """Let a forked process look first: on some damaged files HDF5 never returns, or crashes, and nothing can stop it.
+
+    A fork costs milliseconds, where a new process that imports h5py costs hundreds. Where it is not safe, in a process
+    with other threads or a framework, nothing is rehearsed.
+
+    Raises:
+        Malformed: HDF5 did not return, or crashed. Other errors are left to the look that follows.
+    """
+    try:
+        import h5py  # noqa: F401 - here, so that only one of the two imports it
+    except ImportError:
+        return  # `look` says so
+    if not may_fork():
+        return
+    with warnings.catch_warnings():  # Python 3.12 warns of any thread; those of numpy do not matter to h5py
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process == 0:
+        _look_and_exit(look_at)
+    try:
+        _, status = os.waitpid(process, 0)
+    except BaseException:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    if ended_by == signal.SIGPROF:
+        raise Malformed(f"HDF5 does not come to an end with it: stopped after {LIMIT_S:g} s")
+    if ended_by in _CRASHES:
+        raise Malformed(f"HDF5 crashes on it ({signal.Signals(ended_by).name})")
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process can look at a file: no thread may hold a lock that it needs."""
+    return threading.active_count() == 1 and not any(name in sys.modules for name in _FRAMEWORKS)
+
+
+def _look_and_exit(look_at: Callable[[], object]) -> NoReturn:
+    try:
+        for number in (signal.SIGPROF, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        # The kernel ends it, also where its parent is gone. A slow disk does not count.
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        look_at()
+    finally:
+        os._exit(0)
 
 
 def look(file: str | IO[bytes], file_bytes: int) -> Contents:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import struct
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,9 +24,14 @@ class Channel:
         self._lock = threading.Lock()
 
     @classmethod
-    def pair(cls) -> tuple[Channel, int]:
-        """This process's end, and the descriptor of the other one, to be inherited and then closed here."""
+    def pair(cls, send_timeout_s: int = 0) -> tuple[Channel, int]:
+        """This process's end, and the descriptor of the other one, to be inherited and then closed here.
+
+        Args:
+            send_timeout_s: `send` raises BlockingIOError where the other side takes nothing for so long; 0: it waits.
+        """
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", send_timeout_s, 0))
         return cls(Connection(ours.detach())), theirs.detach()
 
     @classmethod

@@ -198,7 +198,7 @@ class _Finisher(WorkerProcess):
         is_known, self._function = order.function is self._function, order.function
         still = Stillness(timeouts.start_s, times=0) if is_first else Stillness(timeouts.hang_s)
         try:
-            self.channel.send(replace(order, function=None) if is_known else order)
+            self.send(replace(order, function=None) if is_known else order)
             while not multiprocessing.connection.wait(self.signs, _POLL_S):
                 now = time.monotonic()
                 self.kill_if_hung(timeouts.row_s, now)

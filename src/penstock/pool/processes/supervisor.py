@@ -79,6 +79,8 @@ class _Reaper:
 
 
 _REAPER = _Reaper()
+_TAKES_NOTHING_S = 60
+"""A process whose line is full, and which takes nothing from it for so long, is ended."""
 
 
 class WorkerProcess:
@@ -103,7 +105,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         log: IO[Any] | int,
     ) -> None:
-        self.channel, theirs = Channel.pair()
+        self.channel, theirs = Channel.pair(_TAKES_NOTHING_S)
         self.board = Board.create()
         """The rows that it is at."""
         self.hung_s: float | None = None
@@ -171,8 +173,12 @@ class WorkerProcess:
 
     def send(self, message: object) -> None:
         """Send a message. Where the process is gone, the end of its line is read next, and the loss is dealt with."""
-        with contextlib.suppress(OSError):
+        try:
             self.channel.send(message)
+        except BlockingIOError:  # a large message, and nobody listens: the process is stopped, or hangs
+            self.end_hung(_TAKES_NOTHING_S)
+        except OSError:
+            pass
 
     @property
     def progress(self) -> tuple[int, int]:

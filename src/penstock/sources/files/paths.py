@@ -177,6 +177,10 @@ def fail_unreadable(path: str, error: OSError) -> InputError:
     return InputError("the file cannot be read", received=f"{path}: {error.strerror or error}")
 
 
-def fail_empty(paths: Sequence[str]) -> InputError:
+class NoRows(InputError):
+    """There are files, but no row in them. An append has nothing to do then."""
+
+
+def fail_empty(paths: Sequence[str]) -> NoRows:
     """The error for an input that has files but no rows."""
-    return InputError("the input has no rows", received=", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""))
+    return NoRows("the input has no rows", received=", ".join(paths[:3]) + (" …" if len(paths) > 3 else ""))
