@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import random
 import signal
@@ -13,10 +14,13 @@ import zipfile
 from pathlib import Path
 
 import h5py
+import numpy as np
 import psutil
 import pytest
 
+from penstock.core.shuffling import split_rows
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, summary_of
+from tests.support import fit_models
 from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -132,6 +136,27 @@ def test_sigterm_writes_a_checkpoint_and_resume_ends_with_the_same_bits(
         resumed = penstock_run("resume", output)
         assert resumed.returncode == 0, resumed.stderr
     assert_same_job(output, undisturbed)
+
+
+def test_balanced_classes_weigh_training_rows_only_as_class_weight_of_keras_does(
+    made: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    x, y = fit_models.rows()
+    rows, held = split_rows(len(x), 0.2, seed=0)
+    # Without shuffling, rows of a table are read in their order.
+    taken, held_back = np.sort(rows.numbers(np.arange(rows.count))), held.numbers(np.arange(held.count))
+    weights = [len(taken) / (3 * np.count_nonzero(y[taken] == each)) for each in range(3)]
+    held_rows = {"held_x": x[held_back], "held_y": y[held_back]}
+    np.savez(tmp_path / "a.npz", x=x[taken], y=y[taken], weights=np.array(weights), **held_rows)  # type: ignore[arg-type]
+    command = [sys.executable, "-m", "tests.support.fit_as_keras", str(made / "sure.keras"), str(tmp_path / "a.npz")]
+    quiet = ENVIRONMENT | {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    ran = subprocess.run(command, check=True, cwd=REPOSITORY, env=quiet, capture_output=True, text=True)
+    expected = json.loads(ran.stdout.splitlines()[-1])
+    files = ("--class-weights", "balanced", "--no-shuffle", "--validation-split", 0.2, "--epochs", 2)
+    arguments = ["fit", made / "sure.keras", made / "rows.parquet", "--label", "y", "--batch-size", 16, *files]
+    found = summary_of(penstock_run(*arguments, "-o", tmp_path / "out", "--json"))["history"]
+    for name, values in expected.items():
+        assert [epoch[name] for epoch in found] == pytest.approx(values, abs=1e-5), name
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def write_rows(path: Path) -> None:
     pq.write_table(pa.table({"x": column, "y": y, "name": names}), path, row_group_size=50)
 
 
-def build(*, is_compiled: bool = True) -> Any:
+def build(*, is_compiled: bool = True, dropout: float = 0.2) -> Any:
     """With dropout and a momentum: what is random and what is kept between steps must survive a kill."""
     import keras
 
@@ -37,7 +37,7 @@ def build(*, is_compiled: bool = True) -> Any:
         [
             keras.Input((WIDTH,)),
             keras.layers.Dense(12, "relu"),
-            keras.layers.Dropout(0.2),
+            keras.layers.Dropout(dropout),
             keras.layers.Dense(CLASSES, "softmax", name="kind"),
         ]
     )
@@ -68,4 +68,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     build().save(folder / "model.keras")
     build_plain().save(folder / "plain.keras")
+    build(dropout=0.0).save(folder / "sure.keras")
     write_rows(folder / "rows.parquet")

@@ -87,7 +87,7 @@ def plan_labels(task: Opened, known: tuple[str, ...] | None, note: Callable[[str
     if asked.validation_split is not None:
         rows, held_back = _split(source, classes, asked, note)
         train, validation = Learned(source, rows), Learned(source, held_back)
-    weights = _weights(classes, names) if asked.class_weights is not None and classes is not None else {}
+    weights = _weights(classes, names, train.rows) if asked.class_weights is not None and classes is not None else {}
     return LabelPlan(train, validation, names, weights)
 
 
@@ -140,9 +140,14 @@ def _split(
     return rows, held_back
 
 
-def _weights(classes: Classes, names: tuple[str, ...]) -> dict[int, float]:
-    """What a row of every class counts, by the number of the class."""
-    weights = classes.balanced_weights()
+def _weights(classes: Classes, names: tuple[str, ...], rows: RowSet | None) -> dict[int, float]:
+    """What a row of every class counts, by the number of the class. Rows that are held back are not counted."""
+    weights = classes.balanced_weights(rows.numbers(np.arange(rows.count)) if rows is not None else None)
     if not names:
         return weights
-    return {names.index(str(value)): weights[place] for place, value in enumerate(classes.values) if value in names}
+    places = {name: place for place, name in enumerate(names)}
+    return {
+        places[value]: weights[place]
+        for place, value in enumerate(classes.values)
+        if place in weights and value in places
+    }

@@ -33,7 +33,7 @@ from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped
 from penstock.training.history import TrainingRecords
-from penstock.training.label_packing import LabelPack, check_class_weights
+from penstock.training.label_packing import ClassWeights, LabelPack, check_class_weights
 from penstock.training.metric_records import MetricRequest
 
 _TOLD_EVERY_S = 0.5
@@ -77,7 +77,8 @@ class FileTraining:
             self._note(damage)
         known = start.failures if start is not None else ()
         with contextlib.ExitStack() as stack:
-            train = _Watched(data.train(known), self._waited)
+            weigh = ClassWeights(job.class_weights) if job.class_weights else None
+            train = _Watched(data.train(known), self._waited, weigh=weigh)
             stack.callback(train.close)
             held_back = data.validation()
             validation = None
@@ -115,7 +116,7 @@ class FileTraining:
     def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
         job = self._job
         shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
-        pack = LabelPack(model, pack_by_name(model), shapes, job.class_weights)
+        pack = LabelPack(model, pack_by_name(model), shapes)
         batches = train.batches(0)
         first = next(iter(batches))
         packed = keras.tree.map_structure(_copied, pack(first))
@@ -271,12 +272,21 @@ class _Watched:
     """Training data of which is known how long steps wait for it (`TrainingData`).
 
     Bad rows of another input than the one that is trained on are its own affair: their numbers mean other rows.
+    `weigh` changes the weights of every batch.
     """
 
-    def __init__(self, data: TrainingData, waited: Callable[[float], None], *, has_failures: bool = True) -> None:
+    def __init__(
+        self,
+        data: TrainingData,
+        waited: Callable[[float], None],
+        *,
+        has_failures: bool = True,
+        weigh: Callable[[TrainBatch], TrainBatch] | None = None,
+    ) -> None:
         self._data = data
         self._waited = waited
         self._has_failures = has_failures
+        self._weigh = weigh
 
     @property
     def rows(self) -> int | None:
@@ -294,7 +304,7 @@ class _Watched:
             self._waited(time.monotonic() - asked)
             if batch is None:
                 return
-            yield batch
+            yield self._weigh(batch) if self._weigh is not None else batch
 
     def remarks(self) -> list[str]:
         return self._data.remarks()

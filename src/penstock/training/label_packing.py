@@ -1,4 +1,4 @@
-"""Labels on their way into a training step: in the form that the loss takes, checked, and weighted by class."""
+"""Labels on their way into a training step: weighted by class, and in the form that the loss takes, checked."""
 
 from __future__ import annotations
 
@@ -24,21 +24,13 @@ class LabelPack:
         model: The model.
         pack: From a batch with fitted labels to what a step takes.
         shapes: The shape of a row of every output; without those that are not known.
-        class_weights: How much a row counts, by its class.
     """
 
-    def __init__(
-        self, model: Any, pack: Pack, shapes: Mapping[str, tuple[int | None, ...]], class_weights: Mapping[int, float]
-    ) -> None:
+    def __init__(self, model: Any, pack: Pack, shapes: Mapping[str, tuple[int | None, ...]]) -> None:
         self._model = model
         self._pack = pack
         self._shapes = shapes
         self._rules: dict[str, LabelRule] = {}
-        self._weights: Array | None = None
-        if class_weights:
-            table = np.ones(max(class_weights) + 1, np.float32)
-            table[list(class_weights)] = list(class_weights.values())
-            self._weights = table
 
     def __call__(self, batch: TrainBatch) -> Any:
         """What a step takes.
@@ -46,12 +38,11 @@ class LabelPack:
         Raises:
             InputError: A label does not fit the loss.
         """
-        weights = self._weighted(batch) if self._weights is not None else batch.weights
         targets: Columns = {
             output: self._fitted(output, labels, batch, place)
             for place, (output, labels) in enumerate(batch.targets.items())
         }
-        return self._pack(replace(batch, targets=targets, weights=weights))
+        return self._pack(replace(batch, targets=targets))
 
     def _fitted(self, output: str, labels: Array, batch: TrainBatch, place: int) -> Array:
         shape = self._shapes.get(output)
@@ -64,13 +55,26 @@ class LabelPack:
             self._rules[output] = LabelRule.of(losses, labels, like, is_lenient=True)
         return fit_labels(self._rules[output], output, labels, like, batch.numbers)
 
-    def _weighted(self, batch: TrainBatch) -> Columns:
-        assert self._weights is not None
+
+class ClassWeights:
+    """Weights rows by their class, for training only: Keras weights no row of validation by its class.
+
+    Args:
+        weights: How much a row counts, by its class. Rows of other classes count 1.
+    """
+
+    def __init__(self, weights: Mapping[int, float]) -> None:
+        self._classes = np.array(sorted(weights))
+        self._weights = np.array([weights[each] for each in sorted(weights)], np.float32)
+
+    def __call__(self, batch: TrainBatch) -> TrainBatch:
         [labels] = batch.targets.values()
-        made: Array = self._weights[np.clip(labels.reshape(len(labels), -1)[:, 0], 0, len(self._weights) - 1)]
+        labels = labels.reshape(len(labels), -1)[:, 0]
+        places = np.searchsorted(self._classes, labels).clip(max=len(self._classes) - 1)
+        made: Array = np.where(self._classes[places] == labels, self._weights[places], np.float32(1))
         for given in batch.weights.values():
             made = made * given
-        return {"": made}
+        return replace(batch, weights={"": made})
 
 
 def check_class_weights(outputs: Mapping[str, str]) -> None:

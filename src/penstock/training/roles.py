@@ -89,16 +89,26 @@ class Classes:
         """The classes, where they are text."""
         return tuple(str(value) for value in self.values) if isinstance(self.values[0], str) else None
 
-    def balanced_weights(self) -> dict[int, float]:
-        """A weight for every class, so that all classes count alike: rows / (classes * rows of the class)."""
+    def balanced_weights(self, numbers: Array | None = None) -> dict[int, float]:
+        """A weight for every class, so that all classes count alike: rows / (classes * rows of the class).
+
+        Args:
+            numbers: The rows that are counted; all where it is None. Classes that none of them has get no weight.
+        """
+        counts = self.counts if numbers is None else self._counts_of(numbers)
         labels = [place if isinstance(value, str) else value for place, value in enumerate(self.values)]
-        total, num_classes = int(self.counts.sum()), len(self.values)
-        return {label: total / (num_classes * count) for label, count in zip(labels, self.counts.tolist(), strict=True)}
+        total, num_classes = int(counts.sum()), int(np.count_nonzero(counts))
+        pairs = zip(labels, counts.tolist(), strict=True)
+        return {label: total / (num_classes * count) for label, count in pairs if count}
 
     def missing_in(self, numbers: Array) -> list[str]:
         """The classes that none of these rows has."""
-        found = np.bincount(self.codes[numbers][self.codes[numbers] >= 0], minlength=len(self.values))
+        found = self._counts_of(numbers)
         return [str(value) for value, count in zip(self.values, found.tolist(), strict=True) if not count]
+
+    def _counts_of(self, numbers: Array) -> Array:
+        codes = self.codes[numbers]
+        return np.bincount(codes[codes >= 0], minlength=len(self.values))
 
 
 def scan_classes(source: Source, column: str) -> Classes:

@@ -55,6 +55,11 @@ def test_balanced_weights_of_text_are_by_the_numbers_that_labels_become() -> Non
     assert scan_classes(table(), "name").balanced_weights() == {0: 1.0, 1: pytest.approx(2 / 3), 2: 2.0}
 
 
+def test_balanced_weights_count_only_the_rows_that_are_given() -> None:
+    classes = scan_classes(table(), "digit")
+    assert classes.balanced_weights(np.array([0, 1, 3])) == {1: 3 / 2, 3: 3 / 4}
+
+
 def test_classes_that_a_split_lacks_are_named() -> None:
     classes = scan_classes(table(), "digit")
     _, held_out = split_by_class(classes.codes, 0.3, seed=1)
