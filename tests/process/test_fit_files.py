@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import psutil
 import pytest
@@ -21,56 +18,15 @@ import pytest
 from penstock.core.shuffling import split_rows
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, summary_of
 from tests.support import fit_models
+from tests.support.fit_runs import assert_same_job, fit, weights_of
 from tests.support.processes import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-EPOCHS = 3
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model.keras` (compiled), `plain.keras` (not compiled) and `rows.parquet`."""
-    folder = tmp_path_factory.mktemp("fit")
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.fit_models", str(folder)], check=True, cwd=REPOSITORY, env=ENVIRONMENT
-    )
-    return folder
-
-
-def weights_of(model: Path) -> dict[str, bytes]:
-    """Every array of a model file: weights, and the variables of the optimizer."""
-    found: dict[str, bytes] = {}
-    with zipfile.ZipFile(model) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
-        file.visititems(
-            lambda name, each: found.update({name: each[()].tobytes()}) if isinstance(each, h5py.Dataset) else None
-        )
-    return found
-
-
-def assert_same_job(output: Path, other: Path) -> None:
-    assert (output / "history.csv").read_bytes() == (other / "history.csv").read_bytes()
-    assert weights_of(output / "model.keras") == weights_of(other / "model.keras")
 
 
 def history_of(output: Path) -> list[dict[str, str]]:
     with open(output / "history.csv", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def fit(made: Path, output: Path, *more: object) -> list[object]:
-    files = (made / "model.keras", made / "rows.parquet")
-    return ["fit", *files, "--label", "y", "--epochs", EPOCHS, "--batch-size", 16, "-o", output, *more]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(made: Path, penstock_run: Penstock, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("undisturbed") / "out"
-    ran = penstock_run(*fit(made, output, "--json", "--validation-split", 0.2))
-    found = summary_of(ran)
-    assert (found["epochs"], found["rows"], found["failed"]) == (EPOCHS, 162, 0)
-    assert found["steps"] == EPOCHS * 11
-    assert "41 of 203 rows are held back for validation" in ran.stderr
-    return output
 
 
 def test_a_compiled_file_becomes_a_trained_one_with_its_history(undisturbed: Path) -> None:

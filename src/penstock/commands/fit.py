@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -19,9 +20,12 @@ from penstock.commands.to_folder import check_place
 from penstock.commands.trained import Shown, Trained
 from penstock.core.protocols import Source
 from penstock.core.records import Fragment, ModelFile
-from penstock.errors import InputError, Interrupted, ModelError, OutputError, UsageError
+from penstock.crash_points import crash_point
+from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
+from penstock.jobs.placement import leased
+from penstock.jobs.run_context import RunContext
 from penstock.options import table
 from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
@@ -32,11 +36,14 @@ from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest
 from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
+from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import CHECKPOINTS, LABELS, MODEL, Ended, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.judges import BACKENDS, backend_for
 from penstock.training.trainer_hold import TrainerHold
 
+_STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
+_LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _OF_KERAS = ("keras", "h5", "builder")
 
 
@@ -128,6 +135,7 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
     if "://" in place.address():
         raise UsageError("training writes to a folder of this machine", received=f"--output {task.output}")
     check_place(place, overwrite=task.overwrite)
+    _check_apart(task, place)
     existed = place.children() is not None
     with place.lock():
         check_place(place, overwrite=task.overwrite)
@@ -144,16 +152,34 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
         if existing is not None:
             _check_same(task, existing, progress)
             result = read_result(place)
-            if result is not None:
+            if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
                 return replace(Trained(**result), is_old=True, seconds=time.perf_counter() - began)
-        shown = Shown(progress, task.asked.epochs)
-        try:
-            return _train(task, place, existing, shown, began)
-        except BaseException:
-            if existing is None and not shown.has_begun:
-                _remove(place)
-                place.leave_no_trace(existed=existed)
-            raise
+        with trace_to(task.options.trace, began) as trace:
+            shown = Shown(progress, task.asked.epochs, trace)
+            try:
+                return _train(task, place, existing, shown, began)
+            except BaseException as error:
+                if existing is None and not shown.has_begun:
+                    _remove(place)
+                    # The log stays where it says more than the error does.
+                    if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
+                        place.leave_no_trace(existed=existed)
+                raise
+
+
+def _check_apart(task: FitTask, place: Place) -> None:
+    """Refuse to train the model that training writes: it would be gone before it is read.
+
+    Raises:
+        UsageError: It is that model.
+    """
+    written = os.path.join(place.address(), MODEL)
+    if task.model.kind != "builder" and os.path.realpath(task.model.location) == os.path.realpath(written):
+        raise UsageError(
+            "the model that is trained is the one that training writes",
+            received=f"{task.model.location}, --output {task.output}",
+            hint="choose another --output",
+        )
 
 
 def _is_free(place: Place) -> bool:
@@ -165,9 +191,14 @@ def _remove(place: Place) -> None:
     folder = place.address()
     with output_errors():
         # The result first: without it, nothing looks finished.
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, f"{INTERNAL}/failures.jsonl"])
+        failures = f"{INTERNAL}/failures.jsonl"
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
+        # What a run that was killed in between had not put into its place yet.
+        place.remove(f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST))
+        crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
             shutil.rmtree(name, ignore_errors=True)
+            crash_point("recovery_removed")
         place.remove([MANIFEST])
 
 
@@ -201,30 +232,44 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
 
 
 def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Shown, began: float) -> Trained:
-    with place.log() as log, graceful(shown.note) as stop:
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(place.log())
+        stop = stack.enter_context(graceful(shown.note, _STOPPING))
         labels = plan_labels(task, existing.classes if existing is not None else None, shown.note)
         job, manifest = _placed(task, existing, labels)
+        context = RunContext(log, stop, shown.note, task.is_verbose)
+        devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
+        job = replace(job, devices=tuple(stack.enter_context(devices)))
         if existing is None:
             with output_errors():
                 manifest.save(place)
-                if labels.classes:
-                    place.write(LABELS, json.dumps(list(labels.classes), ensure_ascii=False).encode())
         else:
             shown.note("going on from the newest checkpoint")
+        _write_labels(place, manifest.classes)
         stop.check()
         ended = TrainerHold(job, log, stop, shown.note).train(shown.hear)
+        shown.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number
             assert number is not None
+            kept = "with a checkpoint" if ended.kept == ended.step else f"the last checkpoint is of step {ended.kept:,}"
             raise Interrupted.by_signal(
                 number,
-                f"stopped after step {ended.step:,}, with a checkpoint",
+                f"stopped after step {ended.step:,}, {kept}",
                 hint=f"go on with: penstock resume {task.output}",
             )
     trained = _summary(task, job, ended, shown, time.perf_counter() - began)
     with output_errors():
         place.write(RESULT, json.dumps(asdict(trained)).encode())
     return trained
+
+
+def _write_labels(place: Place, classes: Sequence[str]) -> None:
+    """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
+    content = json.dumps(list(classes), ensure_ascii=False).encode()
+    with output_errors():
+        if classes and place.read(LABELS) != content:
+            place.write(LABELS, content)
 
 
 def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> tuple[FitJob, FitManifest]:
@@ -295,6 +340,9 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         seconds=seconds,
         rows_per_s=made / max(1e-9, time.monotonic() - shown.began),
         waited=shown.waited,
+        where=shown.where,
+        bottleneck=shown.bottleneck(),
+        trace=task.options.trace,
         steps_before=begun.step,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
@@ -342,7 +390,7 @@ def fit_status(output: str) -> dict[str, Any] | None:
         return None
     result, holder = read_result(place), place.holder()
     state = "finished" if result is not None else "running" if holder is not None else "unfinished"
-    names = sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS))
+    names = sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
     history = (place.read(HISTORY) or b"").decode().splitlines()
     steps_done = 0
     with suppress(IndexError, ValueError):

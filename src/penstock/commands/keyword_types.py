@@ -174,8 +174,10 @@ class FitFileKeywords(TypedDict, total=False):
     buckets: Sequence[int]
     max_failures: float
     devices: str
+    memory_fraction: float
     threads: int | str
     loaders: int | str
     row_timeout: float
     hang_timeout: float
     start_timeout: float
+    trace: str | os.PathLike[str]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from penstock.core.bottleneck import COMPUTING, LOADING, WAITING, WRITING, Bound
 from penstock.core.figures import counted, duration
 from penstock.telemetry.progress import Bars, Progress
-from penstock.training.fit_job import Begun, EpochEnded, Note, Report, Stepped
+from penstock.telemetry.trace import TraceWriter
+from penstock.training.fit_job import Begun, EpochEnded, Note, Report, Stepped, Times
+from penstock.training.stages import Stage
 
 _BAR = 20
 _LINE_EVERY_S = 5.0
-_WAITS_FROM = 0.05
+_WAITS_FROM, _SHOWN_FROM = 0.05, 0.005
+_JUDGED_FROM_S = 3.0
+"""The bottleneck of a shorter run is chance."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class Trained:
 
     `rows` are those of an epoch, without the `failed` ones, of which `example` is the first. `metrics` are those of
     the last epoch, and `history` those of every one. `steps_before` were made before this run began, and `waited` is
-    the share of its time that the model waited for rows.
+    the share of its time that the model waited for rows. `where` has the seconds of every stage of this run,
+    `bottleneck` says what limited it, and `trace` is the file of the trace.
     """
 
     output: str
@@ -40,6 +47,9 @@ class Trained:
     steps_before: int = 0
     devices: tuple[str, ...] = ()
     example: str | None = None
+    where: dict[str, float] = field(default_factory=dict)
+    bottleneck: str = ""
+    trace: str | None = None
     is_old: bool = False
     """Whether training was over before this call."""
 
@@ -56,9 +66,14 @@ class Trained:
         lines.append(f"{trained}; {self.rows_per_s:,.0f} rows/s on {', '.join(self.devices)}, {self.seconds:.1f} s")
         if self.steps_before:
             lines.append(f"{self.steps_before:,} of the steps were made before this run")
-        if self.waited >= _WAITS_FROM:
-            share = f"{self.waited:.0%}"
-            lines.append(f"the model waited for rows {share} of the time: --cache, or more --loaders, may help")
+        spent = sum(self.where.values())
+        shares = [f"{name} {value / spent:.0%}" for name, value in self.where.items() if value >= _SHOWN_FROM * spent]
+        if shares:
+            lines.append("time: " + ", ".join(shares))
+        if self.bottleneck:
+            lines.append(self.bottleneck)
+        if self.trace is not None:
+            lines.append(f"trace: {self.trace}; https://ui.perfetto.dev opens it")
         if self.failed:
             lines.append(f"{counted(self.failed, 'row')} bad and left out; the first one is {self.example}")
         return "\n".join(lines)
@@ -69,11 +84,14 @@ def _shown(logs: Mapping[str, float]) -> list[str]:
 
 
 class Shown:
-    """Shows training as people know it from Keras: a bar for the epoch, and a line at its end."""
+    """Shows training as people know it from Keras: a bar for the epoch, and a line at its end. Writes its trace."""
 
-    def __init__(self, progress: Progress, epochs: int) -> None:
+    def __init__(self, progress: Progress, epochs: int, trace: TraceWriter | None = None) -> None:
         self._progress = progress
         self._epochs = epochs
+        self._trace = trace
+        self._before: Counter[str] = Counter()
+        self._now: Mapping[str, float] = {}
         self._has_bar = isinstance(progress, Bars) and sys.stderr.isatty()
         self._is_open = False
         self._epoch_began = self._told = time.monotonic()
@@ -81,7 +99,6 @@ class Shown:
         self.began = self._told
         """When the model was on its devices, this time."""
         self.begun = Begun(0, 0, 0, ())
-        self.waited = 0.0
         self.has_begun = False
 
     def hear(self, report: Report) -> None:
@@ -90,6 +107,8 @@ class Shown:
             self.note(report.text)
         elif isinstance(report, Begun):
             self.has_begun = True
+            self._before.update(self._now)
+            self._now = {}
             self.begun = report
             self._began_at = report.step
             self._epoch_began = self.began = time.monotonic()
@@ -101,12 +120,47 @@ class Shown:
         elif isinstance(report, EpochEnded):
             self._end_epoch(report)
 
+    def take_times(self, times: Times) -> None:
+        """Take how long the process that trains was at each stage."""
+        self._now = times.seconds
+        if self._trace is not None:
+            self._trace.take(f"trainer 0 on {', '.join(self.begun.devices)}", times.marks)
+
+    @property
+    def where(self) -> dict[str, float]:
+        """The seconds of every stage of this run, in all processes that trained one after the other."""
+        spent = self._before + Counter(self._now)
+        return {str(stage): round(spent[stage], 3) for stage in Stage if spent[stage]}
+
+    @property
+    def waited(self) -> float:
+        """The share of its time that the model waited for rows."""
+        return self._share(Stage.WAIT)
+
+    def _share(self, *stages: Stage) -> float:
+        where = self.where
+        spent = sum(seconds for stage, seconds in where.items() if stage not in (Stage.START, Stage.SAVE))
+        return sum(where.get(stage, 0.0) for stage in stages) / max(1e-9, spent)
+
+    def bottleneck(self) -> str:
+        """What limited this run, in words; empty where it was short."""
+        if sum(self.where.values()) - self.where.get(Stage.START, 0.0) < _JUDGED_FROM_S:
+            return ""
+        kept = self._share(Stage.CHECKPOINT)
+        if self.waited >= WAITING:
+            advice = f"the model waits for rows {self.waited:.0%} of the time; --cache or more --loaders may help"
+            return str(Bound(0.0, LOADING, advice))
+        if kept >= WAITING:
+            advice = f"checkpoints take {kept:.0%} of the time; a larger --checkpoint-every helps"
+            return str(Bound(0.0, WRITING, advice))
+        return str(Bound(0.0, COMPUTING, f"the model waits for rows {self.waited:.0%} of the time"))
+
     def note(self, text: str) -> None:
         self._clear()
         self._progress.note(text)
 
     def _step(self, report: Stepped) -> None:
-        self.waited = report.waited
+        self.take_times(report.times)
         line = self._line(report)
         if self._has_bar:
             sys.stderr.write("\r" + line[:160].ljust(100))
@@ -125,7 +179,7 @@ class Shown:
         left = (total - report.batch) * seconds / max(1, steps)
         logs = " - ".join(f"{name}: {value:.4f}" for name, value in report.logs.items())
         rate = f"{steps * self.begun.rows / total / seconds:,.0f} rows/s"
-        waits = f", waits for rows {report.waited:.0%} of the time" if report.waited >= _WAITS_FROM else ""
+        waits = f", waits for rows {self.waited:.0%} of the time" if self.waited >= _WAITS_FROM else ""
         place = f"epoch {report.epoch + 1}/{self._epochs} {report.batch}/{self.begun.batches} {bar}"
         return f"{place} {duration(left)} left, {rate}{waits} - {logs}"
 

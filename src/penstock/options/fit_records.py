@@ -134,7 +134,8 @@ FIT_OPTIONS = options_of(FitOptions)
 FITTED_WITH = (
     "runtime", "weights", "custom_objects", "trust_model", "inputs", "preprocess", "preprocess_row", "image_size",
     "resize", "interpolation", "fast_decode", "color", "images", "features", "header", "nulls", "buckets",
-    "max_failures", "devices", "threads", "loaders", "row_timeout", "hang_timeout", "start_timeout",
+    "max_failures", "devices", "memory_fraction", "threads", "loaders", "row_timeout", "hang_timeout", "start_timeout",
+    "trace",
 )  # fmt: skip
 """The options of `predict` that `fit` has: how the model is loaded, how rows are read, and where it runs."""
 

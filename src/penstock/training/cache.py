@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -10,13 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.records import STRING, Binding, Columns, RowFailure
+from penstock.core.records import STRING, Array, Binding, Columns, RowFailure
 from penstock.core.training import TrainingData
 from penstock.errors import OutputError, UsageError
 from penstock.pool.devices.memory import available_bytes
 from penstock.training.cutting import INPUT, TARGET, WEIGHT
 
 _INDEX = "cache.json"
+
+
+def _still() -> None:
+    """Nobody looks whether there is progress."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,16 @@ def check_cacheable(bindings: Sequence[Binding]) -> None:
             )
 
 
-def in_memory(bindings: Sequence[Binding], rows: int, read: Callable[[], TrainingData]) -> Cache:
+def in_memory(
+    bindings: Sequence[Binding], rows: int, read: Callable[[], TrainingData], beat: Callable[[], None] = _still
+) -> Cache:
     """All rows in memory.
 
     Args:
         bindings: What is kept of every row.
         rows: How many rows the input has.
         read: Opens all rows, in any order, without a seed.
+        beat: Called with every batch that is read.
 
     Raises:
         UsageError: There is not enough memory, or rows have no fixed size.
@@ -67,10 +75,17 @@ def in_memory(bindings: Sequence[Binding], rows: int, read: Callable[[], Trainin
             hint="--cache disk keeps it beside the model",
         )
     columns: Columns = {binding.input: np.empty((rows, *_shape(binding)), binding.dtype) for binding in bindings}
-    return Cache(columns, _fill(columns, read))
+    return Cache(columns, _fill(columns, read, beat))
 
 
-def on_disk(bindings: Sequence[Binding], rows: int, folder: Path, key: str, read: Callable[[], TrainingData]) -> Cache:
+def on_disk(
+    bindings: Sequence[Binding],
+    rows: int,
+    folder: Path,
+    key: str,
+    read: Callable[[], TrainingData],
+    beat: Callable[[], None] = _still,
+) -> Cache:
     """All rows in files that are mapped. A cache that is whole, of the same `key`, is used again.
 
     The other arguments are those of `in_memory`.
@@ -84,7 +99,9 @@ def on_disk(bindings: Sequence[Binding], rows: int, folder: Path, key: str, read
     paths = {binding.input: folder / f"column-{place}.npy" for place, binding in enumerate(bindings)}
     found = _known(folder / _INDEX, document)
     if found is not None:
-        return Cache({name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}, found)
+        # A run that was killed while it removed the cache may have left the index alone.
+        with contextlib.suppress(OSError, ValueError):
+            return Cache({name: _loaded(path, rows) for name, path in paths.items()}, found)
     _remove(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +111,7 @@ def on_disk(bindings: Sequence[Binding], rows: int, folder: Path, key: str, read
         raise OutputError(
             "there is no room for the cache", received=f"{folder}: {error.strerror}", hint="leave out --cache disk"
         ) from error
-    failures = _fill(columns, read)
+    failures = _fill(columns, read, beat)
     for column in columns.values():
         column.flush()  # type: ignore[attr-defined]
     # The index comes last: without it, the next run begins anew.
@@ -102,6 +119,13 @@ def on_disk(bindings: Sequence[Binding], rows: int, folder: Path, key: str, read
     partial.write_text(json.dumps({**document, "failures": [asdict(failure) for failure in failures]}))
     os.replace(partial, folder / _INDEX)
     return Cache(columns, failures)
+
+
+def _loaded(path: Path, rows: int) -> Array:
+    column: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if len(column) != rows:
+        raise ValueError("it has another number of rows")
+    return column
 
 
 def _remove(folder: Path) -> None:
@@ -132,10 +156,11 @@ def _shape(binding: Binding) -> tuple[int, ...]:
     return tuple(length or 1 for length in binding.shape)
 
 
-def _fill(columns: Columns, read: Callable[[], TrainingData]) -> tuple[RowFailure, ...]:
+def _fill(columns: Columns, read: Callable[[], TrainingData], beat: Callable[[], None]) -> tuple[RowFailure, ...]:
     data = read()
     try:
         for batch in data.batches(0):
+            beat()
             for role, found in ((INPUT, batch.inputs), (TARGET, batch.targets), (WEIGHT, batch.weights)):
                 for name, array in found.items():
                     columns[role + name][batch.numbers] = array

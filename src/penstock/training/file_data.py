@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -41,19 +42,21 @@ class FileData:
         signature: Of the model.
         outputs: The column of labels of every output.
         log: Where loaders write.
+        beat: Called with every batch that a cache is filled with: that may take hours.
     """
 
     job: FitJob
     signature: Signature
     outputs: dict[str, str]
     log: IO[Any] | int
+    beat: Callable[[], None]
 
     def train(self, failures: Iterable[RowFailure]) -> TrainingData:
         """The rows to learn from; `failures` are known to be bad."""
         asked = self.job.asked
         seed = asked.seed if asked.shuffle else None
         if asked.cache is not None:
-            return self._from(self._cached(), self.job.train, seed, failures)
+            return self._from(self._cached, self.job.train, seed, failures)
         return self._stream(self.job.train, seed, failures)
 
     def validation(self) -> TrainingData | None:
@@ -61,7 +64,7 @@ class FileData:
         if self.job.validation is None:
             return None
         if self.job.asked.cache is not None:
-            return self._from(self._cached(), self.job.validation, None, ())
+            return self._from(self._cached, self.job.validation, None, ())
         return self._stream(self.job.validation, None, ())
 
     def label_specs(self) -> dict[str, TensorSpec]:
@@ -81,8 +84,9 @@ class FileData:
             failures=failures,
         )
 
+    @functools.cached_property
     def _cached(self) -> cache.Cache:
-        """Every row, decoded. Only on disk it is found again by the next process."""
+        """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
         job = self.job
         source, fed = self._fed(job.train.source)
         rows = count_rows(source)
@@ -92,8 +96,8 @@ class FileData:
             return from_source(source, fed, loading, batch_size=job.asked.batch_size, seed=None)
 
         if job.asked.cache == "disk":
-            return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read)
-        return cache.in_memory(fed.bindings, rows, read)
+            return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
+        return cache.in_memory(fed.bindings, rows, read, self.beat)
 
     def _from(
         self, held: cache.Cache, learned: Learned, seed: int | None, failures: Iterable[RowFailure]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 
 from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
-from penstock.errors import TooManyFailures
+from penstock.crash_points import crash_point
+from penstock.errors import ModelError, TooManyFailures
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
@@ -31,14 +33,18 @@ from penstock.training import loop
 from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
 from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
-from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped
+from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped, Times
 from penstock.training.history import TrainingRecords
 from penstock.training.label_packing import ClassWeights, LabelPack, check_class_weights
 from penstock.training.metric_records import MetricRequest
+from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5
 _CHECKPOINT_MINUTES = 5.0
 _JUDGED_FROM_ROWS = 100
+_REPORTED_EARLY = 32
+_JOB, _WEIGHTS = "job", "weights"
+"""What a checkpoint keeps of the job that writes it."""
 Send = Callable[[object], None]
 
 
@@ -49,16 +55,17 @@ class FileTraining:
         job: The job.
         send: Takes reports for the coordinator.
         is_stop_wanted: Whether to end after the step that is under way.
+        stages: What this process does, for the coordinator to see.
     """
 
-    def __init__(self, job: FitJob, send: Send, is_stop_wanted: Callable[[], bool]) -> None:
+    def __init__(self, job: FitJob, send: Send, is_stop_wanted: Callable[[], bool], stages: StageClock) -> None:
         self._job = job
         self._send = send
         self._is_stop_wanted = is_stop_wanted
-        self._told = self._began = time.monotonic()
-        self._waits = 0.0
+        self._stages = stages
+        self._told = time.monotonic()
         self._known_failures = -1
-        self._step = 0
+        self._step = self._steps_made = self._kept = 0
 
     def run(self) -> None:
         """Train to the end, or until a stop is wanted."""
@@ -68,7 +75,7 @@ class FileTraining:
         outputs = outputs_of(call.signature, dict(job.asked.label))
         if job.class_weights:
             check_class_weights(outputs)
-        data = FileData(job, call.signature, outputs, sys.stderr.fileno())
+        data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat)
         for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
             self._note(remark)
         found = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS)).newest()
@@ -78,12 +85,12 @@ class FileTraining:
         known = start.failures if start is not None else ()
         with contextlib.ExitStack() as stack:
             weigh = ClassWeights(job.class_weights) if job.class_weights else None
-            train = _Watched(data.train(known), self._waited, weigh=weigh)
+            train = _Rows(data.train(known), weigh=weigh)
             stack.callback(train.close)
             held_back = data.validation()
             validation = None
             if held_back is not None:
-                validation = _Watched(held_back, lambda seconds: None, has_failures=job.validation_is_of_train)
+                validation = _Rows(held_back, has_failures=job.validation_is_of_train)
                 stack.callback(validation.close)
             for remark in train.remarks():
                 self._note(remark)
@@ -142,7 +149,10 @@ class FileTraining:
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
-        keeper = _Keeper(folder, cadence, self._note, kept=lambda step: self._send(Kept(step)))
+        self._kept = position.step
+        facts = {_JOB: job.cache_key, _WEIGHTS: _names(trainer.model)}
+        _check_checkpoint(start, facts)
+        keeper = _Keeper(folder, cadence, self._note, facts, self._keep)
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
@@ -151,8 +161,8 @@ class FileTraining:
             keeper=keeper,
             recorder=records,
             is_stop_wanted=self._is_stop_wanted,
+            enter=self._stages.enter,
         )
-        self._began, self._waits = time.monotonic(), 0.0
         try:
             ended = loop.train(trainer, train, callbacks, schedule, validation=validation, start=start)
         except loop.TrainingStopped as stopped:
@@ -161,6 +171,7 @@ class FileTraining:
             return
         self._check_failures(train)
         self._write_failures(train)
+        self._stages.enter(Stage.SAVE)
         self._save(trainer)
         self._end(ended, train, is_stopped=False, history=records.epochs)
 
@@ -181,19 +192,29 @@ class FileTraining:
         made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
         return made
 
+    def _keep(self, step: int) -> None:
+        self._kept = step
+        self._send(Kept(step))
+
     def _after_step(self, position: Position, trainer: KerasTrainer, train: TrainingData) -> None:
         self._step = position.step
+        self._steps_made += 1
         now = time.monotonic()
-        if now - self._told < _TOLD_EVERY_S:
+        # A report waits for the devices. Soon after the beginning there are some for that alone: the coordinator
+        # learns how long steps take before many of them are under way.
+        is_early = self._steps_made & (self._steps_made - 1) == 0 and self._steps_made <= _REPORTED_EARLY
+        if now - self._told < _TOLD_EVERY_S and not is_early:
             return
         self._told = now
-        waited = self._waits / max(1e-9, now - self._began)
-        report = Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), waited)
-        self._send(report)
+        self._send(
+            Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
+        )
         self._check_failures(train)
 
-    def _waited(self, seconds: float) -> None:
-        self._waits += seconds
+    def _times(self) -> Times:
+        return Times(
+            {str(stage): seconds for stage, seconds in self._stages.seconds.items()}, self._stages.take_marks()
+        )
 
     def _check_failures(self, train: TrainingData) -> None:
         """End training where too many rows are bad.
@@ -232,7 +253,9 @@ class FileTraining:
             trainer.save(temporary)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
+            crash_point("publish_begun")
             os.replace(temporary, path)
+            crash_point("publish_renamed")
             fsync_folder(self._job.folder)
 
     def _end(
@@ -246,7 +269,19 @@ class FileTraining:
         failures = train.failures
         first = min(failures.values(), key=lambda failure: failure.row, default=None)
         example = None if first is None else f"{first.origin}: {first.reason}"
-        self._send(Ended(position.epoch, position.step, is_stopped, len(failures), example, tuple(history)))
+        self._stages.beat()
+        self._send(
+            Ended(
+                position.epoch,
+                position.step,
+                is_stopped,
+                len(failures),
+                example,
+                tuple(history),
+                self._times(),
+                self._kept,
+            )
+        )
 
     def _note(self, text: str) -> None:
         self._send(Note(text))
@@ -256,9 +291,14 @@ class _Keeper(CheckpointKeeper):
     """Checkpoints, of which the coordinator hears."""
 
     def __init__(
-        self, folder: CheckpointFolder, cadence: Cadence, say: Callable[[str], None], kept: Callable[[int], None]
+        self,
+        folder: CheckpointFolder,
+        cadence: Cadence,
+        say: Callable[[str], None],
+        facts: Mapping[str, Any],
+        kept: Callable[[int], None],
     ) -> None:
-        super().__init__(folder, cadence, say)
+        super().__init__(folder, cadence, say, lambda: facts)
         self._kept = kept
 
     def keep(self, checkpoint: Checkpoint) -> None:
@@ -268,8 +308,38 @@ class _Keeper(CheckpointKeeper):
             self._kept(checkpoint.progress.position.step)
 
 
-class _Watched:
-    """Training data of which is known how long steps wait for it (`TrainingData`).
+def _names(model: Any) -> list[str]:
+    """The names of the weights in their order. Layers without a name are numbered alike in every process."""
+    return [variable.path for variable in model.variables]
+
+
+def _check_checkpoint(start: Checkpoint | None, facts: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
+
+    Raises:
+        ModelError: It is one.
+    """
+    if start is None:
+        return
+    then = start.facts
+    if then.get(_JOB, facts[_JOB]) != facts[_JOB]:
+        raise ModelError(
+            "the checkpoint is of another job",
+            received=f"job {then[_JOB]:.12}, not {facts[_JOB]:.12}",
+            hint="put back the checkpoints of this job, or begin again: with another --output, or with --overwrite",
+        )
+    for old, new in itertools.zip_longest(then.get(_WEIGHTS, facts[_WEIGHTS]), facts[_WEIGHTS]):
+        if old != new:
+            raise ModelError(
+                "the checkpoint is of another model",
+                received=f"weight {old or 'missing'}",
+                allowed=str(new or "no further weight"),
+                hint="go on with the model that training began with, or begin again with another --output",
+            )
+
+
+class _Rows:
+    """Training data of a job (`TrainingData`).
 
     Bad rows of another input than the one that is trained on are its own affair: their numbers mean other rows.
     `weigh` changes the weights of every batch.
@@ -278,13 +348,11 @@ class _Watched:
     def __init__(
         self,
         data: TrainingData,
-        waited: Callable[[float], None],
         *,
         has_failures: bool = True,
         weigh: Callable[[TrainBatch], TrainBatch] | None = None,
     ) -> None:
         self._data = data
-        self._waited = waited
         self._has_failures = has_failures
         self._weigh = weigh
 
@@ -298,13 +366,8 @@ class _Watched:
 
     def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
         batches = self._data.batches(epoch, skip_rows)
-        while True:
-            asked = time.monotonic()
-            batch = next(batches, None)
-            self._waited(time.monotonic() - asked)
-            if batch is None:
-                return
-            yield self._weigh(batch) if self._weigh is not None else batch
+        weigh = self._weigh
+        return batches if weigh is None else (weigh(batch) for batch in batches)
 
     def remarks(self) -> list[str]:
         return self._data.remarks()

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.core.protocols import Source
 from penstock.core.records import Device, ModelFile
 from penstock.core.shuffling import RowSet
+from penstock.core.tracing import Mark
 from penstock.options.fit_records import FitOptions
 from penstock.options.records import PredictOptions
 
@@ -98,15 +99,23 @@ class Begun:
 
 
 @dataclass(frozen=True)
+class Times:
+    """How long this process was at each stage since it started; and when, since the last report, in a traced job."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
 class Stepped:
-    """How far training is. `logs` are of this epoch so far, `waited` is the share of time that steps wait for rows."""
+    """How far training is. `logs` are of this epoch so far."""
 
     epoch: int
     batch: int
     rows: int
     step: int
     logs: Mapping[str, float]
-    waited: float
+    times: Times
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,9 @@ class Ended:
     first_failure: str | None = None
     history: tuple[Mapping[str, float], ...] = ()
     """Loss and metrics of every epoch, also of those before an interruption."""
+    times: Times = field(default_factory=Times)
+    kept: int = 0
+    """The step of the last checkpoint."""
 
 
 Report = Note | Begun | Stepped | EpochEnded | Kept | Ended

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from penstock.core.records import Array
 from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
 from penstock.errors import ModelError
+from penstock.training.stages import Enter, Stage
 
 STOP, SKIP, IGNORE = "stop", "skip", "ignore"
 LOSSES_AT_ONCE = 16
@@ -85,6 +86,10 @@ def _nothing(position: Position) -> None:
     """Called after every step where nobody else is."""
 
 
+def _unseen(stage: Stage, rows: int) -> None:
+    """Nobody looks at the stages."""
+
+
 def say_nothing(remark: str) -> None:
     """Says nothing."""
 
@@ -106,6 +111,8 @@ class Schedule:
     """Gets loss and metrics of steps and epochs."""
     is_stop_wanted: Callable[[], bool] = field(default=_never)
     """Asked after every step, also of validation: training ends there with a checkpoint."""
+    enter: Enter = field(default=_unseen)
+    """Called when a stage begins: for a watchdog, and for the times of a trace."""
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch; epochs count from 0."""
@@ -115,21 +122,26 @@ class Schedule:
 
 
 class _Batches:
-    """Batches of an epoch, which can tell whether another one follows."""
+    """Batches of an epoch, which can tell whether another one follows. Waiting for one is a stage."""
 
-    def __init__(self, batches: Iterator[TrainBatch]) -> None:
+    def __init__(self, batches: Iterator[TrainBatch], enter: Enter) -> None:
         self._batches = batches
+        self._enter = enter
         self._next: list[TrainBatch] = []
 
     def __iter__(self) -> Iterator[TrainBatch]:
         return self
 
     def __next__(self) -> TrainBatch:
-        return self._next.pop() if self._next else next(self._batches)
+        if self._next:
+            return self._next.pop()
+        self._enter(Stage.WAIT, 0)
+        return next(self._batches)
 
     def is_over(self) -> bool:
         """Whether there are no more. Waits for the next one."""
         if not self._next:
+            self._enter(Stage.WAIT, 0)
             self._next = [batch for batch in [next(self._batches, None)] if batch is not None]
         return not self._next
 
@@ -231,8 +243,10 @@ def _epoch(run: _Run, start: Checkpoint | None) -> None:
 
 def _train_epoch(run: _Run) -> None:
     trainer, callbacks = run.trainer, run.callbacks
-    batches = _Batches(iter(trainer.ahead(run.data.batches(run.position.epoch, run.position.rows))))
+    enter = run.schedule.enter
+    batches = _Batches(iter(trainer.ahead(run.data.batches(run.position.epoch, run.position.rows))), enter)
     for batch in batches:
+        enter(Stage.STEP, batch.rows)
         number = run.position.batch
         callbacks.train_batch_begin(number)
         trainer.train_on(batch)
@@ -255,7 +269,9 @@ def _validate(run: _Run, validation: TrainingData, epoch_logs: dict[str, float])
     trainer, callbacks = run.trainer, run.callbacks
     callbacks.test_begin()
     trainer.reset()
-    for number, batch in enumerate(trainer.ahead(validation.batches(0))):
+    enter = run.schedule.enter
+    for number, batch in enumerate(_Batches(iter(trainer.ahead(validation.batches(0))), enter)):
+        enter(Stage.TEST, batch.rows)
         callbacks.test_batch_begin(number)
         trainer.test_on(batch)
         callbacks.test_batch_end(number, trainer.step_logs)
@@ -289,6 +305,7 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
     _check_pending(run, len(run.pending))
     if run.schedule.keeper is None:
         return
+    run.schedule.enter(Stage.CHECKPOINT, 0)
     failures = {**run.data.failures, **(run.validation.failures if run.validation is not None else {})}
     progress = Progress(run.position, epoch_logs, run.logs, run.skipped)
     bad = tuple(failures[number] for number in sorted(failures))

@@ -10,17 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
 from penstock.pool.processes.serving import Serving
 from penstock.training.file_training import FileTraining
 from penstock.training.fit_job import Stop, Train
+from penstock.training.stages import StageClock
 
 
 class TrainerProcess:
     """The process's side of the conversation."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, board: Board) -> None:
         self._channel = channel
+        self._board = board
         self._stop = threading.Event()
 
     def serve(self) -> None:
@@ -35,14 +38,15 @@ class TrainerProcess:
     def _handle(self, message: Any) -> None:
         assert isinstance(message, Train)
         sys.path += [entry for entry in message.sys_path if entry not in sys.path]
-        FileTraining(message.job, self._channel.send, self._stop.is_set).run()
+        clock = StageClock(self._board, is_traced=message.job.options.trace is not None)
+        FileTraining(message.job, self._channel.send, self._stop.is_set, clock).run()
 
 
 def main() -> None:
-    channel, _ = map(int, sys.argv[1:3])
+    channel, board = map(int, sys.argv[1:3])
     faulthandler.enable()
     pa.set_cpu_count(1)
-    TrainerProcess(Channel.inherited(channel)).serve()
+    TrainerProcess(Channel.inherited(channel), Board(board)).serve()
 
 
 if __name__ == "__main__":
