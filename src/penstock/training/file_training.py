@@ -35,7 +35,7 @@ from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped, Times
 from penstock.training.history import TrainingRecords
-from penstock.training.label_packing import ClassWeights, LabelPack, check_class_weights
+from penstock.training.label_packing import ClassWeights, LabelPack, SeenClasses, check_class_weights
 from penstock.training.metric_records import MetricRequest
 from penstock.training.stages import Stage, StageClock
 
@@ -43,6 +43,7 @@ _TOLD_EVERY_S = 0.5
 _CHECKPOINT_MINUTES = 5.0
 _JUDGED_FROM_ROWS = 100
 _REPORTED_EARLY = 32
+_MOST_NAMED = 10
 _JOB, _WEIGHTS = "job", "weights"
 """What a checkpoint keeps of the job that writes it."""
 Send = Callable[[object], None]
@@ -63,6 +64,7 @@ class FileTraining:
         self._send = send
         self._is_stop_wanted = is_stop_wanted
         self._stages = stages
+        self._pack: LabelPack | None = None
         self._told = time.monotonic()
         self._known_failures = -1
         self._step = self._steps_made = self._kept = 0
@@ -123,7 +125,7 @@ class FileTraining:
     def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
         job = self._job
         shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
-        pack = LabelPack(model, pack_by_name(model), shapes)
+        self._pack = pack = LabelPack(model, pack_by_name(model), shapes)
         batches = train.batches(0)
         first = next(iter(batches))
         packed = keras.tree.map_structure(_copied, pack(first))
@@ -136,15 +138,13 @@ class FileTraining:
         trainer.on_remark = self._note
         return trainer
 
-    def _train(
-        self, trainer: KerasTrainer, train: TrainingData, validation: TrainingData | None, start: Checkpoint | None
-    ) -> None:
+    def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
         job, asked = self._job, self._job.asked
         steps = -(-(train.rows or 0) // asked.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
         self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
-        made = self._callbacks(trainer, steps, validation)
+        made = self._callbacks(trainer, steps, train, validation)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
@@ -175,7 +175,20 @@ class FileTraining:
         self._save(trainer)
         self._end(ended, train, is_stopped=False, history=records.epochs)
 
-    def _callbacks(self, trainer: KerasTrainer, steps: int, validation: TrainingData | None) -> list[Any]:
+    def _compare_classes(self, train: _Rows, validation: _Rows) -> None:
+        """After the first epoch, name the classes that only one side has, where nobody has looked before."""
+        if not train.seen.is_open or not (self._pack is not None and self._pack.has_classes):
+            return
+        for name, missing in (
+            ("validation", train.seen.missing(validation.seen)),
+            ("training", validation.seen.missing(train.seen)),
+        ):
+            if missing:
+                more = ", …" if len(missing) > _MOST_NAMED else ""
+                self._note(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
+        train.seen.is_open = validation.seen.is_open = False
+
+    def _callbacks(self, trainer: KerasTrainer, steps: int, train: _Rows, validation: _Rows | None) -> list[Any]:
         asked, callbacks = self._job.asked, keras.callbacks
         made: list[Any] = []
         if asked.scale_lr is not None:
@@ -188,6 +201,8 @@ class FileTraining:
 
         def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
             self._send(EpochEnded(epoch, self._step, dict(logs)))
+            if validation is not None and not self._job.classes:
+                self._compare_classes(train, validation)
 
         made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
         return made
@@ -355,6 +370,7 @@ class _Rows:
         self._data = data
         self._has_failures = has_failures
         self._weigh = weigh
+        self.seen = SeenClasses()
 
     @property
     def rows(self) -> int | None:
@@ -365,9 +381,9 @@ class _Rows:
         return self._data.failures if self._has_failures else {}
 
     def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
-        batches = self._data.batches(epoch, skip_rows)
-        weigh = self._weigh
-        return batches if weigh is None else (weigh(batch) for batch in batches)
+        for batch in self._data.batches(epoch, skip_rows):
+            self.seen.add(batch)
+            yield batch if self._weigh is None else self._weigh(batch)
 
     def remarks(self) -> list[str]:
         return self._data.remarks()

@@ -16,6 +16,8 @@ from penstock.training.compiled_metrics import losses_of
 from penstock.training.label_fitting import LabelRule, fit_labels
 from penstock.training.metric_records import MetricRequest
 
+_MOST_CLASSES = 10_000
+
 
 class LabelPack:
     """Packs batches for a compiled model.
@@ -44,6 +46,11 @@ class LabelPack:
         }
         return self._pack(replace(batch, targets=targets))
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether the labels of the batches so far were classes."""
+        return any(rule.classes or rule.is_binary for rule in self._rules.values())
+
     def _fitted(self, output: str, labels: Array, batch: TrainBatch, place: int) -> Array:
         shape = self._shapes.get(output)
         if shape is None or None in shape:
@@ -54,6 +61,25 @@ class LabelPack:
             losses = losses_of(self._model, MetricRequest(), output, place, len(batch.targets))
             self._rules[output] = LabelRule.of(losses, labels, like, is_lenient=True)
         return fit_labels(self._rules[output], output, labels, like, batch.numbers)
+
+
+class SeenClasses:
+    """The classes that batches have had, where labels are whole numbers, one for each row."""
+
+    def __init__(self) -> None:
+        self._values: set[int] = set()
+        self.is_open = True
+        """Whether more are wanted."""
+
+    def add(self, batch: TrainBatch) -> None:
+        labels = next(iter(batch.targets.values()), None)
+        if self.is_open and labels is not None and labels.dtype.kind in "iub" and labels.ndim == 1:
+            self._values.update(np.unique(labels).tolist())
+            self.is_open = len(self._values) <= _MOST_CLASSES
+
+    def missing(self, other: SeenClasses) -> list[int]:
+        """The classes that only these batches have had; none where either has too many."""
+        return sorted(self._values - other._values) if self.is_open and other.is_open else []
 
 
 class ClassWeights:

@@ -12,7 +12,7 @@ from typing import IO, Any
 from penstock.core.messages import Failed
 from penstock.core.stillness import Timeouts
 from penstock.core.stopping import StopFlag
-from penstock.errors import WorkersDied
+from penstock.errors import Interrupted, WorkersDied
 from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
 from penstock.runtimes.keras.training.environment import environment_for
 from penstock.storage.disk import internal
@@ -68,7 +68,12 @@ class TrainerHold:
                         hint=f"see {internal(self.job.folder, 'log.txt')}; --verbose shows more. "
                         "What was kept in checkpoints stays: penstock resume",
                     )
-                self.stop.check()
+                if self.stop.signal_number is not None:
+                    raise Interrupted.by_signal(
+                        self.stop.signal_number,
+                        f"stopped; the process that trains {death}, so the last checkpoint is an older one",
+                        hint=f"go on with: penstock resume {self.job.folder}",
+                    )
                 self.say(f"the process that trains {death}: it is started again, from the last checkpoint")
         finally:
             launch.close()
@@ -81,7 +86,7 @@ class TrainerHold:
         environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
         environment |= environment_for(job.backend, job.devices, job.threads)
         process = WorkerProcess("penstock.training.trainer_process", (), (), environment, self.log)
-        is_told, kept = False, self._kept
+        is_told, kept, limit = False, self._kept, ""
         watchdog.begin()
         try:
             process.send(Train(job, tuple(sys.path)))
@@ -91,16 +96,15 @@ class TrainerHold:
                     is_told = True
                 is_silent = not multiprocessing.connection.wait(process.signs, _LOOK_EVERY_S)
                 hung_s = watchdog.look(process, time.monotonic())
-                if hung_s is not None:
+                if hung_s is not None and process.hung_s is None:
+                    limit = f" (more than {watchdog.option})"
                     process.end_hung(hung_s)
                 if is_silent:
                     continue
                 try:
                     report = process.receive()
                 except (EOFError, OSError):
-                    death = process.describe_end()
-                    limit = f" (more than {watchdog.option})" if process.hung_s is not None else ""
-                    return None, self._kept > kept, death + limit
+                    return None, self._kept > kept, process.describe_end() + limit
                 if isinstance(report, Failed):
                     raise report.as_error("the process that trains")
                 if isinstance(report, Kept):
