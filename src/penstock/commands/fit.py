@@ -333,7 +333,7 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         model=os.path.join(task.output, MODEL),
         epochs=ended.epoch,
         steps=ended.step,
-        rows=begun.rows,
+        rows=ended.rows,
         failed=ended.failed,
         metrics={name: value for name, value in history[-1].items() if name not in ("epoch", "step")},
         history=history,

@@ -194,7 +194,7 @@ class CheckpointKeeper:
         step = checkpoint.progress.position.step
         self.cadence.begin_anew()
         if _is_spoiled(checkpoint.state):
-            self.say(f"no checkpoint after step {step}: weights are no numbers (NaN); {self._last_good()}")
+            self.say(f"no checkpoint after step {step}: weights or the optimizer are no numbers; {self._last_good()}")
             return
         try:
             self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts()}))
@@ -215,11 +215,16 @@ class CheckpointKeeper:
 
 
 def _is_spoiled(state: Mapping[str, Array]) -> bool:
-    # `min` of numbers with a NaN among them is NaN, and needs no array of answers.
-    return any(
-        name.startswith("weights/") and value.size and value.dtype.kind not in "biu" and np.isnan(value.min())
-        for name, value in state.items()
-    )
+    """Whether weights are NaN, or what the optimizer keeps is NaN or infinite: its next step would spoil them."""
+    for name, value in state.items():
+        if not value.size or value.dtype.kind in "biu":
+            continue
+        # `min` of numbers with a NaN among them is NaN, and needs no array of answers.
+        if name.startswith("weights/") and np.isnan(value.min()):
+            return True
+        if name.startswith("optimizer/") and not (np.isfinite(value.min()) and np.isfinite(value.max())):
+            return True
+    return False
 
 
 def _as_arrays(checkpoint: Checkpoint) -> tuple[dict[str, Array], dict[str, Any]]:

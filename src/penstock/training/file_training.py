@@ -295,6 +295,7 @@ class FileTraining:
                 tuple(history),
                 self._times(),
                 self._kept,
+                train.rows or 0,
             )
         )
 

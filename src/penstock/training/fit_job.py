@@ -148,6 +148,8 @@ class Ended:
     times: Times = field(default_factory=Times)
     kept: int = 0
     """The step of the last checkpoint."""
+    rows: int = 0
+    """Of an epoch, without bad ones."""
 
 
 Report = Note | Begun | Stepped | EpochEnded | Kept | Ended

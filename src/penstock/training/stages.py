@@ -50,8 +50,7 @@ class StageClock:
     def __init__(
         self, board: Board, *, is_traced: bool = False, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.seconds: dict[Stage, float] = dict.fromkeys(Stage, 0.0)
-        """How long each stage took, all in all."""
+        self._seconds: dict[Stage, float] = dict.fromkeys(Stage, 0.0)
         self._board = board
         self._is_traced = is_traced
         self._clock = clock
@@ -62,7 +61,7 @@ class StageClock:
     def enter(self, stage: Stage, rows: int = 0) -> None:
         """Begin a stage."""
         now = self._clock()
-        self.seconds[self._stage] += now - self._since
+        self._seconds[self._stage] += now - self._since
         if self._is_traced and now - self._since > SHORT_S:
             name = threading.current_thread().name
             self._marks.append(Mark(self._stage, name, self._since, now, rows=self._rows or NONE))
@@ -72,6 +71,11 @@ class StageClock:
             self._compiled.add((stage, rows))
             pace = Pace.SLOW
         self._board.put(Notice(now, int(pace), 1))
+
+    @property
+    def seconds(self) -> dict[Stage, float]:
+        """How long each stage took, all in all, until now."""
+        return {**self._seconds, self._stage: self._seconds[self._stage] + self._clock() - self._since}
 
     def beat(self) -> None:
         """Show that the stage of now makes progress."""

@@ -144,9 +144,19 @@ def test_a_disk_that_stays_full_ends_training(tmp_path: Path) -> None:
         keeper.keep(checkpoint(MOST_FAILED))
 
 
-def test_weights_that_are_no_numbers_are_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["weights/0", "optimizer/3"])
+def test_weights_that_are_no_numbers_are_not_kept(tmp_path: Path, name: str) -> None:
     folder, said = CheckpointFolder(str(tmp_path)), list[str]()
     keeper = CheckpointKeeper(folder, Cadence(steps=1), said.append)
-    keeper.keep(Checkpoint(Progress(), {"weights/0": np.array([1, np.nan])}))
+    keeper.keep(Checkpoint(Progress(), {name: np.array([1, np.nan])}))
     assert folder.newest() is None
-    assert said == ["no checkpoint after step 0: weights are no numbers (NaN); there is none yet"]
+    assert said == ["no checkpoint after step 0: weights or the optimizer are no numbers; there is none yet"]
+
+
+def test_an_optimizer_that_overflowed_is_not_kept_but_a_mask_of_infinities_is(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path))
+    keeper = CheckpointKeeper(folder, Cadence(steps=1), lambda remark: None)
+    keeper.keep(Checkpoint(Progress(), {"optimizer/1": np.array([1, np.inf])}))
+    assert folder.newest() is None
+    keeper.keep(Checkpoint(Progress(), {"weights/0": np.array([1, -np.inf])}))
+    assert folder.newest() is not None
