@@ -56,9 +56,10 @@ class Checkpoint:
         progress: How far training has come.
         state: Of the trainer: weights, optimizer, metrics, seed generators.
         callbacks: Of the callbacks: values of JSON, arrays and numbers of numpy, lists, tuples and dicts of them.
-        failures: Rows that were found bad.
+        failures: Rows to learn from that were found bad.
         records: Of the loop's recorder, as JSON: the history so far.
         facts: What else the job wants to find again, as JSON: seed, vocabulary of labels …
+        validation_failures: Rows to measure with that were found bad.
     """
 
     progress: Progress
@@ -67,6 +68,7 @@ class Checkpoint:
     failures: tuple[RowFailure, ...] = ()
     records: Any = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    validation_failures: tuple[RowFailure, ...] = ()
 
 
 def _keep() -> None:

@@ -234,6 +234,7 @@ def _as_arrays(checkpoint: Checkpoint) -> tuple[dict[str, Array], dict[str, Any]
         "progress": asdict(checkpoint.progress),
         "callbacks": _as_json(checkpoint.callbacks, arrays),
         "failures": [asdict(failure) for failure in checkpoint.failures],
+        "validation_failures": [asdict(failure) for failure in checkpoint.validation_failures],
         "records": checkpoint.records,
         "facts": dict(checkpoint.facts),
     }
@@ -251,6 +252,7 @@ def _from_arrays(arrays: dict[str, Array], document: dict[str, Any]) -> Checkpoi
         tuple(RowFailure(**failure) for failure in document["failures"]),
         document["records"],
         document["facts"],
+        tuple(RowFailure(**failure) for failure in document["validation_failures"]),
     )
 
 

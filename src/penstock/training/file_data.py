@@ -59,13 +59,13 @@ class FileData:
             return self._from(self._cached, self.job.train, seed, failures)
         return self._stream(self.job.train, seed, failures)
 
-    def validation(self) -> TrainingData | None:
-        """The rows to measure with, in their order."""
+    def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
+        """The rows to measure with, in their order; `failures` are known to be bad."""
         if self.job.validation is None:
             return None
         if self.job.asked.cache is not None:
-            return self._from(self._cached, self.job.validation, None, ())
-        return self._stream(self.job.validation, None, ())
+            return self._from(self._cached, self.job.validation, None, failures)
+        return self._stream(self.job.validation, None, failures)
 
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
 from penstock.crash_points import crash_point
-from penstock.errors import ModelError, TooManyFailures
+from penstock.errors import ModelError
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
@@ -28,8 +26,9 @@ from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSet
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
-from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
+from penstock.storage.disk import fsync_folder, internal, output_errors
 from penstock.training import loop
+from penstock.training.bad_rows import BadRows
 from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
 from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
@@ -41,7 +40,6 @@ from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5
 _CHECKPOINT_MINUTES = 5.0
-_JUDGED_FROM_ROWS = 100
 _REPORTED_EARLY = 32
 _MOST_NAMED = 10
 _JOB, _WEIGHTS = "job", "weights"
@@ -66,7 +64,6 @@ class FileTraining:
         self._stages = stages
         self._pack: LabelPack | None = None
         self._told = time.monotonic()
-        self._known_failures = -1
         self._step = self._steps_made = self._kept = 0
 
     def run(self) -> None:
@@ -84,15 +81,14 @@ class FileTraining:
         start = found.checkpoint if found is not None else None
         for damage in found.damaged if found is not None else ():
             self._note(damage)
-        known = start.failures if start is not None else ()
         with contextlib.ExitStack() as stack:
             weigh = ClassWeights(job.class_weights) if job.class_weights else None
-            train = _Rows(data.train(known), weigh=weigh)
+            train = _Rows(data.train(start.failures if start is not None else ()), weigh=weigh)
             stack.callback(train.close)
-            held_back = data.validation()
+            held_back = data.validation(start.validation_failures if start is not None else ())
             validation = None
             if held_back is not None:
-                validation = _Rows(held_back, has_failures=job.validation_is_of_train)
+                validation = _Rows(held_back)
                 stack.callback(validation.close)
             for remark in train.remarks():
                 self._note(remark)
@@ -140,11 +136,12 @@ class FileTraining:
 
     def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
         job, asked = self._job, self._job.asked
+        bad = BadRows(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
         steps = -(-(train.rows or 0) // asked.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
         self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
-        made = self._callbacks(trainer, steps, train, validation)
+        made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
@@ -156,7 +153,7 @@ class FileTraining:
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
-            after_step=lambda position: self._after_step(position, trainer, train),
+            after_step=lambda position: self._after_step(position, trainer, bad),
             on_skip=self._note,
             keeper=keeper,
             recorder=records,
@@ -166,14 +163,13 @@ class FileTraining:
         try:
             ended = loop.train(trainer, train, callbacks, schedule, validation=validation, start=start)
         except loop.TrainingStopped as stopped:
-            self._write_failures(train)
-            self._end(stopped.position, train, is_stopped=True)
+            bad.write()
+            self._end(stopped.position, bad, is_stopped=True)
             return
-        self._check_failures(train)
-        self._write_failures(train)
+        bad.write()
         self._stages.enter(Stage.SAVE)
         self._save(trainer)
-        self._end(ended, train, is_stopped=False, history=records.epochs)
+        self._end(ended, bad, is_stopped=False, history=records.epochs)
 
     def _compare_classes(self, train: _Rows, validation: _Rows) -> None:
         """After the first epoch, name the classes that only one side has, where nobody has looked before."""
@@ -188,21 +184,22 @@ class FileTraining:
                 self._note(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
         train.seen.is_open = validation.seen.is_open = False
 
-    def _callbacks(self, trainer: KerasTrainer, steps: int, train: _Rows, validation: _Rows | None) -> list[Any]:
+    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRows[_Rows]) -> list[Any]:
         asked, callbacks = self._job.asked, keras.callbacks
         made: list[Any] = []
         if asked.scale_lr is not None:
             made.append(scaled_learning_rate(trainer.model, asked.scale_lr, trainer.num_devices, steps))
         if asked.early_stopping is not None:
-            monitor = "loss" if validation is None else "val_loss"
+            monitor = "loss" if bad.validation is None else "val_loss"
             made.append(
                 callbacks.EarlyStopping(monitor, patience=asked.early_stopping, restore_best_weights=True, mode="min")
             )
 
         def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
             self._send(EpochEnded(epoch, self._step, dict(logs)))
-            if validation is not None and not self._job.classes:
-                self._compare_classes(train, validation)
+            bad.check(is_whole=True)
+            if bad.validation is not None and not self._job.classes:
+                self._compare_classes(bad.train, bad.validation)
 
         made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
         return made
@@ -211,7 +208,7 @@ class FileTraining:
         self._kept = step
         self._send(Kept(step))
 
-    def _after_step(self, position: Position, trainer: KerasTrainer, train: TrainingData) -> None:
+    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRows[_Rows]) -> None:
         self._step = position.step
         self._steps_made += 1
         now = time.monotonic()
@@ -224,39 +221,12 @@ class FileTraining:
         self._send(
             Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
         )
-        self._check_failures(train)
+        bad.check(is_whole=False)
 
     def _times(self) -> Times:
         return Times(
             {str(stage): seconds for stage, seconds in self._stages.seconds.items()}, self._stages.take_marks()
         )
-
-    def _check_failures(self, train: TrainingData) -> None:
-        """End training where too many rows are bad.
-
-        Raises:
-            TooManyFailures: More than are allowed.
-        """
-        failures, allowed = train.failures, self._job.options.max_failures
-        if len(failures) == self._known_failures:
-            return
-        self._known_failures = len(failures)
-        rows = (train.rows or 0) + len(failures)
-        if rows >= _JUDGED_FROM_ROWS and len(failures) > allowed * rows:
-            first = min(failures.values(), key=lambda failure: failure.row)
-            raise TooManyFailures(
-                "too many rows are bad",
-                received=f"{len(failures):,} of {rows:,} rows; the first: {first.origin}: {first.reason}",
-                allowed=f"{100 * allowed:.3g}%",
-                hint="raise --max-failures, or mend the input",
-            )
-
-    def _write_failures(self, train: TrainingData) -> None:
-        failures = sorted(train.failures.values(), key=lambda failure: failure.row)
-        if failures:
-            lines = "".join(json.dumps(asdict(failure)) + "\n" for failure in failures)
-            with output_errors():
-                write_whole(internal(self._job.folder, "failures.jsonl"), lines.encode())
 
     def _save(self, trainer: KerasTrainer) -> None:
         """Write the model, whole or not at all."""
@@ -276,26 +246,23 @@ class FileTraining:
     def _end(
         self,
         position: Position,
-        train: TrainingData,
+        bad: BadRows[_Rows],
         *,
         is_stopped: bool,
         history: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        failures = train.failures
-        first = min(failures.values(), key=lambda failure: failure.row, default=None)
-        example = None if first is None else f"{first.origin}: {first.reason}"
         self._stages.beat()
         self._send(
             Ended(
                 position.epoch,
                 position.step,
                 is_stopped,
-                len(failures),
-                example,
+                len(bad.all()),
+                bad.first(),
                 tuple(history),
                 self._times(),
                 self._kept,
-                train.rows or 0,
+                bad.train.rows or 0,
             )
         )
 
@@ -357,7 +324,6 @@ def _check_checkpoint(start: Checkpoint | None, facts: Mapping[str, Any]) -> Non
 class _Rows:
     """Training data of a job (`TrainingData`).
 
-    Bad rows of another input than the one that is trained on are its own affair: their numbers mean other rows.
     `weigh` changes the weights of every batch.
     """
 
@@ -365,11 +331,9 @@ class _Rows:
         self,
         data: TrainingData,
         *,
-        has_failures: bool = True,
         weigh: Callable[[TrainBatch], TrainBatch] | None = None,
     ) -> None:
         self._data = data
-        self._has_failures = has_failures
         self._weigh = weigh
         self.seen = SeenClasses()
 
@@ -379,7 +343,7 @@ class _Rows:
 
     @property
     def failures(self) -> Mapping[int, RowFailure]:
-        return self._data.failures if self._has_failures else {}
+        return self._data.failures
 
     def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
         for batch in self._data.batches(epoch, skip_rows):
