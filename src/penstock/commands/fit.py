@@ -296,6 +296,7 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         rows_per_s=made / max(1e-9, time.monotonic() - shown.began),
         waited=shown.waited,
         steps_before=begun.step,
+        epoch_s=shown.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
     )
