@@ -67,6 +67,16 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
     return remarks
 
 
+def check_trainable(model: Any, location: str) -> None:
+    """Refuse a model of which training would change nothing. A model that is not built yet is not judged."""
+    if model.built and not model.trainable_variables:
+        raise ModelError(
+            "the model has no weights to train",
+            received=f"{location}: {len(model.variables)} variables, none of them trainable",
+            hint="set trainable = True on the model, or on some of its layers, before it is saved",
+        )
+
+
 def _single(by_output: Mapping[str, Any]) -> Any:
     """The only entry, or all of them by output; None where there is none."""
     if not by_output:
