@@ -60,6 +60,19 @@ def test_a_compiled_hdf5_file_is_trained_on_with_the_state_of_its_optimizer(fold
         assert int(file["optimizer/vars/0"][()]) == 14, "seven steps before it was saved, seven since"
 
 
+def test_bad_rows_of_another_input_for_validation_are_told(told: Told) -> None:
+    case = told["another validation"]
+    assert case["code"] == 0, case["errors"]
+    assert "1 bad row of --validation left out" in case["errors"]
+    assert "row 0: column 'name' is 'owl', which is not among the 3 known labels" in case["errors"]
+
+
+@pytest.mark.parametrize("case", ["in pieces", "two outputs"])
+def test_batches_in_pieces_and_models_of_two_outputs_train_to_the_end(folder: Path, told: Told, case: str) -> None:
+    assert told[case]["code"] == 0, told[case]["errors"]
+    assert (folder / case / "model.keras").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("case", "shown"), [("bytes", "3 classes: \\xe9, \\xff, b"), ("unprintable", "3 classes: '', 'b\\n', '\\u202ec'")]
 )

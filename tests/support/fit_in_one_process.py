@@ -89,18 +89,25 @@ def write(folder: Path) -> None:
     model.trainable = False
     model.save(folder / "frozen.keras")
     build(is_compiled=False).save(folder / "plain.keras")
+    inputs = keras.Input((8,), name="x")
+    outputs = {"kind": layers.Dense(3, "softmax", name="kind")(inputs), "size": layers.Dense(1, name="size")(inputs)}
+    keras.Model(inputs, outputs).save(folder / "two.keras")
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
     weights = [1.0] * len(x)
-    columns = {
+    columns: dict[str, Any] = {
         "x": column,
         "y": y,
+        "size": x.sum(axis=1),
         "negative": [*weights[:-2], -0.5, 1.0],
         "infinite": [*weights[:-2], float("inf"), 1.0],
         "bytes": [(b"\xff", b"b", b"\xe9")[each] for each in y],
         "lines": [("", "b\n", "\u202ec")[each] for each in y],
+        "name": [("ant", "bee", "cat")[each] for each in y],
         "four": [f"class {number % 4}" for number in range(len(x))],
     }
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=50)
+    others = {"x": column, "name": ["owl", *columns["name"][1:]]}
+    pq.write_table(pa.table(others), folder / "others.parquet")
 
 
 def main(folder: Path) -> None:
@@ -117,6 +124,9 @@ def main(folder: Path) -> None:
         "an infinite weight": (model, data, "--label", "y", "--weight", "infinite"),
         "bytes": (model, data, "--label", "bytes"),
         "unprintable": (model, data, "--label", "lines"),
+        "another validation": (model, data, "--label", "name", "--validation", folder / "others.parquet"),
+        "in pieces": (model, data, "--label", "y", "--accumulate", 3),
+        "two outputs": (folder / "two.keras", data, "--label", "kind=y", "--label", "size=size"),
         "too many classes": (model, data, "--label", "four"),
     }
     told = {name: run("fit", *case, "-o", folder / name) for name, case in cases.items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock.core.figures import counted
 from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
 from penstock.errors import TooManyFailures
@@ -59,6 +60,8 @@ class FileTraining:
         self._waits = 0.0
         self._known_failures = -1
         self._step = 0
+        self._measured_with: TrainingData | None = None
+        """The rows of --validation, where they are another input."""
 
     def run(self) -> None:
         """Train to the end, or until a stop is wanted."""
@@ -87,6 +90,8 @@ class FileTraining:
             if held_back is not None:
                 validation = _Watched(held_back, lambda seconds: None, has_failures=job.validation_is_of_train)
                 stack.callback(validation.close)
+                if not job.validation_is_of_train:
+                    self._measured_with = held_back
             for remark in train.remarks():
                 self._note(remark)
             trainer = self._trainer(model, call, train)
@@ -245,6 +250,10 @@ class FileTraining:
         is_stopped: bool,
         history: Sequence[Mapping[str, float]] = (),
     ) -> None:
+        odd = self._measured_with.failures if self._measured_with is not None else {}
+        if odd:
+            odd_row = min(odd.values(), key=lambda failure: failure.row)
+            self._note(f"{counted(len(odd), 'bad row')} of --validation left out: {odd_row.origin}: {odd_row.reason}")
         failures = train.failures
         first = min(failures.values(), key=lambda failure: failure.row, default=None)
         example = None if first is None else f"{first.origin}: {first.reason}"

@@ -55,7 +55,7 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
     if not metrics and compiled and model._compile_metrics is not None:
         given, weighted = model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
     else:
-        given, weighted = _single(metrics), None
+        given, weighted = (_single(metrics) if len(labels) == 1 else dict(metrics) or None), None
     weights = model._compile_loss._user_loss_weights if compiled and not request.losses else None
     if not compiled and request.optimizer is None:
         remarks.append(f"optimizer {_ADAM}: --optimizer NAME chooses another")
