@@ -344,6 +344,7 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         bottleneck=shown.bottleneck(),
         trace=task.options.trace,
         steps_before=begun.step,
+        epoch_s=shown.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
     )

@@ -109,10 +109,15 @@ def _vocabulary(task: Opened, classes: Classes, note: Callable[[str], None]) -> 
     beside = classes_beside(task.model.location) if task.model.kind != "builder" else ()
     is_known = bool(beside) and set(found) <= set(beside)
     names = beside if is_known else found
-    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    shown = ", ".join(map(_shown, names[:_MOST_NAMED])) + (", …" if len(names) > _MOST_NAMED else "")
     order = ", in the order of labels.json beside the model" if is_known else ""
-    note(f"{len(names):,} classes: {shown}{order}")
+    note(f"{len(names):,} {'class' if len(names) == 1 else 'classes'}: {shown}{order}")
     return tuple(names)
+
+
+def _shown(name: str) -> str:
+    """The name of a class as it is shown: quoted where it is empty or would disturb the line."""
+    return name if name.isprintable() and name.strip() == name and name else repr(name)
 
 
 def _split(
@@ -136,7 +141,7 @@ def _split(
             if missing:
                 more = ", …" if len(missing) > _MOST_NAMED else ""
                 hint = "" if asked.stratify else "; --stratify divides every class"
-                note(f"no row of {', '.join(missing[:_MOST_NAMED])}{more} is on the side of {name}{hint}")
+                note(f"no row of {', '.join(map(_shown, missing[:_MOST_NAMED]))}{more} is on the side of {name}{hint}")
     return rows, held_back
 
 

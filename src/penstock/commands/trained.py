@@ -28,8 +28,8 @@ class Trained:
     """What training did.
 
     `rows` are those of an epoch, without the `failed` ones, of which `example` is the first. `metrics` are those of
-    the last epoch, and `history` those of every one. `steps_before` were made before this run began, and `waited` is
-    the share of its time that the model waited for rows. `where` has the seconds of every stage of this run,
+    the last epoch, and `history` those of every one. `steps_before` were made before this run began, `epoch_s` are the
+    seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows. `where` has the seconds of every stage of this run,
     `bottleneck` says what limited it, and `trace` is the file of the trace.
     """
 
@@ -45,6 +45,7 @@ class Trained:
     rows_per_s: float = 0.0
     waited: float = 0.0
     steps_before: int = 0
+    epoch_s: list[float] = field(default_factory=list)
     devices: tuple[str, ...] = ()
     example: str | None = None
     where: dict[str, float] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class Shown:
         self.began = self._told
         """When the model was on its devices, this time."""
         self.begun = Begun(0, 0, 0, ())
+        self.epoch_s: list[float] = []
         self.has_begun = False
 
     def hear(self, report: Report) -> None:
@@ -185,6 +187,7 @@ class Shown:
 
     def _end_epoch(self, report: EpochEnded) -> None:
         seconds = time.monotonic() - self._epoch_began
+        self.epoch_s.append(seconds)
         logs = " - ".join(f"{name}: {value:.4f}" for name, value in report.logs.items())
         self.note(f"epoch {report.epoch + 1}/{self._epochs}: {duration(seconds)} - {logs}")
         self._epoch_began = self._told = time.monotonic()

@@ -20,7 +20,7 @@ from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
 from penstock.runtimes.keras.loading import load_keras_model
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks
-from penstock.runtimes.keras.training.compiling import CompileRequest, compile_for_training
+from penstock.runtimes.keras.training.compiling import CompileRequest, check_trainable, compile_for_training
 from penstock.runtimes.keras.training.environment import prepare
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
@@ -34,7 +34,13 @@ from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped, Times
 from penstock.training.history import TrainingRecords
-from penstock.training.label_packing import ClassWeights, LabelPack, SeenClasses, check_class_weights
+from penstock.training.label_packing import (
+    ClassWeights,
+    LabelPack,
+    SeenClasses,
+    check_class_weights,
+    check_num_classes,
+)
 from penstock.training.metric_records import MetricRequest
 from penstock.training.stages import Stage, StageClock
 
@@ -74,9 +80,11 @@ class FileTraining:
         outputs = outputs_of(call.signature, dict(job.asked.label))
         if job.class_weights:
             check_class_weights(outputs)
+        check_num_classes(job.classes, call.signature)
         data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat)
         for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
             self._note(remark)
+        check_trainable(model, job.model.location)
         found = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS)).newest()
         start = found.checkpoint if found is not None else None
         for damage in found.damaged if found is not None else ():
@@ -127,7 +135,7 @@ class FileTraining:
         packed = keras.tree.map_structure(_copied, pack(first))
         first.release()
         batches.close()  # type: ignore[attr-defined]
-        settings = StepSettings(job.asked.accumulate, is_undoable=job.asked.on_nan == loop.SKIP)
+        settings = StepSettings(job.asked.accumulate, is_undoable=job.asked.on_nan == loop.SKIP, are_errors_told=True)
         trainer = open_trainer(model, pack, packed, settings, len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)

@@ -106,6 +106,17 @@ def fit_labels(rule: LabelRule, output: str, labels: Array, predictions: Array, 
     return labels
 
 
+def check_weights(weights: Array, rows: Array) -> None:
+    """Check the weights of rows.
+
+    Raises:
+        InputError: A weight is below 0, or no finite number; the first row is named.
+    """
+    with np.errstate(invalid="ignore"):
+        is_odd = ~((weights >= 0) & np.isfinite(weights))
+    _refuse(is_odd, weights, rows, "0 and above, and finite", problem="a weight is out of range")
+
+
 def _check_whole(labels: Array, rows: Array, output: str) -> None:
     if labels.dtype.kind in "iub":
         return
@@ -126,7 +137,14 @@ def _check_one_hot(labels: Array, rows: Array, output: str) -> None:
     _refuse(is_odd, labels, rows, f"one-hot vectors: the sparse loss of {output!r} takes one class a row")
 
 
-def _refuse(is_odd: Array, labels: Array, rows: Array, allowed: str, hint: str | None = None) -> None:
+def _refuse(
+    is_odd: Array,
+    labels: Array,
+    rows: Array,
+    allowed: str,
+    hint: str | None = None,
+    problem: str = "a label is out of range",
+) -> None:
     if not is_odd.any():
         return
     place = int(np.flatnonzero(is_odd.reshape(len(labels), -1).any(axis=1))[0])
@@ -134,6 +152,4 @@ def _refuse(is_odd: Array, labels: Array, rows: Array, allowed: str, hint: str |
     values = np.ravel(labels[place])[:_SHOWN].tolist()
     value = values[0] if labels[place].size == 1 else values
     others = f" (and {count - 1:,} more of these {len(labels):,} rows)" if count > 1 else ""
-    raise InputError(
-        "a label is out of range", received=f"row {int(rows[place])}: {value}{others}", allowed=allowed, hint=hint
-    )
+    raise InputError(problem, received=f"row {int(rows[place])}: {value}{others}", allowed=allowed, hint=hint)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.records import Array, Columns
+from penstock.core.figures import counted
+from penstock.core.records import Array, Columns, Signature
 from penstock.core.training import TrainBatch
-from penstock.errors import UsageError
+from penstock.errors import InputError, UsageError
 from penstock.runtimes.keras.training.keras_trainer import Pack
 from penstock.training.compiled_metrics import losses_of
-from penstock.training.label_fitting import LabelRule, fit_labels
+from penstock.training.label_fitting import LabelRule, check_weights, fit_labels
 from penstock.training.metric_records import MetricRequest
 
 _MOST_CLASSES = 10_000
@@ -38,8 +39,10 @@ class LabelPack:
         """What a step takes.
 
         Raises:
-            InputError: A label does not fit the loss.
+            InputError: A label does not fit the loss, or a weight is out of range.
         """
+        for weights in batch.weights.values():
+            check_weights(weights, batch.numbers)
         targets: Columns = {
             output: self._fitted(output, labels, batch, place)
             for place, (output, labels) in enumerate(batch.targets.items())
@@ -108,4 +111,16 @@ def check_class_weights(outputs: Mapping[str, str]) -> None:
     if len(outputs) > 1:
         raise UsageError(
             "class weights are for a model with one output", received=f"outputs {', '.join(outputs)}, --class-weights"
+        )
+
+
+def check_num_classes(num_classes: int, signature: Signature) -> None:
+    """Refuse labels of text with more classes than the only output of the model tells apart."""
+    shapes = [spec.shape for spec in signature.outputs]
+    size = shapes[0][-1] if len(shapes) == 1 and shapes[0] else None
+    if size is not None and num_classes > max(2, size):
+        raise InputError(
+            "the labels have more classes than the model tells apart",
+            received=f"{num_classes:,} classes, an output of {counted(size, 'value')}",
+            hint="train a model with a value for every class; or is --label another column?",
         )

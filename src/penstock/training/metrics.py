@@ -19,7 +19,7 @@ from penstock.runtimes.keras.call import KerasCall
 from penstock.training.class_counts import ClassCounts
 from penstock.training.compiled_metrics import depends_on_batches, losses_of, stand_in
 from penstock.training.fold_step import FoldStep
-from penstock.training.label_fitting import AS_CLASSES, LabelRule, fit_labels
+from penstock.training.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
 from penstock.training.metric_records import INPUT, LABEL, PREDICTION, ROW, WEIGHT, FoldShape, Measured, MetricRequest
 
 KERAS_BATCH = 32
@@ -134,6 +134,8 @@ class Fold:
             batch[LABEL + name] = labels
             if name in self._counts:
                 self._counts[name].add(labels, batch[PREDICTION + name])
+        if self._request.is_lenient and WEIGHT in batch:
+            check_weights(batch[WEIGHT], batch[ROW])
         labels = shape.labels.pack(batch, LABEL)
         weights = shape.weights.pack(batch, WEIGHT)
         try:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from penstock.core.columns import OPAQUE, is_text, to_arrow
+from penstock.core.columns import OPAQUE, to_arrow
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Binding, Block, SourceColumn, Span, TensorSpec
@@ -162,7 +161,7 @@ def _plain(column: SourceColumn) -> pa.Array:
 
 def _text(value: str | bytes | int | bool) -> str | int:
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return value.decode(errors="backslashreplace")  # two labels never become one
     return int(value) if isinstance(value, bool) else value
 
 
@@ -172,7 +171,7 @@ class CodedLabels(Around):
     def __init__(self, source: Source, column: str, vocabulary: Sequence[str]) -> None:
         super().__init__(source)
         self._column = column
-        self._vocabulary = tuple(vocabulary)
+        self._places = {name: place for place, name in enumerate(vocabulary)}
 
     def schema(self) -> dict[str, TensorSpec]:
         return {**self.source.schema(), self._column: TensorSpec(self._column, "int64", ())}
@@ -182,15 +181,13 @@ class CodedLabels(Around):
             yield self._coded(block) if self._column in block.columns else block
 
     def _coded(self, block: Block) -> Block:
-        labels = _plain(block.columns[self._column])
-        if not is_text(labels.type):
-            labels = labels.cast(pa.large_string())
-        known = pa.array(self._vocabulary, pa.large_string())
-        codes = pc.index_in(labels.cast(pa.large_string()), value_set=known).cast(pa.int64())
+        labels = _plain(block.columns[self._column]).dictionary_encode()
+        places = [self._places.get(str(_text(label))) for label in labels.dictionary.to_pylist()]
+        codes = pa.array(places, pa.int64()).take(labels.indices)
 
         def explain(column: str, place: int) -> str:
-            if column == self._column:
-                return f"is {labels[place].as_py()!r}, which is not among the {len(self._vocabulary):,} known labels"
+            if column == self._column and labels[place].is_valid:
+                return f"is {labels[place].as_py()!r}, which is not among the {len(self._places):,} known labels"
             return block.explain_null(column, place) if block.explain_null is not None else "is null"
 
         return replace(block, columns={**block.columns, self._column: codes}, explain_null=explain)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InputError
-from penstock.training.label_fitting import LabelRule, fit_labels
+from penstock.training.label_fitting import LabelRule, check_weights, fit_labels
 
 SCORES = np.random.default_rng(0).random((4, 3))
 CLASSES = np.array([2, 0, 1, 1])
@@ -55,3 +55,11 @@ def test_binary_labels_lie_between_0_and_1() -> None:
     assert fitted("binary_crossentropy", np.array([0, 1, 1, 0]), SCORES[:, :1]).tolist() == [0, 1, 1, 0]
     with pytest.raises(InputError, match="row 11: 2"):
         fitted("binary_crossentropy", np.array([0, 2, 1, 0]), SCORES[:, :1])
+
+
+@pytest.mark.parametrize(("weight", "shown"), [(-1.0, "-1.0"), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_a_weight_below_zero_or_no_number_is_refused_with_its_row(weight: float, shown: str) -> None:
+    check_weights(np.array([0.0, 2.5], np.float32), np.array([7, 8]))
+    with pytest.raises(InputError, match="a weight is out of range") as caught:
+        check_weights(np.array([1.0, weight], np.float32), np.array([7, 8]))
+    assert caught.value.received == f"row 8: {shown}"

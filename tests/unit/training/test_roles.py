@@ -82,6 +82,7 @@ def test_labels_of_text_become_numbers_and_an_unknown_one_fails_its_row() -> Non
     reasons = {failure.row: failure.reason for failure in batch.failures}
     assert set(reasons) == {2, 4}
     assert "'owl', which is not among the 2 known labels" in reasons[4]
+    assert reasons[2].endswith("is null")
 
 
 def test_targets_are_numbers_of_any_shape_and_weights_one_number() -> None:

@@ -19,7 +19,7 @@ from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_lin
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
-from penstock.runtimes.keras.h5_files import backend_of_h5, config_of_h5, version_of_h5
+from penstock.runtimes.keras.h5_files import backend_of_h5, build_optimizer, config_of_h5, version_of_h5
 from penstock.runtimes.keras.keras1.model import load_keras1
 from penstock.runtimes.keras.weights import load_weights, turn_kernels
 
@@ -112,6 +112,8 @@ def _read(file: ModelFile, objects: dict[str, Any], *, is_compiled: bool = False
         model = keras.saving.load_model(path, custom_objects=objects, compile=is_compiled, safe_mode=not file.trust)
     if file.kind == "h5" and backend_of_h5(file.location) == "theano":
         turn_kernels(model)
+    if file.kind == "h5" and is_compiled:
+        build_optimizer(model, file.location)
     return model
 
 

@@ -55,7 +55,7 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
     if not metrics and compiled and model._compile_metrics is not None:
         given, weighted = model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
     else:
-        given, weighted = _single(metrics), None
+        given, weighted = (_single(metrics) if len(labels) == 1 else dict(metrics) or None), None
     weights = model._compile_loss._user_loss_weights if compiled and not request.losses else None
     if not compiled and request.optimizer is None:
         remarks.append(f"optimizer {_ADAM}: --optimizer NAME chooses another")
@@ -65,6 +65,16 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
         raise ModelError("the model cannot be compiled", received=one_line(error)) from error
     _set(model.optimizer, request)
     return remarks
+
+
+def check_trainable(model: Any, location: str) -> None:
+    """Refuse a model of which training would change nothing. A model that is not built yet is not judged."""
+    if model.built and not model.trainable_variables:
+        raise ModelError(
+            "the model has no weights to train",
+            received=f"{location}: {len(model.variables)} variables, none of them trainable",
+            hint="set trainable = True on the model, or on some of its layers, before it is saved",
+        )
 
 
 def _single(by_output: Mapping[str, Any]) -> Any:

@@ -55,9 +55,13 @@ class JaxTrainer(KerasTrainer):
         """The same batches; for an accelerator, copied to it while steps run."""
         if jax.default_backend() == "cpu":
             return batches
-        return placed_ahead(
-            batches, lambda batch: jax.block_until_ready(self._on_device(self._pack(batch), batch.rows))
-        )
+
+        def place(batch: TrainBatch) -> Any:
+            placed = self._on_device(self._pack(batch), batch.rows)
+            # Memory that is borrowed may be written again. Of other arrays the next batch is gathered meanwhile.
+            return jax.block_until_ready(placed) if batch.is_borrowed else placed
+
+        return placed_ahead(batches, place)
 
     def _data_of(self, batch: TrainBatch) -> Any:
         if isinstance(batch, PlacedBatch):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.records import Array
 from penstock.core.training import TrainBatch
-from penstock.errors import OutOfMemory, one_line
+from penstock.errors import ModelError, OutOfMemory, PenstockError, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
 from penstock.runtimes.keras.training.variables import read_variables, variables_of, write_variables
@@ -28,6 +29,8 @@ class StepSettings:
     """A batch is worked on in so many pieces, and the weights change once."""
     is_undoable: bool = False
     """Whether a step can be undone: a copy of everything is kept."""
+    are_errors_told: bool = False
+    """Whether what a step raises becomes a ModelError of one line; else it stays as `model.fit` would raise it."""
 
 
 class KerasTrainer(ABC):
@@ -79,13 +82,23 @@ class KerasTrainer(ABC):
         data = self._data_of(batch)
         if self._settings.is_undoable:
             self._before = self.state()
-        if batch.rows not in self._fitting:
-            self._train_first(data, batch.rows)
-        elif self._pieces == 1:
-            self._logs = self._train(data, batch.rows)
-        else:
-            self._logs = self._train_in_pieces(data, batch.rows, min(self._pieces, batch.rows))
+        with self._telling("a step of training fails"):
+            if batch.rows not in self._fitting:
+                self._train_first(data, batch.rows)
+            elif self._pieces == 1:
+                self._logs = self._train(data, batch.rows)
+            else:
+                self._logs = self._train_in_pieces(data, batch.rows, min(self._pieces, batch.rows))
         batch.release()
+
+    @contextmanager
+    def _telling(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, PenstockError) or not self._settings.are_errors_told:
+                raise
+            raise ModelError(problem, received=one_line(error), hint="_penstock/log.txt has the stack trace") from error
 
     def _train_first(self, data: Any, rows: int) -> None:
         """The first step with so many rows: what does not fit is worked on in smaller pieces from then on."""
@@ -120,7 +133,9 @@ class KerasTrainer(ABC):
 
     def test_on(self, batch: TrainBatch) -> None:
         """Add a batch to the metrics."""
-        self._logs = self._test(self._data_of(batch), batch.rows)
+        data = self._data_of(batch)
+        with self._telling("a step of validation fails"):
+            self._logs = self._test(data, batch.rows)
         batch.release()
 
     def results(self) -> dict[str, float]:

@@ -90,6 +90,7 @@ class TensorFlowTrainer(KerasTrainer):
             self._hook.remove()
             self._means.remove()
             self._steps.pop("piece")
+            self._hook = self._means = None  # it may be closed again
 
 
 class MirroredTrainer(KerasTrainer):
