@@ -5,18 +5,15 @@ Run as `python -m bench.training_child --rows N --pairs N` with KERAS_BACKEND; p
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import numpy as np
-
-import penstock
-from bench.models import unit_mlp
-
 
 def compiled() -> Any:
+    from bench.models import unit_mlp
+
     model = unit_mlp()
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -26,7 +23,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--more-packages", nargs="*", default=[], help="folders in which packages are looked for last")
     options = parser.parse_args()
+    sys.path += options.more_packages
+    import keras
+    import numpy as np
+
+    import penstock
+
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x = rng.random((options.rows, 784), dtype=np.float32)

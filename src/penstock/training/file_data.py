@@ -145,7 +145,8 @@ class FileData:
         if count is None:
             is_python = fed is None or needs_processes(Job(source, fed.bindings, (), 1, fed.preprocess))
             cores = usable_cores()
-            most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else max(1, cores // 2)
+            # Beside a CPU that trains, loaders take turns with it: they wait when enough batches are ready.
+            most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else cores
             count = min(_MOST_LOADERS, most) if is_python else 0
         return Loading(count, self.log, is_verbose=self.job.is_verbose, timeouts=timeouts)
 

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,23 @@ from penstock.core.training import TrainBatch
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
 from penstock.sources.derived.shuffled import EpochRows
+from penstock.sources.python.memory import InMemory
 from penstock.training.cutting import Piece, cut, good_rows, keep
 
 READY_BATCHES = 2
-"""So many batches wait for the trainer."""
+"""So many batches, or loaded pieces of several small ones, wait for the trainer."""
 INLINE_BYTES = 1 << 20
-"""Batches up to this size are gathered by the trainer's own thread: handing them over would take longer."""
+"""Batches up to this size are cut by the trainer's own thread: handing each of them over would take longer."""
 
+
+class Held(Protocol):
+    """Rows in memory that is given back."""
+
+    @property
+    def release(self) -> Callable[[], None]: ...
+
+
+Made = TypeVar("Made", bound=Held)
 Loaded = tuple[Span, Batch, Callable[[], None]]
 """A span, some of its rows, in order, and what frees their memory."""
 
@@ -97,7 +107,8 @@ class RowStream:
         """How many rows the spans of an epoch have that were asked for: some of them may turn out to be bad."""
         self._numbers: tuple[int, Array] = (-1, np.empty(0, np.int64))
         row_bytes = sum(binding.row_bytes for binding in job.bindings)
-        self._is_inline = isinstance(reader, ThisProcess) and batch_size * row_bytes <= INLINE_BYTES
+        self._is_inline = batch_size * row_bytes <= INLINE_BYTES
+        self._is_in_memory = isinstance(reader, ThisProcess) and isinstance(source.source, InMemory)
 
     @property
     def rows(self) -> int | None:
@@ -120,12 +131,14 @@ class RowStream:
             self._scheduled = {epoch: self._source.good(self._failures) - skip_rows}
             self._reader.begin(self._spans(epoch, skip_rows))
         self._next_epoch = None
-        batches = (piece.as_batch(self._job.buckets) for piece in cut(self._pieces(epoch), self._batch_size))
-        if self._is_inline:
-            yield from batches
-        else:
-            with Ahead(batches, READY_BATCHES, self._reader.cancel) as ready:
+        if not self._is_inline:
+            with self._ahead(self._cut(self._pieces(epoch))) as ready:
                 yield from ready
+        elif self._is_in_memory:
+            yield from self._cut(self._pieces(epoch))
+        else:
+            with self._ahead(self._pieces(epoch)) as ready:
+                yield from self._cut(ready)
         self._next_epoch = epoch + 1
         if not self.rows:
             first = next(iter(self._failures.values()))
@@ -136,6 +149,12 @@ class RowStream:
 
     def close(self) -> None:
         self._reader.close()
+
+    def _cut(self, pieces: Iterator[Piece]) -> Iterator[TrainBatch]:
+        return (piece.as_batch(self._job.buckets) for piece in cut(pieces, self._batch_size))
+
+    def _ahead(self, made: Iterator[Made]) -> Ahead[Made]:
+        return Ahead(made, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
         """The spans of this epoch and, without end, of those that follow: loaders go on where one ends."""
@@ -172,24 +191,24 @@ class RowStream:
         return self._numbers[1]
 
 
-class Ahead:
-    """Batches that a thread makes before they are asked for.
+class Ahead(Generic[Made]):
+    """Batches, or pieces, that a thread makes before they are asked for.
 
     Args:
-        batches: What makes them.
+        made: What makes them.
         count: How many may wait.
-        cancel: Called when they are given up, so that `batches` ends soon.
+        cancel: Called when they are given up, so that `made` ends soon.
     """
 
-    def __init__(self, batches: Iterator[TrainBatch], count: int, cancel: Callable[[], None]) -> None:
-        self._batches = batches
+    def __init__(self, made: Iterator[Made], count: int, cancel: Callable[[], None]) -> None:
+        self._made = made
         self._cancel = cancel
         self._room = threading.Semaphore(count)
-        self._ready: queue.SimpleQueue[TrainBatch | BaseException | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Made | BaseException | None] = queue.SimpleQueue()
         self._is_closed = self._is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-rows", daemon=True)
 
-    def __enter__(self) -> Iterator[TrainBatch]:
+    def __enter__(self) -> Iterator[Made]:
         self._thread.start()
         return self._take()
 
@@ -201,10 +220,10 @@ class Ahead:
         self._thread.join()
         while not self._ready.empty():
             left = self._ready.get()
-            if isinstance(left, TrainBatch):
+            if left is not None and not isinstance(left, BaseException):
                 left.release()
 
-    def _take(self) -> Iterator[TrainBatch]:
+    def _take(self) -> Iterator[Made]:
         while (item := self._ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
@@ -216,10 +235,10 @@ class Ahead:
         try:
             while True:
                 self._room.acquire()
-                batch = next(self._batches, None) if not self._is_closed else None
-                if batch is None:
+                item = next(self._made, None) if not self._is_closed else None
+                if item is None:
                     break
-                self._ready.put(batch)
-        except BaseException as error:  # raised again where batches are taken
+                self._ready.put(item)
+        except BaseException as error:  # raised again where they are taken
             self._ready.put(error)
         self._ready.put(None)
