@@ -279,14 +279,16 @@ def main() -> None:
         reference = trained(make, lambda model, **arguments: model.fit(**arguments), data)
         counts = COUNTS if is_all else COUNTS[-1:]
         results += [compare(name, count, reference) for count in counts]
-    document = {
+    document: dict[str, Any] = {
         "curves": results,
         "resumes": [resumed(count) for count in (COUNTS[::2] if is_all else COUNTS[-1:])],
         "differences": differences(list(DROP_IN) if is_all else ["validation split", "early stopping"]),
         "on all devices": on_all_devices(),
-        "statistics": statistics(COUNTS[-1]),
-        "dice": dice(COUNTS[-1]) if is_all else [1.0, 1.0],
     }
+    if BACKEND == "tensorflow":
+        document["statistics"] = statistics(COUNTS[-1])
+    if is_all:
+        document["dice"] = dice(COUNTS[-1])
     print(json.dumps(document))
 
 
