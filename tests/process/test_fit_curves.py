@@ -44,6 +44,12 @@ def test_training_on_virtual_devices_is_that_of_model_fit(backend: str, cases: s
     assert document["on all devices"]["steps"] == [*range(7), *range(7)]
     losses = document["on all devices"]["losses"]
     assert losses == sorted(losses, reverse=True)
+    if "statistics" in document:
+        assert document["statistics"]["apart"] < 1e-5
+        in_training, afterwards = document["statistics"]["validation"]
+        assert in_training == pytest.approx(afterwards, rel=1e-4)
+    if "dice" in document:
+        assert document["dice"][0] == pytest.approx(document["dice"][1], rel=0.05)
 
 
 def _check_curves(result: dict[str, Any]) -> None:

@@ -29,6 +29,13 @@ EPOCHS, BATCH = 2, 50
 WEIGHTS = np.random.default_rng(0).random(len(X)).astype("float32")
 
 
+class OwnSum(keras.Model):
+    """A model whose own loss adds up rows."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **more: Any) -> Any:
+        return keras.ops.sum(losses.sparse_categorical_crossentropy(y, y_pred))
+
+
 if BACKEND == "tensorflow":
 
     class OwnStep(keras.Model):
@@ -129,6 +136,23 @@ def by_sum() -> Any:
     return compiled(optimizers.SGD(1e-3), losses.SparseCategoricalCrossentropy(reduction="sum"))
 
 
+def one_number(y: Any, y_pred: Any) -> Any:
+    """A loss that is one number for all rows, computed with an object of Keras and by hand."""
+    digits = keras.ops.one_hot(keras.ops.cast(keras.ops.reshape(y, (-1,)), "int32"), 10)
+    return losses.SparseCategoricalCrossentropy()(y, y_pred) + keras.ops.mean(keras.ops.square(digits - y_pred))
+
+
+def total(y: Any, y_pred: Any) -> Any:
+    """A loss that adds up rows by itself."""
+    return keras.ops.sum(losses.sparse_categorical_crossentropy(y, y_pred))
+
+
+def without_penalty(loss: Any) -> Any:
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(24, "relu"), layers.Dense(10, "softmax")])
+    model.compile(optimizers.SGD(1e-3), loss, metrics=["accuracy"])
+    return model
+
+
 def embedding() -> Any:
     inputs = keras.Input((64,), dtype="int32")
     hidden = layers.GlobalAveragePooling1D()(layers.Embedding(17, 6)(inputs))
@@ -144,6 +168,8 @@ TWO: dict[str, Any] = {
     "sample_weight": {"digit": WEIGHTS, "ink": 1 - WEIGHTS},
 }
 VALIDATED = {**PLAIN, "validation_data": (X[:333], Y[:333], WEIGHTS[:333]), "validation_batch_size": 100}
+FEW: dict[str, Any] = {"x": X[:202], "y": Y[:202]}
+"""The last batch has two rows: fewer than devices."""
 CLASSES = {digit: 1 + digit / 10 for digit in range(10)}
 Case = tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
@@ -157,13 +183,21 @@ CASES: dict[str, Case] = {
     "two outputs": (two_outputs, TWO, {}),
     "class weights": (lambda: compiled(optimizers.Adam(1e-3)), {**PLAIN, "class_weight": CLASSES}, {}),
     "sum": (by_sum, PLAIN, {}),
+    "sum without a penalty": (lambda: without_penalty(losses.SparseCategoricalCrossentropy(reduction="sum")), FEW, {}),
+    "sum in pieces": (by_sum, FEW, {"accumulate": 2}),
+    "one number": (lambda: compiled(optimizers.SGD(0.1), one_number), FEW, {}),
+    "one number without a penalty": (lambda: without_penalty(one_number), FEW, {}),
+    "a sum by itself": (lambda: without_penalty(total), PLAIN, {}),
+    "own sum in pieces": (lambda: compiled(optimizers.SGD(1e-3), kind=OwnSum), FEW, {"accumulate": 2}),
     "a last batch of two rows": (embedding, {"x": (X[:202] * 16).astype("int32"), "y": Y[:202]}, {}),
     **OWN,
     "accumulated": (lambda: compiled(optimizers.Adam(1e-2, clipnorm=0.05)), PLAIN, {"accumulate": 3}),
 }
+IN_TENSORFLOW = ("sum in pieces", "a sum by itself")
+"""Elsewhere such losses are not worked on in pieces, or a step is compiled for the whole batch."""
 SOME: dict[str, list[str]] = {
-    "tensorflow": ["momentum", "a last batch of two rows", "mean by hand", "accumulated"],
-    "jax": ["momentum", "accumulated"],
+    "tensorflow": ["momentum", "one number", "sum in pieces", "mean by hand", "accumulated"],
+    "jax": ["momentum", "accumulated", "own sum in pieces"],
     "torch": ["momentum", "accumulated"],
 }
 """What the fast tests compare. On JAX a step is compiled for the whole batch, whatever it does."""
@@ -199,21 +233,62 @@ def compare(name: str, num_devices: int, reference: Any) -> dict[str, Any]:
     return {"case": name, "devices": num_devices, "curve": curve, "weights": weights, "slots": slot, "steps": steps}
 
 
+def both(num_devices: int) -> list[tuple[Any, dict[str, Any]]]:
+    """`model.fit` and ours, with what ours is given in addition."""
+    return [(keras.Model.fit, {}), (penstock.fit, {"num_devices": num_devices})]
+
+
+def statistics(num_devices: int) -> dict[str, Any]:
+    """Moving means of batch normalisation, which are linear in the rows: here all shards have as many."""
+    means, models = [], []
+    for fit, keywords in both(num_devices):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((64,)), layers.BatchNormalization(), layers.Dense(10, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        data: dict[str, Any] = {"validation_data": (X[:99], Y[:99]), "epochs": 2, "verbose": 0, "shuffle": False}
+        history = fit(model, X[:200], Y[:200], batch_size=100, **data, **keywords).history
+        means.append(np.array(model.layers[0].moving_mean))
+        models.append(model)
+    tested = models[1].evaluate(X[:99], Y[:99], verbose=0)
+    return {
+        "apart": float(np.abs(means[0] - means[1]).max() / np.abs(means[0]).max()),
+        "validation": [history["val_loss"][-1], tested],
+    }
+
+
+def dice(num_devices: int) -> list[float]:
+    """The logged loss of `model.fit` and ours, of a loss that counts over all rows of a batch or shard."""
+    logged = []
+    for fit, keywords in both(num_devices):
+        keras.utils.set_random_seed(0)
+        model = without_penalty(losses.Dice())
+        one_hot = keras.utils.to_categorical(Y[:400], 10)
+        logged.append(
+            fit(model, X[:400], one_hot, batch_size=200, shuffle=False, verbose=0, **keywords).history["loss"][0]
+        )
+    return logged
+
+
 def main() -> None:
     is_all = sys.argv[1:] == ["all"]
-    chosen = list(CASES) if is_all else sys.argv[1:] or SOME[BACKEND]
+    of_backend = [name for name in CASES if BACKEND == "tensorflow" or name not in IN_TENSORFLOW]
+    chosen = of_backend if is_all else sys.argv[1:] or SOME[BACKEND]
     results = []
     for name in chosen:
         make, data, _ = CASES[name]
         reference = trained(make, lambda model, **arguments: model.fit(**arguments), data)
         counts = COUNTS if is_all else COUNTS[-1:]
         results += [compare(name, count, reference) for count in counts]
-    document = {
+    document: dict[str, Any] = {
         "curves": results,
         "resumes": [resumed(count) for count in (COUNTS[::2] if is_all else COUNTS[-1:])],
         "differences": differences(list(DROP_IN) if is_all else ["validation split", "early stopping"]),
         "on all devices": on_all_devices(),
     }
+    if BACKEND == "tensorflow":
+        document["statistics"] = statistics(COUNTS[-1])
+    if is_all:
+        document["dice"] = dice(COUNTS[-1])
     print(json.dumps(document))
 
 

@@ -21,6 +21,9 @@ _TAKE_VECTORS = (
 )  # fmt: skip
 """Metrics that compare labels of the shape of the predictions: of classes as whole numbers, one-hot vectors."""
 
+_OVER_WHOLE_BATCHES = ("dice", "tversky", "circle")
+"""Losses of Keras that compare the rows of a batch with each other, or count over all of them."""
+
 
 def check_request(model: Any, request: MetricRequest) -> None:
     """Check that there is something to measure, and that every name is known.
@@ -249,4 +252,8 @@ def _is_of_keras(given: Any) -> bool:
 
 
 def _is_mean_over_rows(given: Any) -> bool:
+    function = getattr(given, "fn", given)
+    name = given if isinstance(given, str) else getattr(function, "__name__", type(given).__name__)
+    if name.lower() in _OVER_WHOLE_BATCHES:
+        return False
     return not isinstance(given, keras.losses.Loss) or given.reduction in ("sum_over_batch_size", "auto")

@@ -52,7 +52,7 @@ class GradientHook:
         if piece is None:
             self._apply(grads, trainable_variables)
             return
-        if not piece.is_scaled:
+        if not piece.is_weighted:
             # A device that only repeats a row has a share of nothing.
             weight = tf.cast(piece.share > 0, tf.float32) if self._is_sum else piece.share
             grads = [g if g is None else g * tf.cast(weight, g.dtype) for g in grads]

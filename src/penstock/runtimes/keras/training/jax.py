@@ -17,14 +17,19 @@ from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import jax, keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch, placed_ahead
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, cut, kept_steps
+from penstock.runtimes.keras.training.means import weighted_means
+from penstock.runtimes.keras.training.own_step import SUM
+from penstock.runtimes.keras.training.pieces import Piece, working_on
 from penstock.runtimes.keras.training.variables import variables_of
 
 
 class JaxTrainer(KerasTrainer):
     """The model's own step, compiled; the state is passed through it and goes back to the variables when asked for."""
 
-    def __init__(self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[Any]) -> None:
-        super().__init__(model, pack, settings)
+    def __init__(
+        self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[Any], loss: str | None = None
+    ) -> None:
+        super().__init__(model, pack, settings, loss)
         self.num_devices = len(devices)
         self._layout = _Layout(devices) if len(devices) > 1 else None
         if self._layout is not None:
@@ -114,7 +119,8 @@ class JaxTrainer(KerasTrainer):
             laid_out = self._on_device(piece, end - begin)
             self._take_from_model("train")
             step = self._steps["piece"]
-            logs, self._state, self._sums = step(self._state, laid_out, share, self._sums, number == pieces - 1)
+            what = number == pieces - 1, self._loss == SUM
+            logs, self._state, self._sums = step(self._state, laid_out, share, self._sums, what)
             self._leave_with_model()
         return logs
 
@@ -122,8 +128,16 @@ class JaxTrainer(KerasTrainer):
         """The model's step with an optimizer that adds gradients up, and applies their sum after the last piece."""
         model = self.model
 
-        def step(state: Any, data: Any, share: Any, sums: Any, is_last: bool) -> Any:
-            with _adding_up(model.optimizer, share, sums, is_last) as after:
+        def step(state: Any, data: Any, share: Any, sums: Any, what: tuple[bool, bool]) -> Any:
+            is_last, is_sum = what
+            rows = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
+            piece = Piece(share, rows, is_last, is_weighted=False)
+            weight = jax.numpy.ones_like(share) if is_sum else share
+            with (
+                working_on(piece),
+                weighted_means(model, is_sum),
+                _adding_up(model.optimizer, weight, sums, is_last) as after,
+            ):
                 logs, state = model.train_step(state, data)
             return logs, state, after[0]
 
@@ -159,7 +173,12 @@ class JaxTrainer(KerasTrainer):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self._sync()
+        # What a step that failed has left.
+        self._state = self._sums = vars(self.model)["_jax_state"] = None
         super().restore(state)
+
+    def _wait(self) -> None:
+        jax.block_until_ready((self._state, self._sums, self._logs))
 
     def save(self, path: str) -> None:
         self._sync()
@@ -191,13 +210,13 @@ def _names(kind: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _adding_up(optimizer: Any, share: Any, sums: Any, is_last: bool) -> Iterator[list[Any]]:
-    """Let the optimizer add the gradients of a piece to `sums`; the list has the new sums afterwards."""
+def _adding_up(optimizer: Any, weight: Any, sums: Any, is_last: bool) -> Iterator[list[Any]]:
+    """Let the optimizer add the weighted gradients of a piece to `sums`; the list has the new sums afterwards."""
     apply = optimizer.stateless_apply
     after: list[Any] = [sums]
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        total = [s if g is None else s + g * share.astype(g.dtype) for s, g in zip(sums, grads, strict=True)]
+        total = [s if g is None else s + g * weight.astype(g.dtype) for s, g in zip(sums, grads, strict=True)]
         if not is_last:
             after[0] = total
             return trainable_variables, optimizer_variables

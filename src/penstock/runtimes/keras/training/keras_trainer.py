@@ -14,6 +14,7 @@ from penstock.core.training import TrainBatch
 from penstock.errors import ModelError, OutOfMemory, PenstockError, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
+from penstock.runtimes.keras.training.own_step import NO_PIECES, UNKNOWN, kind_of_loss
 from penstock.runtimes.keras.training.variables import read_variables, variables_of, write_variables
 
 _KEPT_ON_THE_MODEL = "_penstock_steps"
@@ -38,7 +39,7 @@ class KerasTrainer(ABC):
 
     num_devices = 1
 
-    def __init__(self, model: Any, pack: Pack, settings: StepSettings) -> None:
+    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None = None) -> None:
         self.model = model
         self.remarks: list[str] = []
         """What the user should know, of the beginning and since."""
@@ -47,6 +48,7 @@ class KerasTrainer(ABC):
         self._pack = pack
         self._settings = settings
         self._pieces = settings.accumulate
+        self._loss = loss  # how the losses of pieces make that of a batch; None before it was measured
         self._logs: Any = {}
         self._before: dict[str, Array] = {}
         self._fitting: set[int] = set()  # numbers of rows that fit into memory
@@ -63,6 +65,22 @@ class KerasTrainer(ABC):
     @abstractmethod
     def _train_in_pieces(self, data: Any, rows: int, pieces: int) -> Any:
         """One step, with the gradients of `pieces` pieces added up."""
+
+    def _check_pieces(self, data: Any, rows: int) -> None:
+        """Find out, before the first piece, how the losses of pieces make that of a batch.
+
+        Raises:
+            OutOfMemory: They do not. Where pieces were asked for, this was refused before.
+        """
+        if self._loss is None:
+            few = max(2, rows // self._pieces)
+            self._loss = kind_of_loss(self.model, keras.tree.map_structure(lambda leaf: _begin(leaf, few), data))
+        if self._loss == UNKNOWN:
+            raise OutOfMemory(
+                f"a batch of {rows} rows does not fit into memory, and it cannot be worked on in pieces",
+                received=NO_PIECES,
+                hint="a smaller batch size",
+            )
 
     @abstractmethod
     def _test(self, data: Any, rows: int) -> Any: ...
@@ -85,11 +103,16 @@ class KerasTrainer(ABC):
         with self._telling("a step of training fails"):
             if batch.rows not in self._fitting:
                 self._train_first(data, batch.rows)
-            elif self._pieces == 1:
-                self._logs = self._train(data, batch.rows)
             else:
-                self._logs = self._train_in_pieces(data, batch.rows, min(self._pieces, batch.rows))
+                self._step_on(data, batch.rows)
         batch.release()
+
+    def _step_on(self, data: Any, rows: int) -> None:
+        if self._pieces == 1:
+            self._logs = self._train(data, rows)
+        else:
+            self._check_pieces(data, rows)
+            self._logs = self._train_in_pieces(data, rows, min(self._pieces, rows))
 
     @contextmanager
     def _telling(self, problem: str) -> Iterator[None]:
@@ -105,19 +128,20 @@ class KerasTrainer(ABC):
         before = self.state() if self._may_run_out else None
         while True:
             try:
-                if self._pieces == 1:
-                    self._logs = self._train(data, rows)
-                else:
-                    self._logs = self._train_in_pieces(data, rows, min(self._pieces, rows))
+                self._step_on(data, rows)
                 if before is not None:
-                    self.results()  # waits: some frameworks run out of memory after the call has returned
+                    self._wait()  # some frameworks run out of memory after the call has returned
                 break
             except Exception as error:
                 if before is None or not self._is_out_of_memory(error):
                     raise
                 reason = one_line(error)
             if self._pieces >= rows:
-                raise OutOfMemory("one row does not fit into memory", received=reason)
+                raise OutOfMemory(
+                    "one row does not fit into memory",
+                    received=reason,
+                    hint="a smaller model or input, or mixed precision",
+                )
             self._pieces *= 2
             self._remark(
                 f"a batch of {rows} rows does not fit into memory: it is worked on in {self._pieces} pieces, "
@@ -137,6 +161,11 @@ class KerasTrainer(ABC):
         with self._telling("a step of validation fails"):
             self._logs = self._test(data, batch.rows)
         batch.release()
+
+    def _wait(self) -> None:
+        """Wait until the last step is done. Raises what it fails with."""
+        for value in keras.tree.flatten(self._results_or_logs()):
+            keras.ops.convert_to_numpy(value)
 
     def results(self) -> dict[str, float]:
         """Loss and metrics since the last reset, as Keras logs them."""
@@ -194,6 +223,10 @@ def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, An
         object.__setattr__(model, _KEPT_ON_THE_MODEL, kept)
     steps: dict[str, Any] = kept[2]
     return steps
+
+
+def _begin(leaf: Any, rows: int) -> Any:
+    return None if leaf is None else leaf[:rows]
 
 
 def cut(rows: int, pieces: int) -> list[tuple[int, int]]:

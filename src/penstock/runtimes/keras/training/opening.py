@@ -8,7 +8,7 @@ from penstock.errors import DeviceError, ModelError, UsageError
 from penstock.runtimes.frameworks import jax, keras, tf
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings
 from penstock.runtimes.keras.training.mirrored import optimizers_of
-from penstock.runtimes.keras.training.own_step import BY_KERAS, UNKNOWN, has_sum, kind_of_loss
+from penstock.runtimes.keras.training.own_step import NO_PIECES, UNKNOWN, kind_of_loss
 
 _BACKENDS = ("tensorflow", "jax", "torch")
 
@@ -42,17 +42,16 @@ def open_trainer(
         )
     if backend != "tensorflow":
         _build(model, first)
-        if settings.accumulate > 1 and has_sum(model):
-            raise _no_pieces(settings, f'a loss with reduction="sum" on {backend}')
+        loss = _loss_of(model, first, settings, settings.accumulate > 1)
     if backend == "torch":
         from penstock.runtimes.keras.training.torch import TorchTrainer
 
-        return TorchTrainer(model, pack, settings)
+        return TorchTrainer(model, pack, settings, loss)
     devices = _chosen(jax.local_devices() if backend == "jax" else _tensorflow_devices(), num_devices)
     if backend == "jax":
         from penstock.runtimes.keras.training.jax import JaxTrainer
 
-        return JaxTrainer(model, pack, settings, devices)
+        return JaxTrainer(model, pack, settings, devices, loss)
     return _on_tensorflow(model, pack, first, settings, devices)
 
 
@@ -71,15 +70,13 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
     is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or "GPU" in devices[0]
     if is_built:
         _build(model, first)
-    loss = kind_of_loss(model, first) if is_mirrored or settings.accumulate > 1 else BY_KERAS
-    if settings.accumulate > 1 and loss == UNKNOWN:
-        raise _no_pieces(settings, "its train_step, which does not tell how their losses make that of the batch")
-    if is_mirrored and loss != UNKNOWN:
+    loss = _loss_of(model, first, settings, is_mirrored or settings.accumulate > 1)
+    if is_mirrored and loss is not None and loss != UNKNOWN:
         return tensorflow.MirroredTrainer(model, pack, settings, devices, loss)
     if is_mirrored:
         refusal = (
-            "its train_step does not tell how the losses of parts of a batch make that of the batch; with "
-            "self.compute_loss(…) and self.optimizer it does"
+            f"it has {NO_PIECES}; a train_step with self.compute_loss(…) and self.optimizer, and a loss with a value "
+            "for each row, do"
         )
     trainer = tensorflow.TensorFlowTrainer(model, pack, settings, loss, None if is_built else first)
     if refusal:
@@ -87,10 +84,21 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
     return trainer
 
 
-def _no_pieces(settings: StepSettings, reason: str) -> UsageError:
-    return UsageError(
-        f"batches of this model cannot be worked on in pieces: {reason}", received=f"accumulate={settings.accumulate}"
-    )
+def _loss_of(model: Any, first: Any, settings: StepSettings, is_needed: bool) -> str | None:
+    """How the losses of pieces make that of a batch; None where this need not be known yet.
+
+    Raises:
+        UsageError: Pieces are asked for, and it is not known.
+    """
+    loss = kind_of_loss(model, first) if is_needed else None
+    if settings.accumulate > 1 and loss == UNKNOWN:
+        raise UsageError(
+            f"batches of this model cannot be worked on in pieces: it has {NO_PIECES}",
+            received=f"accumulate={settings.accumulate}",
+            hint="leave it out and choose a smaller batch size; or a loss with a value for each row, reduction "
+            '"sum_over_batch_size", and self.compute_loss(…) in a train_step of your own',
+        )
+    return loss
 
 
 def _refusal(model: Any) -> str:

@@ -19,13 +19,14 @@ from penstock.runtimes.keras.training.own_step import BY_KERAS, SUM, has_own
 from penstock.runtimes.keras.training.pieces import Piece, working_on
 from penstock.runtimes.tensorflow.cuda_feed import feeder_to_tensorflow
 
+_NOTHING_FITS = "No valid config found"
+
 
 class TensorFlowTrainer(KerasTrainer):
     """One device, and the model's own step, compiled as the model says."""
 
-    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str = BY_KERAS, first: Any = None) -> None:
-        super().__init__(model, pack, settings)
-        self._loss = loss
+    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, first: Any = None) -> None:
+        super().__init__(model, pack, settings, loss)
         self._first = first  # a batch, where the model may have variables only after its first step
         self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile), self._make_steps)
         self._hook: GradientHook | None = None
@@ -79,7 +80,7 @@ class TensorFlowTrainer(KerasTrainer):
             return self.model.train_step(data)
 
     def _is_out_of_memory(self, error: Exception) -> bool:
-        return isinstance(error, tf.errors.ResourceExhaustedError)
+        return _is_out_of_memory(error)
 
     @property
     def _may_run_out(self) -> bool:
@@ -96,11 +97,8 @@ class TensorFlowTrainer(KerasTrainer):
 class MirroredTrainer(KerasTrainer):
     """Several devices. Every step splits its batch over them as evenly as it goes; no row is padded or dropped."""
 
-    def __init__(
-        self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[str], loss: str = BY_KERAS
-    ) -> None:
-        super().__init__(model, pack, settings)
-        self._loss = loss
+    def __init__(self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[str], loss: str) -> None:
+        super().__init__(model, pack, settings, loss)
         self._strategy = tf.distribute.MirroredStrategy(list(devices), cross_device_ops=_reduction(devices))
         self.num_devices = len(devices)
         self._mirrored = MirroredModel(model, self._strategy)
@@ -110,6 +108,7 @@ class MirroredTrainer(KerasTrainer):
             self.remarks.append("jit_compile is off while the model trains on several devices: XLA cannot compile that")
         self._names: dict[str, list[str]] = {"": []}  # of what steps log
         self._kind = ""
+        self._are_apart = False  # whether devices may have other statistics of rows
         self._step: Any = self._compiled(self._run)
         self._metrics: Any = self._compiled(model.get_metrics_result)
 
@@ -122,6 +121,10 @@ class MirroredTrainer(KerasTrainer):
         return self._on_all(data, 0, rows, rows, ("train", True))
 
     def _test(self, data: Any, rows: int) -> Any:
+        if self._are_apart:
+            with self._strategy.scope():
+                self._mirrored.even_out()  # or each device would test its rows with other statistics
+            self._are_apart = False
         return self._on_all(data, 0, rows, rows, ("test", True))
 
     def _train_in_pieces(self, data: Any, rows: int, pieces: int) -> Any:
@@ -144,6 +147,7 @@ class MirroredTrainer(KerasTrainer):
             shards.append([_as_tensor(leaf[part]) for leaf in leaves])
             shares.append(tf.constant((last - first) / rows, tf.float32))
         self._kind = what[0]
+        self._are_apart |= self._kind == "train"
         self._structure = keras.tree.map_structure(lambda leaf: None if leaf is None else 0, data)
         return self._step(shards, shares, what, few)
 
@@ -190,7 +194,7 @@ class MirroredTrainer(KerasTrainer):
         self._kind = ""
 
     def _is_out_of_memory(self, error: Exception) -> bool:
-        return isinstance(error, tf.errors.ResourceExhaustedError)
+        return _is_out_of_memory(error)
 
     @property
     def _may_run_out(self) -> bool:
@@ -216,6 +220,13 @@ class _Feed:
         except Exception:  # of another library, which may not even be able to start here
             self._feed = tf.constant
             return tf.constant(leaf)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is too small: XLA finds no way to compute something then, and says only that."""
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return True
+    return isinstance(error, tf.errors.InternalError) and _NOTHING_FITS in str(error)
 
 
 def _flat(logs: Any) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from penstock.runtimes.frameworks import keras, torch
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, cut
+from penstock.runtimes.keras.training.means import weighted_means
+from penstock.runtimes.keras.training.own_step import SUM
+from penstock.runtimes.keras.training.pieces import Piece, working_on
 
 
 class TorchTrainer(KerasTrainer):
@@ -36,7 +39,7 @@ class TorchTrainer(KerasTrainer):
         cuts = cut(rows, pieces)
 
         def add(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-            scaled = [None if g is None else g * share for g in grads]
+            scaled = grads if self._loss == SUM else [None if g is None else g * share for g in grads]
             pairs = zip(sums or [None] * len(scaled), scaled, strict=True)
             sums[:] = [s if g is None else g if s is None else s + g for s, g in pairs]
             if is_last:
@@ -47,7 +50,9 @@ class TorchTrainer(KerasTrainer):
             for begin, end in cuts:
                 share, is_last = (end - begin) / rows, end == rows
                 piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
-                logs = self._train(piece, end - begin)
+                of_batch = Piece(share, end - begin, is_last, is_weighted=False)
+                with working_on(of_batch), weighted_means(self.model, self._loss == SUM):
+                    logs = self._train(piece, end - begin)
         finally:
             vars(optimizer).pop("apply", None)
         return logs

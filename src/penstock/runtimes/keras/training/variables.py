@@ -89,16 +89,22 @@ def _saved_copies(name: str, state: Mapping[str, Array]) -> list[Array]:
 def _write(variable: Any, saved: list[Array]) -> None:
     copies = _copies(variable)
     if len(copies) == 1:
-        # Values that are added up when they are read, from a run on more devices.
-        whole = np.sum(saved, axis=0, dtype=saved[0].dtype) if _is_sum(variable) else saved[0]
-        variable.assign(whole)
+        variable.assign(_whole(variable, saved))
         return
     if len(saved) != len(copies):
-        rest = np.zeros_like(saved[0]) if _is_sum(variable) else saved[0]
-        first = np.sum(saved, axis=0, dtype=saved[0].dtype) if _is_sum(variable) else saved[0]
+        first = _whole(variable, saved)
+        rest = np.zeros_like(first) if _is_sum(variable) else first
         saved = [first, *[rest] * (len(copies) - 1)]
     for copy, value in zip(copies, saved, strict=True):
         copy.assign(value)
+
+
+def _whole(variable: Any, saved: list[Array]) -> Array:
+    """One value from those of several devices, of a run on another number of them."""
+    if _is_sum(variable):
+        return np.sum(saved, axis=0, dtype=saved[0].dtype)
+    is_mean = len(saved) > 1 and keras.backend.is_float_dtype(variable.dtype)  # statistics of rows
+    return np.mean(saved, axis=0, dtype=np.float64).astype(saved[0].dtype) if is_mean else saved[0]
 
 
 def _is_sum(variable: Any) -> bool:
