@@ -145,6 +145,8 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
     own_step.compile(loss="categorical_crossentropy", metrics=["accuracy"])
     expected["own step"] = check("a test_step of its own", own_step, pixels, one_hot)
     own_step.save(folder / "own_step.keras")
+    check_list_of_outputs(folder, expected)
+    check_rows_that_fail(folder)
 
     bare = make()
     with pytest.raises(penstock.ModelError, match="compiled"):
@@ -160,6 +162,57 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
         penstock.evaluate(bare, pixels, digit + 3)
     with pytest.raises(penstock.InputError, match="number of rows"):
         penstock.evaluate(bare, pixels, digit[:-1])
+
+
+def check_list_of_outputs(folder: Path, expected: dict[str, dict[str, float]]) -> None:
+    """Losses in a list belong to outputs by their order, which is not that of their names, in a folder, too."""
+    inputs = keras.Input((64,), name="pixels")
+    model = keras.Model(inputs, [layers.Dense(1, name="zz")(inputs), layers.Dense(1, name="aa")(inputs)])
+    model.compile(loss=["mse", "mae"])
+    targets = [digit.astype(np.float32), is_even.astype(np.float32)]
+    expected["list"] = check("a list of outputs", model, pixels, targets)
+    model.save(folder / "list.keras")
+    evaluate: Any = penstock.evaluate
+    rows, output = write_rows(folder / "list.parquet", z=targets[0], a=targets[1]), folder / "list"
+    labels = {"zz": "z", "aa": "a"}
+    for found in (
+        evaluate(model, rows, label=labels, verbose=0),
+        evaluate(model, rows, label=labels, output=output, verbose=0),
+        evaluate(model, label=labels, from_predictions=output, verbose=0),
+    ):
+        assert found.metrics == pytest.approx(expected["list"], rel=1e-5), found
+
+
+def check_rows_that_fail(folder: Path) -> None:
+    """Rows that fail count in the whole input, are left out of the metrics, and may be as many as `max_failures`."""
+    evaluate: Any = penstock.evaluate
+    model = keras.Sequential([keras.Input((64,), name="pixels"), layers.Dense(10, activity_regularizer="l2")])
+    model.compile(loss="mse")
+    rows = write_rows(
+        folder / "gaps.parquet", missing=60, y=[None if row == 70 else one_hot[row] for row in range(150)]
+    )
+    found = evaluate(model, rows, label="y", skip=50, verbose=0)
+    good = [row for row in range(50, 150) if row not in (60, 70)]
+    assert (found.rows, found.failed) == (98, 2), found
+    assert "row 60:" in found.example, found
+    theirs = model.evaluate(pixels[good], one_hot[good], verbose=0)
+    assert found.metrics["loss"] == pytest.approx(theirs, rel=1e-5), found
+
+    sparse = make()
+    sparse.compile(loss="sparse_categorical_crossentropy")
+    rows = write_rows(folder / "few_labels.parquet", y=[None if row % 3 else int(digit[row]) for row in range(150)])
+    with pytest.raises(penstock.TooManyFailures, match=r"of (the first )?150 rows"):
+        evaluate(sparse, rows, label="y", output=folder / "few_labels", verbose=0)
+    with pytest.raises(penstock.TooManyFailures, match="10%"):
+        evaluate(sparse, label="y", from_predictions=folder / "few_labels", verbose=0)
+
+
+def write_rows(path: Path, missing: int | None = None, **columns: Any) -> str:
+    """The pixels of as many rows as the columns have; row `missing` has none."""
+    count = len(next(iter(columns.values())))
+    values = [None if row == missing else pixels[row] for row in range(count)]
+    pq.write_table(pa.table({"pixels": pa.array(values, pa.list_(pa.float32(), 64)), **columns}), path)
+    return str(path)
 
 
 if __name__ == "__main__":

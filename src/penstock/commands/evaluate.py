@@ -14,6 +14,7 @@ from penstock.commands.evaluation import Evaluation
 from penstock.commands.gathering import Gathered, to_numpy
 from penstock.commands.in_memory import Running, Wanted, run_context, running
 from penstock.core.columns import describe, take_rows
+from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.mapping import find
 from penstock.core.records import KEPT, STRING, Array, Column, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
@@ -26,10 +27,9 @@ from penstock.runtimes.keras.live import LiveModel
 from penstock.sources.derived.folder_names import FOLDER
 from penstock.training.judges import Judge, JudgeHere, JudgeProcess
 from penstock.training.metric_records import PREDICTION, ROW, FoldShape, Measured, MetricRequest, Structure
-from penstock.training.targets import Targets, classes_beside, classes_of_folders
+from penstock.training.targets import Targets, classes_beside, classes_of_folders, label_columns
 from penstock.training.testing import without_label
 
-_JUDGED_FROM_ROWS = 100
 _MOST_NAMED = 12
 
 
@@ -139,22 +139,7 @@ class ColumnTargets:
             UsageError: An output has no column of labels, or there is no such output.
         """
         asked = self._asked
-        labels = dict(asked.label)
-        allowed = ", ".join(outputs.names)
-        if "" in labels and len(outputs.names) > 1:
-            raise UsageError(
-                "the model has several outputs",
-                received=f"--label {labels['']}",
-                allowed=allowed,
-                hint=" ".join(f"--label {name}=COLUMN" for name in outputs.names),
-            )
-        if "" in labels:
-            labels = {outputs.names[0]: labels[""]}
-        unknown = [name for name in labels if name not in outputs.names]
-        if unknown:
-            raise UsageError(
-                "the model has no such output", received=f"--label {unknown[0]}={labels[unknown[0]]}", allowed=allowed
-            )
+        labels = label_columns(outputs.names, asked.label)
         missing = [name for name in outputs.names if name not in labels]
         if missing and not asked.metrics and not asked.loss:
             raise UsageError(
@@ -215,6 +200,7 @@ class Folding:
         self._rows = 0
         self.failures = 0
         self._first: RowFailure | None = None
+        self._listed_in = ""
         self.notes: list[str] = []
 
     def run(self, run: Running) -> Measured:
@@ -236,11 +222,17 @@ class Folding:
             InputError: There was no row.
         """
         self._targets.check_whole(self._rows)
-        if self._shape is None and self.failures:
+        if self._rows and self.failures == self._rows:
             raise TooManyFailures(f"all of the {self._rows:,} rows failed", received=self._example())
         if self._shape is None:
             raise InputError("there is no row to evaluate", received="no rows")
         return self._judge.finish()
+
+    def count_failed(self, rows: int, listed_in: str) -> None:
+        """Count rows that failed before, when they were predicted, after all results; `listed_in` is their file."""
+        self._rows += rows
+        self.failures += rows
+        self._listed_in = listed_in
 
     def add(self, result: Result, structure: str, specs: Mapping[str, TensorSpec]) -> None:
         """Fold one result. `structure` is how the model gives its outputs."""
@@ -271,21 +263,18 @@ class Folding:
         self.failures += len(failures)
         known = [*failures, *([self._first] if self._first is not None else [])]
         self._first = min(known, key=lambda failure: failure.row)
-        if self._rows >= _JUDGED_FROM_ROWS:
-            self._check_failures(f"the first {self._rows:,}")
+        self._check_failures(f"the first {self._rows:,}", is_whole=False)
 
-    def _check_failures(self, of: str) -> None:
+    def _check_failures(self, of: str, *, is_whole: bool) -> None:
         assert self._allowed is not None
-        if self.failures > self._allowed * self._rows:
-            raise TooManyFailures(
-                "too many rows failed",
-                received=f"{self.failures:,} of {of} rows; the first one is {self._example()}",
-                allowed=f"{100 * self._allowed:.3g}%",
-                hint="raise --max-failures, or mend the input",
-            )
+        if exceeds(self.failures, self._rows, self._allowed, is_whole=is_whole):
+            received = f"{self.failures:,} of {of} rows; the first one is {self._example()}"
+            raise too_many(received, self._allowed, "raise --max-failures, or mend the input")
 
     def _example(self) -> str | None:
-        return None if self._first is None else f"row {self._first.row}: {self._first.reason}"
+        if self._first is not None:
+            return f"row {self._first.row}: {self._first.reason}"
+        return f"in {self._listed_in}" if self.failures else None
 
     def _test(self, run: Running, reason: str) -> Measured:
         """Have the model see every row itself, in order, on one device."""
@@ -302,14 +291,15 @@ class Folding:
         inputs = tuple(binding.input for binding in started.job.bindings)
         names = [spec.name for spec in started.prepared.outputs]
         shape = self._targets.shape(_structure(names, run.signature.structure), inputs, _specs(run))
-        self._judge.begin(replace(shape, scaling=make_scaling(started.options)))
+        self._shape = replace(shape, scaling=make_scaling(started.options))
+        self._judge.begin(self._shape)
         assert self._targets.targets is not None
         spans = list(started.divide())
         failures = self._judge.test(started.job, spans, self._targets.targets)
         self._rows += sum(span.rows for span in spans)
         self.failures += len(failures)
-        self._first = failures[0] if failures else None
-        return self._judge.finish()
+        self._first = min(failures, key=lambda failure: failure.row, default=None)
+        return self.finish()
 
     def evaluation(self, measured: Measured, seconds: float) -> Evaluation:
         """The result for people.
@@ -318,7 +308,7 @@ class Folding:
             TooManyFailures: More rows failed than are allowed.
         """
         if self._allowed is not None:
-            self._check_failures(f"{self._rows:,}")
+            self._check_failures(f"{self._rows:,}", is_whole=True)
         return Evaluation(
             measured.rows,
             self.failures,

@@ -39,7 +39,8 @@ from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, changed_files
 from penstock.training.judges import Judge, JudgeHere, JudgeProcess
-from penstock.training.metric_records import MetricRequest
+from penstock.training.metric_records import MetricRequest, Structure
+from penstock.training.metrics_messages import Opened
 
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
 """Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
@@ -97,10 +98,11 @@ def predict_and_evaluate(
         file = None if isinstance(task.model, LiveModel) else task.model
         judge = _judge(model, file, request, options, context)
         with contextlib.closing(judge):
-            _check(judge)  # before hours of predicting
+            opened_metrics = _open(judge)  # before hours of predicting
             task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
             to_folder.run(task, wanted.progress, began)
-            return _fold(output, judge, asked, classes, None, began)
+            folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+            return _fold(output, folding, opened_metrics, asked, None, began)
 
 
 def evaluate(
@@ -124,8 +126,9 @@ def evaluate(
         run_context(wanted.is_verbose) as context,
         contextlib.closing(_judge(model, file, request, options, context)) as judge,
     ):
-        _check(judge)
-        return _fold(folder, judge, asked, classes, given, began)
+        opened = _open(judge)
+        folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        return _fold(folder, folding, opened, asked, given, began)
 
 
 def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions) -> ModelFile | None:
@@ -157,19 +160,23 @@ def _judge(
     return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
 
 
-def _check(judge: Judge) -> None:
-    reason = judge.open().reason
-    if reason is not None:
+def _open(judge: Judge) -> Opened:
+    """What is known of the model.
+
+    Raises:
+        ModelError: It must see its inputs itself.
+    """
+    opened = judge.open()
+    if opened.reason is not None:
         raise ModelError(
             "predictions alone do not give the loss and metrics of this model",
-            received=reason,
+            received=opened.reason,
             hint="evaluate the model on its input, without a folder of predictions; or name others: --metrics",
         )
+    return opened
 
 
-def _fold(
-    folder: str, judge: Judge, asked: EvaluateOptions, classes: tuple[str, ...], data: Any, began: float
-) -> Evaluation:
+def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions, data: Any, began: float) -> Evaluation:
     """Fold all predictions in a folder, in the order of their rows.
 
     Raises:
@@ -184,15 +191,13 @@ def _fold(
     parts = [{name: absolute(place.address(name)) for name in record.files} for record in ordered if record.rows]
     stored = _Stored(manifest, WrittenParts(manifest.part_suffix, manifest.schema, parts))
     columns = stored.columns_for(asked, data)
-    folding = Folding(judge, ColumnTargets(asked, classes), 1.0)
-    structure = "single" if manifest.schema.num_outputs == 1 else "dict"
+    outputs = stored.outputs(opened.outputs)
     specs = stored.specs(columns)
-    for result in stored.results(columns):
-        folding.add(result, structure, specs)
+    for result in stored.results(outputs.names, columns):
+        folding.add(result, outputs.kind, specs)
+    folding.count_failed(sum(record.failed for record in records), place.address("_penstock/failures.jsonl"))
     found = folding.evaluation(folding.finish(), time.perf_counter() - began)
-    failed = sum(record.failed for record in records)
-    example = found.example or (f"in {place.address('_penstock/failures.jsonl')}" if failed else None)
-    return replace(found, failed=found.failed + failed, example=example, output=folder)
+    return replace(found, notes=(*opened.notes, *found.notes), output=folder)
 
 
 def _check_outputs(manifest: Manifest, folder: str) -> None:
@@ -265,9 +270,16 @@ class _Stored:
             for name, where in columns.items()
         }
 
-    def results(self, columns: Mapping[str, str | _ByRow]) -> Iterator[Result]:
+    def outputs(self, declared: Structure | None) -> Structure:
+        """The outputs as the model gives them. That is by name where only some were written, or no model is known."""
+        written = tuple(self.manifest.schema.names)[: self.manifest.schema.num_outputs]
+        if declared is None or len(declared.names) != len(written):
+            return Structure("single" if len(written) == 1 else "dict", written)
+        is_reordered = set(declared.names) == set(written)
+        return Structure(declared.kind, declared.names if is_reordered else written)
+
+    def results(self, outputs: Sequence[str], columns: Mapping[str, str | _ByRow]) -> Iterator[Result]:
         """All rows as results, in order."""
-        outputs = list(self.manifest.schema.names)[: self.manifest.schema.num_outputs]
         inside = [where for where in columns.values() if isinstance(where, str)]
         if not self.parts.addresses:
             return

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.errors import ModelError, UsageError
 from penstock.runtimes.frameworks import keras
-from penstock.training.metric_records import FoldShape, MetricRequest
+from penstock.runtimes.keras.call import KerasCall
+from penstock.training.metric_records import FoldShape, MetricRequest, Structure
 
 _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 """Names that Keras resolves by the shapes of labels and predictions."""
@@ -99,6 +100,14 @@ def judged(model: Any, request: MetricRequest) -> tuple[Any, str | None, tuple[s
     if reason is None or not (request.loss or request.metrics):
         return model, reason, ()
     return None, None, (f"only what is named is measured, because {reason}",)
+
+
+def declared_outputs(model: Any) -> Structure | None:
+    """How a model gives its outputs; None where it is not known, or says nothing of them (a subclass)."""
+    signature = KerasCall(model).signature if model is not None else None
+    if signature is None or not signature.outputs:
+        return None
+    return Structure(signature.structure, tuple(spec.name for spec in signature.outputs))
 
 
 def reason_for_test_step(model: Any) -> str | None:

@@ -28,6 +28,7 @@ from penstock.training.data import Fed, Loading, count_rows, from_columns, from_
 from penstock.training.fit_job import FitJob, Learned
 from penstock.training.roles import in_role, target_binding, weight_binding
 from penstock.training.row_stream import RowStream
+from penstock.training.targets import label_columns
 
 CACHE = os.path.join("_penstock", "cache")
 _MOST_LOADERS = 64
@@ -158,23 +159,8 @@ def outputs_of(signature: Signature, label: dict[str, str]) -> dict[str, str]:
         UsageError: An output has none, or there is no such output.
     """
     names = [spec.name for spec in signature.outputs]
-    if "" in label:
-        if len(names) > 1:
-            raise UsageError(
-                "the model has several outputs",
-                received=f"--label {label['']}",
-                allowed=", ".join(names),
-                hint=" ".join(f"--label {name}=COLUMN" for name in names),
-            )
-        return {names[0] if names else "": label[""]}
-    unknown = [name for name in label if names and name not in names]
-    if unknown:
-        raise UsageError(
-            "the model has no such output",
-            received=f"--label {unknown[0]}={label[unknown[0]]}",
-            allowed=", ".join(names),
-        )
-    missing = [name for name in names if name not in label]
+    columns = label_columns(names, label)
+    missing = [name for name in names if name not in columns]
     if missing:
         raise UsageError("an output has no labels", received=", ".join(missing), hint=f"--label {missing[0]}=COLUMN")
-    return {name: label[name] for name in names or label}
+    return columns

@@ -16,7 +16,7 @@ from penstock.pool.devices.inventory import cpu_device, usable_cores
 from penstock.pool.processes.supervisor import Launch, WorkerProcess
 from penstock.pool.transfer.parcels import Mailbox
 from penstock.runtimes.catalog import is_installed
-from penstock.training.compiled_metrics import judged
+from penstock.training.compiled_metrics import declared_outputs, judged
 from penstock.training.metric_records import FoldShape, Measured, MetricRequest
 from penstock.training.metrics import Fold
 from penstock.training.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
@@ -55,8 +55,9 @@ class JudgeHere:
         self._fold: Fold | None = None
 
     def open(self) -> Opened:
+        outputs = declared_outputs(self._model)
         self._model, reason, notes = judged(self._model, self._request)
-        return Opened(reason, notes)
+        return Opened(reason, notes, outputs)
 
     def begin(self, shape: FoldShape) -> None:
         self._fold = Fold(self._model, self._request, shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.core.job import Job
 from penstock.core.messages import Parcel
 from penstock.core.records import ModelFile, RowFailure, Span
-from penstock.training.metric_records import FoldShape, Measured, MetricRequest
+from penstock.training.metric_records import FoldShape, Measured, MetricRequest, Structure
 from penstock.training.targets import Targets
 
 
@@ -22,10 +22,17 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The model is there. `reason` says why it must see the inputs itself; `notes` are lines for the user."""
+    """The model is there.
+
+    Args:
+        reason: Why it must see the inputs itself.
+        notes: Lines for the user.
+        outputs: How the model gives its outputs, where it says that before it is called.
+    """
 
     reason: str | None = None
     notes: tuple[str, ...] = ()
+    outputs: Structure | None = None
 
 
 @dataclass(frozen=True)

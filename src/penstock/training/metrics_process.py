@@ -16,7 +16,7 @@ from penstock.pool.processes.serving import Serving
 from penstock.pool.transfer.parcels import Mailbox
 from penstock.runtimes.keras.compiled import compile_as_saved
 from penstock.runtimes.keras.loading import load_keras_model
-from penstock.training.compiled_metrics import judged
+from penstock.training.compiled_metrics import declared_outputs, judged
 from penstock.training.metric_records import MetricRequest
 from penstock.training.metrics import Fold
 from penstock.training.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
@@ -59,8 +59,9 @@ class MetricsProcess:
         notes: list[str] = []
         if order.model is not None:
             self._model = self._load(order.model, notes)
+        outputs = declared_outputs(self._model)
         self._model, reason, more = judged(self._model, order.request)
-        return Opened(reason, (*notes, *more))
+        return Opened(reason, (*notes, *more), outputs)
 
     def _load(self, file: ModelFile, notes: list[str]) -> Any:
         """The model with its compiled loss and metrics; None where only another Keras loads it."""

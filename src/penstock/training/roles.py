@@ -16,6 +16,7 @@ from penstock.errors import InputError
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.derived.wrapper import Around
 from penstock.training.cutting import TARGET, WEIGHT
+from penstock.training.targets import as_text, class_codes
 
 _SCANNED_ROWS = 1 << 16
 _MOST_CLASSES = 100_000
@@ -147,7 +148,7 @@ def _blocks(source: Source, column: str) -> Iterator[Block]:
 def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
     """A number for the class of every row, in the order in which classes are met; -1 where there is none."""
     encoded = _plain(block.columns[column]).dictionary_encode()
-    classes = [_text(value) for value in encoded.dictionary.to_pylist()]
+    classes = [as_text(value) for value in encoded.dictionary.to_pylist()]
     lookup = np.array([*(known.setdefault(value, len(known)) for value in classes), -1], np.int32)
     codes: Array = lookup[encoded.indices.fill_null(len(classes)).to_numpy(zero_copy_only=False)]
     codes[[failure.row - block.start for failure in block.failures]] = -1
@@ -157,12 +158,6 @@ def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
 def _plain(column: SourceColumn) -> pa.Array:
     arrow = to_arrow(column.raw() if isinstance(column, Deferred) else column)
     return arrow.dictionary_decode() if pa.types.is_dictionary(arrow.type) else arrow
-
-
-def _text(value: str | bytes | int | bool) -> str | int:
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")  # two labels never become one
-    return int(value) if isinstance(value, bool) else value
 
 
 class CodedLabels(Around):
@@ -181,9 +176,8 @@ class CodedLabels(Around):
             yield self._coded(block) if self._column in block.columns else block
 
     def _coded(self, block: Block) -> Block:
-        labels = _plain(block.columns[self._column]).dictionary_encode()
-        places = [self._places.get(str(_text(label))) for label in labels.dictionary.to_pylist()]
-        codes = pa.array(places, pa.int64()).take(labels.indices)
+        labels = _plain(block.columns[self._column])
+        codes = class_codes(labels, self._places)
 
         def explain(column: str, place: int) -> str:
             if column == self._column and labels[place].is_valid:

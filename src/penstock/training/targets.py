@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.core.columns import OPAQUE, describe, to_array, to_arrow
 from penstock.core.deferred import BadRows
 from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
-from penstock.errors import InputError
+from penstock.errors import InputError, UsageError
 from penstock.sources.derived.folder_names import FOLDER, folder_of
 from penstock.training.metric_records import LABEL, WEIGHT
 
@@ -77,7 +77,7 @@ class Targets:
 
     def _classes_of(self, name: str, column: pa.Array, bad: BadRows) -> Array:
         """The numbers of classes that are given by their names."""
-        if not pa.types.is_dictionary(column.type) and pa.types.is_nested(column.type):
+        if pa.types.is_nested(column.type):
             raise InputError("lists of text are no labels", received=f"column {name!r}", allowed="one text a row")
         if not self.classes:
             raise InputError(
@@ -85,17 +85,18 @@ class Targets:
                 received=f"column {name!r}: {', '.join(map(str, column[:3].to_pylist()))}, …",
                 hint="--labels FILE names the classes in their order: one a line, or JSON",
             )
-        texts = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        texts = texts.cast(pa.large_string())
-        places = pc.index_in(texts, pa.array(self.classes, pa.large_string()))
-        missing = np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))
-        for place in missing.tolist():
-            text = texts[place].as_py()
-            if text is not None:
-                raise self._unknown(name, text)
+        codes = class_codes(column, self._places)
+        for place in np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False)).tolist():
+            label = column[place].as_py()
+            if label is not None:
+                raise self._unknown(name, str(as_text(label)))
             bad[place] = f"the label {name!r} is null"
-        numbers: Array = pc.fill_null(places, 0).to_numpy(zero_copy_only=False)
+        numbers: Array = codes.fill_null(0).to_numpy(zero_copy_only=False)
         return numbers.astype(np.int32)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.classes)}
 
     def _unknown(self, name: str, text: str) -> InputError:
         close = difflib.get_close_matches(text, self.classes, n=1)
@@ -106,6 +107,53 @@ class Targets:
             allowed=", ".join(self.classes[:_SHOWN]) + more,
             hint=f"did you mean {close[0]!r}?" if close else "--labels FILE names the classes",
         )
+
+
+def class_codes(labels: pa.Array, places: Mapping[str, int]) -> pa.Array:
+    """The places of labels among the classes, as int64; null where a label is null, or none of the classes.
+
+    >>> class_codes(pa.array(["dog", None, "owl"]), {"cat": 0, "dog": 1}).to_pylist()
+    [1, None, None]
+    """
+    encoded = labels if pa.types.is_dictionary(labels.type) else labels.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    codes = [None if value is None else places.get(str(as_text(value))) for value in values]
+    return pa.array(codes, pa.int64()).take(encoded.indices)
+
+
+def as_text(value: str | bytes | int | bool) -> str | int:
+    """A label as text; of a number, as a number."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")  # two labels never become one
+    return int(value) if isinstance(value, bool) else value
+
+
+def label_columns(outputs: Sequence[str], label: Mapping[str, str]) -> dict[str, str]:
+    """The column of labels of every output that has one, in the order of the outputs.
+
+    Args:
+        outputs: The names of the model's outputs; empty where they are not known yet.
+        label: Output to column, or "" to the column of the only output.
+
+    Raises:
+        UsageError: There is no such output, or there are several and none is named.
+    """
+    allowed = ", ".join(outputs)
+    if "" in label and len(outputs) > 1:
+        raise UsageError(
+            "the model has several outputs",
+            received=f"--label {label['']}",
+            allowed=allowed,
+            hint=" ".join(f"--label {name}=COLUMN" for name in outputs),
+        )
+    if "" in label:
+        return {outputs[0] if outputs else "": label[""]}
+    unknown = [name for name in label if outputs and name not in outputs]
+    if unknown:
+        raise UsageError(
+            "the model has no such output", received=f"--label {unknown[0]}={label[unknown[0]]}", allowed=allowed
+        )
+    return {name: label[name] for name in outputs or label if name in label}
 
 
 def _note(odd: BadRows, what: str, bad: BadRows) -> None:
@@ -141,4 +189,4 @@ def classes_of_folders(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({folder_of(path) for path in paths}))
 
 
-__all__ = ["FOLDER", "LABELS_FILE", "Targets", "classes_beside", "classes_of_folders"]
+__all__ = ["FOLDER", "LABELS_FILE", "Targets", "class_codes", "classes_beside", "classes_of_folders"]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.records import TensorSpec
-from penstock.errors import InputError
-from penstock.training.targets import Targets, classes_beside
+from penstock.errors import InputError, UsageError
+from penstock.training.targets import Targets, classes_beside, label_columns
 
 
 def test_text_becomes_classes_and_a_null_is_a_row_without_a_label() -> None:
@@ -41,6 +41,40 @@ def test_numbers_lists_and_weights_are_read() -> None:
 def test_labels_that_cannot_be_read_say_what_to_do(column: pa.Array, classes: tuple[str, ...], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         Targets({"out": "kind"}, classes=classes).read({"kind": column})
+
+
+def test_labels_of_bytes_are_the_same_classes_as_in_training() -> None:
+    labels = pa.array([b"dog", b"\xff", None, b"cat"])
+    read, bad = Targets({"out": "kind"}, classes=("cat", "dog", "\\xff")).read({"kind": labels})
+    assert read["label:out"].tolist() == [1, 2, 0, 0]
+    assert list(bad) == [2]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "label", "columns"),
+    [
+        (("out",), {"": "y"}, {"out": "y"}),
+        ((), {"": "y"}, {"": "y"}),
+        ((), {"out": "y"}, {"out": "y"}),
+        (("zz", "aa"), {"aa": "a", "zz": "z"}, {"zz": "z", "aa": "a"}),
+        (("zz", "aa"), {"aa": "a"}, {"aa": "a"}),
+    ],
+)
+def test_every_output_has_a_column_of_labels(
+    outputs: tuple[str, ...], label: dict[str, str], columns: dict[str, str]
+) -> None:
+    found = label_columns(outputs, label)
+    assert found == columns
+    assert list(found) == list(columns)
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [({"": "y"}, "--label zz=COLUMN --label aa=COLUMN"), ({"bb": "y"}, r"--label bb=y\nallowed: zz, aa")],
+)
+def test_a_column_of_labels_names_an_output_of_the_model(label: dict[str, str], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        label_columns(("zz", "aa"), label)
 
 
 def test_classes_are_found_beside_the_model(tmp_path: Path) -> None:
