@@ -60,10 +60,10 @@ def test_a_compiled_hdf5_file_is_trained_on_with_the_state_of_its_optimizer(fold
         assert int(file["optimizer/vars/0"][()]) == 14, "seven steps before it was saved, seven since"
 
 
-def test_bad_rows_of_another_input_for_validation_are_told(told: Told) -> None:
+def test_bad_rows_of_another_input_for_validation_are_told(folder: Path, told: Told) -> None:
     case = told["another validation"]
     assert case["code"] == 0, case["errors"]
-    assert "1 bad row of --validation left out" in case["errors"]
+    assert json.loads((folder / "another validation" / "_penstock" / "failures.jsonl").read_text())["row"] == 0
     assert "row 0: column 'name' is 'owl', which is not among the 3 known labels" in case["errors"]
 
 

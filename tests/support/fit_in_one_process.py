@@ -44,7 +44,7 @@ def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> Ended:
             hear(report)
 
     try:
-        file_training.FileTraining(hold.job, send, lambda: False).run()
+        file_training.FileTraining(hold.job, send, lambda: False, StageClock(None)).run()
     except BaseException as error:
         known = error if isinstance(error, PenstockError) else None
         failed = Failed(known, type(error).__name__, "".join(traceback.format_exception(error)))

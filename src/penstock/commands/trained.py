@@ -29,8 +29,9 @@ class Trained:
 
     `rows` are those of an epoch, without the `failed` ones, of which `example` is the first. `metrics` are those of
     the last epoch, and `history` those of every one. `steps_before` were made before this run began, `epoch_s` are the
-    seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows. `where` has the seconds of every stage of this run,
-    `bottleneck` says what limited it, and `trace` is the file of the trace.
+    seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows.
+    `where` has the seconds of every stage of this run, `bottleneck` says what limited it, and `trace` is the file of
+    the trace.
     """
 
     output: str

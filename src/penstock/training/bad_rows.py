@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
+from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.records import RowFailure
 from penstock.core.training import TrainingData
-from penstock.errors import TooManyFailures
 from penstock.storage.disk import internal, output_errors, write_whole
 
-_JUDGED_FROM_ROWS = 100
 Rows = TypeVar("Rows", bound=TrainingData)
 
 
@@ -60,15 +59,13 @@ class BadRows(Generic[Rows]):
         failures = self.all()
         good = (self.train.rows or 0) + ((self.validation.rows or 0) if self.validation is not None else 0)
         rows = good + len(failures)
-        if len(failures) <= self.allowed * rows or (rows < _JUDGED_FROM_ROWS and not is_whole):
-            return
-        self.write()
-        raise TooManyFailures(
-            "too many rows are bad",
-            received=f"{len(failures):,} of {rows:,} rows; the first: {self.first()}",
-            allowed=f"{100 * self.allowed:.3g}%",
-            hint="see _penstock/failures.jsonl; raise --max-failures, or mend the input",
-        )
+        if exceeds(len(failures), rows, self.allowed, is_whole=is_whole):
+            self.write()
+            raise too_many(
+                f"{len(failures):,} of {rows:,} rows; the first: {self.first()}",
+                self.allowed,
+                "see _penstock/failures.jsonl; raise --max-failures, or mend the input",
+            )
 
     def write(self) -> None:
         """Write them to the folder."""
