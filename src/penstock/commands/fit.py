@@ -22,7 +22,6 @@ from penstock.core.records import Fragment, ModelFile
 from penstock.errors import InputError, Interrupted, ModelError, OutputError, UsageError
 from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
-from penstock.options import table
 from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
@@ -32,7 +31,7 @@ from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest
 from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
-from penstock.training.fit_job import CHECKPOINTS, LABELS, MODEL, Ended, FitJob
+from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.judges import BACKENDS, backend_for
 from penstock.training.trainer_hold import TrainerHold
@@ -114,7 +113,7 @@ def make_fit_task(
 def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
     """The options that decide the weights, or those that do not, as JSON."""
     others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
-    return {**others, **table.as_json(asked, lambda each: each.decides in decides)}
+    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
 
 
 def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
@@ -165,7 +164,7 @@ def _remove(place: Place) -> None:
     folder = place.address()
     with output_errors():
         # The result first: without it, nothing looks finished.
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, f"{INTERNAL}/failures.jsonl"])
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, f"{INTERNAL}/failures.jsonl", f"{INTERNAL}/{BATCH_SIZE}"])
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
             shutil.rmtree(name, ignore_errors=True)
         place.remove([MANIFEST])

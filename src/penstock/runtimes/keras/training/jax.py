@@ -31,7 +31,7 @@ class JaxTrainer(KerasTrainer):
             self._place(self._layout.replicated)
         self._state: Any = None
         self._kind = ""
-        key = (model.run_eagerly, model.jit_compile, tuple(devices))
+        key = (model.run_eagerly, model.jit_compile, settings.step, tuple(devices))
         self._steps = kept_steps(model, key, self._make_steps)
         self._sums: Any = None
 
@@ -177,6 +177,7 @@ class JaxTrainer(KerasTrainer):
         return bool(jax.default_backend() != "cpu")
 
     def close(self) -> None:
+        super().close()
         self._sync()
         self.model._jax_state = None
         if self._layout is not None:

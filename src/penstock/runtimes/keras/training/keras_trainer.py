@@ -13,6 +13,7 @@ from penstock.core.training import TrainBatch
 from penstock.errors import OutOfMemory, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
+from penstock.runtimes.keras.training.user_step import StepFunction, put_in, take_out
 from penstock.runtimes.keras.training.variables import read_variables, variables_of, write_variables
 
 _KEPT_ON_THE_MODEL = "_penstock_steps"
@@ -28,6 +29,12 @@ class StepSettings:
     """A batch is worked on in so many pieces, and the weights change once."""
     is_undoable: bool = False
     """Whether a step can be undone: a copy of everything is kept."""
+    step: StepFunction | None = None
+    """The user's own, in the place of the model's `train_step`."""
+    all_reduce: str = "auto"
+    """How gradients are added up over several devices of TensorFlow."""
+    is_measured: bool = False
+    """Whether steps are timed and undone: all variables are made before the first one."""
 
 
 class KerasTrainer(ABC):
@@ -47,6 +54,8 @@ class KerasTrainer(ABC):
         self._logs: Any = {}
         self._before: dict[str, Array] = {}
         self._fitting: set[int] = set()  # numbers of rows that fit into memory
+        if settings.step is not None:
+            put_in(model, settings.step)
 
     def _remark(self, remark: str) -> None:
         self.remarks.append(remark)
@@ -81,21 +90,34 @@ class KerasTrainer(ABC):
             self._before = self.state()
         if batch.rows not in self._fitting:
             self._train_first(data, batch.rows)
-        elif self._pieces == 1:
-            self._logs = self._train(data, batch.rows)
         else:
-            self._logs = self._train_in_pieces(data, batch.rows, min(self._pieces, batch.rows))
+            self._step_on(data, batch.rows)
         batch.release()
+
+    def _step_on(self, data: Any, rows: int) -> None:
+        if self._pieces == 1:
+            self._logs = self._train(data, rows)
+        else:
+            self._logs = self._train_in_pieces(data, rows, min(self._pieces, rows))
+
+    def fits(self, batch: TrainBatch) -> bool:
+        """Make one step, and say whether the batch fits into memory as it is. Waits for the devices."""
+        try:
+            self._step_on(self._data_of(batch), batch.rows)
+            self.results()
+        except Exception as error:
+            if not self._is_out_of_memory(error):
+                raise
+            return False
+        self._fitting.add(batch.rows)
+        return True
 
     def _train_first(self, data: Any, rows: int) -> None:
         """The first step with so many rows: what does not fit is worked on in smaller pieces from then on."""
         before = self.state() if self._may_run_out else None
         while True:
             try:
-                if self._pieces == 1:
-                    self._logs = self._train(data, rows)
-                else:
-                    self._logs = self._train_in_pieces(data, rows, min(self._pieces, rows))
+                self._step_on(data, rows)
                 if before is not None:
                     self.results()  # waits: some frameworks run out of memory after the call has returned
                 break
@@ -163,8 +185,10 @@ class KerasTrainer(ABC):
         if isinstance(self.model.optimizer, keras.optimizers.Optimizer):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
-    def close(self) -> None:  # noqa: B027 - most models need nothing
+    def close(self) -> None:
         """Leave the model as any Keras model is."""
+        if self._settings.step is not None:
+            take_out(self.model)
 
 
 def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -179,6 +203,11 @@ def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, An
         object.__setattr__(model, _KEPT_ON_THE_MODEL, kept)
     steps: dict[str, Any] = kept[2]
     return steps
+
+
+def forget_steps(model: Any) -> None:
+    """Let the next trainer of a model compile its steps anew."""
+    vars(model).pop(_KEPT_ON_THE_MODEL, None)
 
 
 def cut(rows: int, pieces: int) -> list[tuple[int, int]]:

@@ -8,8 +8,9 @@ from penstock.errors import DeviceError, ModelError, UsageError
 from penstock.runtimes.frameworks import jax, keras, tf
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings
 from penstock.runtimes.keras.training.mirrored import optimizers_of
-from penstock.runtimes.keras.training.own_step import BY_KERAS, UNKNOWN, has_sum, kind_of_loss
+from penstock.runtimes.keras.training.own_step import BY_KERAS, MEAN, UNKNOWN, has_sum, kind_of_loss
 
+_OF_GPUS = ("nccl", "hierarchical")
 _BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -40,9 +41,15 @@ def open_trainer(
         raise ModelError(
             "penstock does not train on this Keras backend", received=backend, allowed=", ".join(_BACKENDS)
         )
+    if settings.all_reduce != "auto" and backend != "tensorflow":
+        raise UsageError(
+            f"Keras on {backend} adds gradients up in its own way",
+            received=f"--all-reduce {settings.all_reduce}",
+            hint="leave it out; Keras on TensorFlow has the choice: --runtime tensorflow",
+        )
     if backend != "tensorflow":
         _build(model, first)
-        if settings.accumulate > 1 and has_sum(model):
+        if settings.accumulate > 1 and has_sum(model) and settings.step is None:
             raise _no_pieces(settings, f'a loss with reduction="sum" on {backend}')
     if backend == "torch":
         from penstock.runtimes.keras.training.torch import TorchTrainer
@@ -65,13 +72,24 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
             received=type(model._distribute_strategy).__name__,
             hint="make it outside: penstock.fit mirrors it on the devices by itself",
         )
+    if settings.all_reduce in _OF_GPUS and not all("GPU" in device for device in devices):
+        raise UsageError(
+            "this way to add gradients up is for GPUs",
+            received=f"--all-reduce {settings.all_reduce}, {', '.join(devices)}",
+            hint="--all-reduce auto, or one-device",
+        )
     refusal = _refusal(model) if len(devices) > 1 else ""
     is_mirrored = len(devices) > 1 and not refusal
     # On one CPU the model is built when its step is traced, as `model.fit` does: not every model can be built before.
-    is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or "GPU" in devices[0]
+    is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or settings.is_measured
+    is_built = is_built or settings.step is not None or "GPU" in devices[0]
     if is_built:
         _build(model, first)
-    loss = kind_of_loss(model, first) if is_mirrored or settings.accumulate > 1 else BY_KERAS
+    loss = BY_KERAS
+    if settings.step is not None:
+        loss = MEAN
+    elif is_mirrored or settings.accumulate > 1:
+        loss = kind_of_loss(model, first)
     if settings.accumulate > 1 and loss == UNKNOWN:
         raise _no_pieces(settings, "its train_step, which does not tell how their losses make that of the batch")
     if is_mirrored and loss != UNKNOWN:

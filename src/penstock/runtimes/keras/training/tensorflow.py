@@ -27,7 +27,7 @@ class TensorFlowTrainer(KerasTrainer):
         super().__init__(model, pack, settings)
         self._loss = loss
         self._first = first  # a batch, where the model may have variables only after its first step
-        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile), self._make_steps)
+        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile, settings.step), self._make_steps)
         self._hook: GradientHook | None = None
         self._means: WeightedMeans | None = None
 
@@ -86,6 +86,7 @@ class TensorFlowTrainer(KerasTrainer):
         return bool(tf.config.list_logical_devices("GPU"))
 
     def close(self) -> None:
+        super().close()
         if self._hook is not None and self._means is not None:
             self._hook.remove()
             self._means.remove()
@@ -100,7 +101,7 @@ class MirroredTrainer(KerasTrainer):
     ) -> None:
         super().__init__(model, pack, settings)
         self._loss = loss
-        self._strategy = tf.distribute.MirroredStrategy(list(devices), cross_device_ops=_reduction(devices))
+        self._strategy = tf.distribute.MirroredStrategy(list(devices), cross_device_ops=_reduction(settings, devices))
         self.num_devices = len(devices)
         self._mirrored = MirroredModel(model, self._strategy)
         self._hook = GradientHook(model, self._strategy, is_sum=loss == SUM)
@@ -196,6 +197,7 @@ class MirroredTrainer(KerasTrainer):
         return bool(tf.config.list_logical_devices("GPU"))
 
     def close(self) -> None:
+        super().close()
         self._hook.remove()
         self._means.remove()
         self._mirrored.put_back()
@@ -225,7 +227,13 @@ def _flat(logs: Any) -> dict[str, Any]:
     return flat
 
 
-def _reduction(devices: Sequence[str]) -> Any:
+def _reduction(settings: StepSettings, devices: Sequence[str]) -> Any:
+    if settings.all_reduce == "nccl":
+        return tf.distribute.NcclAllReduce()
+    if settings.all_reduce == "hierarchical":
+        return tf.distribute.HierarchicalCopyAllReduce()
+    if settings.all_reduce == "one-device":
+        return tf.distribute.ReductionToOneDevice()
     if any("GPU" in device for device in devices):
         return None  # TensorFlow's own choice: NCCL where it can
     return tf.distribute.ReductionToOneDevice()
