@@ -94,7 +94,7 @@ def test_a_step_function_trains_on_two_devices_as_the_compiled_loss_does(
 ) -> None:
     (tmp_path / "own_steps.py").write_text(STEP, encoding="utf-8")
     asked = ("--epochs", 2, "--devices", "cpu:2", "--all-reduce", "one-device", "--json")
-    model = "tests.support.fit_models:build_without_dropout"
+    model = made / "sure.keras"
     plain = penstock_run(*fit(made, tmp_path / "plain", *asked, model=model), cwd=tmp_path)
     own = penstock_run(*fit(made, tmp_path / "own", *asked, "--step", "own_steps:step", model=model), cwd=tmp_path)
     curves = [[row["loss"] for row in summary_of(ran)["history"]] for ran in (own, plain)]

@@ -172,10 +172,6 @@ class JaxTrainer(KerasTrainer):
     def _is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
-    @property
-    def _may_run_out(self) -> bool:
-        return bool(jax.default_backend() != "cpu")
-
     def close(self) -> None:
         super().close()
         self._sync()

@@ -137,7 +137,7 @@ class KerasTrainer(ABC):
 
     @property
     def _may_run_out(self) -> bool:
-        """Whether it is worth keeping a copy of everything during the first step: on a CPU no error would come."""
+        """Whether a copy of everything can be kept during the first step, which is undone when memory runs out."""
         return True
 
     def test_on(self, batch: TrainBatch) -> None:

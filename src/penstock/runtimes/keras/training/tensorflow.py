@@ -33,7 +33,7 @@ class TensorFlowTrainer(KerasTrainer):
 
     def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
         """The same batches; for a GPU, copied to it while steps run."""
-        if not self._may_run_out:
+        if not tf.config.list_logical_devices("GPU"):
             return batches
         feed = _Feed()
         return placed_ahead(batches, lambda batch: keras.tree.map_structure(feed, self._pack(batch)))
@@ -83,7 +83,7 @@ class TensorFlowTrainer(KerasTrainer):
 
     @property
     def _may_run_out(self) -> bool:
-        return bool(tf.config.list_logical_devices("GPU"))
+        return self._first is None
 
     def close(self) -> None:
         super().close()
@@ -191,10 +191,6 @@ class MirroredTrainer(KerasTrainer):
 
     def _is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, tf.errors.ResourceExhaustedError)
-
-    @property
-    def _may_run_out(self) -> bool:
-        return bool(tf.config.list_logical_devices("GPU"))
 
     def close(self) -> None:
         super().close()
