@@ -155,7 +155,7 @@ class TestBadRows:
         rows = write_rows(tmp_path / "rows.parquet", is_null=range(0, 200, 5))
         ran = penstock_run(*with_rows(made, rows, tmp_path / "out"))
         assert ran.returncode == 4, ran.stderr
-        assert "too many rows are bad" in ran.stderr
+        assert "too many rows failed" in ran.stderr
         assert "raise --max-failures" in ran.stderr
 
 

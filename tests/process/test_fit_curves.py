@@ -57,3 +57,21 @@ def _check_curves(result: dict[str, Any]) -> None:
     assert result["steps"][0] == result["steps"][1], result
     assert result["curve"] < 1e-4, result
     assert result["weights"] < 1e-3, result
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+def test_a_batch_that_does_not_fit_into_memory_is_worked_on_in_pieces(backend: str) -> None:
+    """The error is a real one: a layer asks for more memory than the machine has, for more than 20 rows of a device."""
+    pytest.importorskip(backend)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.support.fit_out_of_memory"],
+        capture_output=True,
+        text=True,
+        env={**ON_VIRTUAL_DEVICES, "KERAS_BACKEND": backend},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    for result in json.loads(ran.stdout.splitlines()[-1]):
+        assert "a batch of 50 rows does not fit into memory: it is worked on in 2 pieces" in result["said"]
+        assert result["losses"][0] == result["losses"][1], result
+        assert result["is same"], result

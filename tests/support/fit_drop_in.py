@@ -1,5 +1,7 @@
 """`penstock.fit` beside `model.fit` for all that the latter takes, on one device: the same histories and weights."""
 
+import contextlib
+import io
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,9 +92,21 @@ def _compare(history: Any, expected: Any, ours: Any, theirs: Any) -> list[str]:
     pairs = zip(ours.get_weights(), theirs.get_weights(), strict=True)
     if not all(np.allclose(a, b, rtol=1e-6) for a, b in pairs):
         problems.append("weights")
+    if history.params != expected.params:
+        problems.append(f"params {history.params} for {expected.params}")
     if history is not ours.history:
         problems.append("model.history")
     return problems
+
+
+def _say_that_xla_is_off(model: Any) -> None:
+    """A model that was compiled with XLA trains without it, and has it again afterwards."""
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        penstock.fit(model, SMALL_X, SMALL_Y, 100, 1, 2)
+    assert "jit_compile is off" in said.getvalue(), said.getvalue()
+    assert model.jit_compile
 
 
 def on_all_devices() -> dict[str, Any]:
@@ -116,5 +130,7 @@ def on_all_devices() -> dict[str, Any]:
     again = penstock.fit(model, SMALL_X, SMALL_Y, verbose=0, scale_lr="linear")
     # The seventh of 7 steps that lead to 4 times the rate.
     np.testing.assert_allclose(float(model.optimizer.learning_rate), rate * (1 + 3 * 6 / 7), rtol=1e-6)
+    if keras.backend.backend() == "tensorflow":
+        _say_that_xla_is_off(model)
     losses = [history.history["loss"][0] for history in (before, after, again)]
     return {"steps": seen, "rows": len(answers), "losses": losses}

@@ -25,8 +25,10 @@ import pyarrow.parquet as pq
 from penstock.cli.commands import main as penstock
 from penstock.core.messages import Failed
 from penstock.errors import PenstockError
+from penstock.pool.processes.board import Board
 from penstock.training import file_training
 from penstock.training.fit_job import Ended, Report
+from penstock.training.stages import StageClock
 from penstock.training.trainer_hold import TrainerHold
 from tests.support.fit_models import build, rows
 
@@ -44,7 +46,7 @@ def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> Ended:
             hear(report)
 
     try:
-        file_training.FileTraining(hold.job, send, lambda: False, StageClock(None)).run()
+        file_training.FileTraining(hold.job, send, lambda: False, StageClock(Board.create())).run()
     except BaseException as error:
         known = error if isinstance(error, PenstockError) else None
         failed = Failed(known, type(error).__name__, "".join(traceback.format_exception(error)))

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 ROWS, WIDTH, CLASSES = 203, 8, 3
 
 
-def rows() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def rows(count: int = ROWS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Rows whose class is the largest of three sums: a small network learns it in a few epochs."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    x = rng.normal(size=(count, WIDTH)).astype(np.float32)
     return x, (x @ rng.normal(size=(WIDTH, CLASSES))).argmax(axis=1)
 
 
-def write_rows(path: Path) -> None:
-    x, y = rows()
+def write_rows(path: Path, count: int = ROWS) -> None:
+    x, y = rows(count)
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
     names = [("ant", "bee", "cat")[each] for each in y]
     pq.write_table(pa.table({"x": column, "y": y, "name": names}), path, row_group_size=50)

@@ -46,7 +46,17 @@ class FitFileKeywords(TypedDict, total=False):
     """The options of `fit` on files, as its command has them, without those that `fit` takes for live models, too."""
 
 '''
-_OF_LIVE_MODELS = ("batch_size", "epochs", "accumulate", "on_nan", "scale_lr", "validation_split", "shuffle")
+_OF_LIVE_MODELS = (
+    "batch_size",
+    "epochs",
+    "accumulate",
+    "on_nan",
+    "scale_lr",
+    "step",
+    "all_reduce",
+    "validation_split",
+    "shuffle",
+)
 
 
 def source() -> str:

@@ -26,7 +26,6 @@ from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
-from penstock.options import table
 from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
@@ -37,7 +36,7 @@ from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
-from penstock.training.fit_job import CHECKPOINTS, LABELS, MODEL, Ended, FitJob
+from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.judges import BACKENDS, backend_for
 from penstock.training.trainer_hold import TrainerHold
@@ -121,7 +120,7 @@ def make_fit_task(
 def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
     """The options that decide the weights, or those that do not, as JSON."""
     others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
-    return {**others, **table.as_json(asked, lambda each: each.decides in decides)}
+    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
 
 
 def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
@@ -193,8 +192,11 @@ def _remove(place: Place) -> None:
         # The result first: without it, nothing looks finished.
         failures = f"{INTERNAL}/failures.jsonl"
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
+        place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
         # What a run that was killed in between had not put into its place yet.
-        place.remove(f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST))
+        place.remove(
+            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+        )
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
             shutil.rmtree(name, ignore_errors=True)

@@ -146,6 +146,7 @@ class FitFileKeywords(TypedDict, total=False):
     optimizer: str
     learning_rate: float
     clip_norm: float
+    mixed_precision: str
     seed: int
     cache: str
     validation: str | Sequence[str]

@@ -22,6 +22,7 @@ _kept = partial(option, group="What is kept")
 
 _SHARE = kinds.number("SHARE", lambda share: 0.0 < share < 1.0, "above 0, below 1")
 _POSITIVE = kinds.number("X", lambda value: 0.0 < value < float("inf"), "a number above 0")
+ALL_REDUCE = ("auto", "nccl", "hierarchical", "one-device")
 _EVERY = "N (steps), or Ns, Nm, Nh (seconds, minutes, hours)"
 _MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
@@ -54,6 +55,7 @@ def _read_every(given: Any, flag: str) -> Every:
 
 
 _CHECKPOINTS = Kind(_read_every, python="int | str", also=(Mapping[str, Any], Every), metavar="N|Nm")
+
 _PATHS = kinds.names("INPUT")
 
 
@@ -76,8 +78,12 @@ class FitOptions:
 
     epochs: int = _trained(kinds.count(), OUTPUT, NO_KEY, default=1,
         help="How often to go through the rows.")
-    batch_size: int = _trained(kinds.count(), OUTPUT, NO_KEY, default=32,
-        help="Rows of one step, on all devices together.")
+    batch_size: int | str = _trained(kinds.COUNT_OR_MEASURED, OUTPUT, NO_KEY, default=32,
+        help="Rows of one step, on all devices together. auto: as many as give nearly the most rows a second, with at "
+        "least 20 steps an epoch; the learning rate is not changed.")
+    step: str | Callable[..., Any] | None = _trained(kinds.FUNCTION, OUTPUT, NO_KEY,
+        help="A step of your own: a function of model, x, y, sample_weight that returns the loss, or the loss and the "
+        "predictions.")
     optimizer: str | None = _trained(kinds.text("NAME"), OUTPUT, NO_KEY,
         help="The optimizer of Keras by name. Default: what the model was compiled with, or adam.")
     learning_rate: float | None = _trained(_POSITIVE, OUTPUT, NO_KEY,
@@ -86,8 +92,12 @@ class FitOptions:
         help="In the course of the first epoch, multiply the learning rate by the number of devices, or its root.")
     clip_norm: float | None = _trained(_POSITIVE, OUTPUT, NO_KEY,
         help="Scale gradients down to this norm, all of them together.")
+    mixed_precision: str | None = _trained(kinds.choice("mixed_bfloat16", "mixed_float16"), OUTPUT, NO_KEY,
+        help="Layers compute in 16 bits, weights and outputs stay float32. Default: as the model was saved or built.")
     accumulate: int = _trained(kinds.count(), OUTPUT, NO_KEY, default=1,
         help="Work on each batch in so many pieces, to save memory. The weights change once.")
+    all_reduce: str = _trained(kinds.choice(*ALL_REDUCE), OUTPUT, NO_KEY, default="auto",
+        help="How several devices of TensorFlow add gradients up. auto: NCCL on GPUs.")
     shuffle: bool = _trained(kinds.YES_OR_NO, OUTPUT, NO_KEY, default=True, flag="--shuffle/--no-shuffle",
         help="Every epoch has the rows in another order, which the seed decides. This is the default.")
     seed: int = _trained(kinds.WHOLE, OUTPUT, NO_KEY, default=0,

@@ -79,7 +79,7 @@ class FileData:
             source,
             fed,
             self._loading(source, fed),
-            batch_size=self.job.asked.batch_size,
+            batch_size=self.job.batch_size,
             seed=seed,
             rows=learned.rows,
             failures=failures,
@@ -94,7 +94,7 @@ class FileData:
 
         def read() -> TrainingData:
             loading = self._loading(source, fed)
-            return from_source(source, fed, loading, batch_size=job.asked.batch_size, seed=None)
+            return from_source(source, fed, loading, batch_size=job.batch_size, seed=None)
 
         if job.asked.cache == "disk":
             return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
@@ -104,7 +104,7 @@ class FileData:
         self, held: cache.Cache, learned: Learned, seed: int | None, failures: Iterable[RowFailure]
     ) -> TrainingData:
         known = {failure.row: failure for failure in (*held.failures, *failures)}
-        size = self.job.asked.batch_size
+        size = self.job.batch_size
         return from_columns(held.columns, batch_size=size, seed=seed, rows=learned.rows, failures=known.values())
 
     def _fed(self, source: Source) -> tuple[Source, Fed]:

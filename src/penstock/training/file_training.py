@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
 from penstock.crash_points import crash_point
 from penstock.errors import ModelError
+from penstock.options.table import AUTO
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
@@ -24,15 +27,30 @@ from penstock.runtimes.keras.training.compiling import CompileRequest, check_tra
 from penstock.runtimes.keras.training.environment import prepare
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
+from penstock.runtimes.keras.training.mixed_precision import FLOAT16, apply_policy, built_under
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
-from penstock.storage.disk import fsync_folder, internal, output_errors
+from penstock.runtimes.keras.training.user_step import load_step
+from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
 from penstock.training.bad_rows import BadRows
+from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
 from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
 from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
-from penstock.training.fit_job import CHECKPOINTS, MODEL, Begun, Ended, EpochEnded, FitJob, Kept, Note, Stepped, Times
+from penstock.training.fit_job import (
+    BATCH_SIZE,
+    CHECKPOINTS,
+    MODEL,
+    Begun,
+    Ended,
+    EpochEnded,
+    FitJob,
+    Kept,
+    Note,
+    Stepped,
+    Times,
+)
 from penstock.training.history import TrainingRecords
 from penstock.training.label_packing import (
     ClassWeights,
@@ -85,6 +103,9 @@ class FileTraining:
         for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
             self._note(remark)
         check_trainable(model, job.model.location)
+        if job.asked.batch_size == AUTO:
+            self._job = job = self._with_batch_size(model, call, data)
+            data = replace(data, job=job)
         found = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS)).newest()
         start = found.checkpoint if found is not None else None
         for damage in found.damaged if found is not None else ():
@@ -111,7 +132,13 @@ class FileTraining:
 
         prepare(job.backend, job.devices, job.threads)
         keras.utils.set_random_seed(job.asked.seed % (1 << 32))
-        return load_keras_model(job.model, is_compiled=True)
+        policy = job.asked.mixed_precision
+        is_built = job.model.kind == "builder"
+        with built_under(policy if is_built else None):
+            model = load_keras_model(job.model, is_compiled=True)
+        if policy is not None:
+            apply_policy(model, policy, is_built_under=is_built)
+        return model
 
     def _compile_request(self, outputs: list[str]) -> CompileRequest:
         asked = self._job.asked
@@ -124,19 +151,40 @@ class FileTraining:
             asked.optimizer,
             asked.learning_rate,
             asked.clip_norm,
+            scales_loss=asked.mixed_precision == FLOAT16,
         )
+
+    def _with_batch_size(self, model: Any, call: KerasCall, data: FileData) -> FitJob:
+        """The job with the batch size that it began with, or with one that is measured now."""
+        job = self._job
+        path = internal(job.folder, BATCH_SIZE)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                return replace(job, asked=replace(job.asked, batch_size=json.load(file)))
+        probe = replace(job, asked=replace(job.asked, batch_size=FIRST_SIZE, cache=None))
+        with contextlib.closing(replace(data, job=probe).train(())) as train:
+            first, rows = _first_of(train, self._label_pack(model, call)), train.rows or 0
+        size = find_batch_size(model, first, rows, self._settings(), len(job.devices))
+        with output_errors():
+            write_whole(path, json.dumps(size).encode())
+        self._note(described(size))
+        return replace(job, asked=replace(job.asked, batch_size=size))
+
+    def _settings(self) -> StepSettings:
+        asked = self._job.asked
+        is_undoable = asked.on_nan == loop.SKIP
+        return StepSettings(
+            asked.accumulate, is_undoable, are_errors_told=True, step=load_step(asked.step), all_reduce=asked.all_reduce
+        )
+
+    def _label_pack(self, model: Any, call: KerasCall) -> LabelPack:
+        shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
+        return LabelPack(model, pack_by_name(model), shapes)
 
     def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
         job = self._job
-        shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
-        self._pack = pack = LabelPack(model, pack_by_name(model), shapes)
-        batches = train.batches(0)
-        first = next(iter(batches))
-        packed = keras.tree.map_structure(_copied, pack(first))
-        first.release()
-        batches.close()  # type: ignore[attr-defined]
-        settings = StepSettings(job.asked.accumulate, is_undoable=job.asked.on_nan == loop.SKIP, are_errors_told=True)
-        trainer = open_trainer(model, pack, packed, settings, len(job.devices))
+        self._pack = pack = self._label_pack(model, call)
+        trainer = open_trainer(model, pack, _first_of(train, pack), self._settings(), len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)
         trainer.on_remark = self._note
@@ -145,7 +193,7 @@ class FileTraining:
     def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
         job, asked = self._job, self._job.asked
         bad = BadRows(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
-        steps = -(-(train.rows or 0) // asked.batch_size)
+        steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
         self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
@@ -363,6 +411,16 @@ class _Rows:
 
     def close(self) -> None:
         self._data.close()
+
+
+def _first_of(train: TrainingData, pack: LabelPack) -> Any:
+    """The first batch as a step takes it; it comes again."""
+    batches = train.batches(0)
+    first = next(iter(batches))
+    packed = keras.tree.map_structure(_copied, pack(first))
+    first.release()
+    batches.close()  # type: ignore[attr-defined]
+    return packed
 
 
 def _copied(leaf: Any) -> Any:

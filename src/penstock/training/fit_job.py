@@ -15,6 +15,8 @@ from penstock.options.records import PredictOptions
 
 MODEL, LABELS, CHECKPOINTS = "model.keras", "labels.json", "checkpoints"
 """What training writes to its folder."""
+BATCH_SIZE = "batch_size.json"
+"""Where the batch size is kept that was measured, beside the manifest: a resumed run has the same."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class FitJob:
     class_weights: Mapping[int, float] = field(default_factory=dict)
     cache_key: str = ""
     is_verbose: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a global batch. It was measured by now, where that was asked for."""
+        assert isinstance(self.asked.batch_size, int)
+        return self.asked.batch_size
 
     @property
     def validation_is_of_train(self) -> bool:

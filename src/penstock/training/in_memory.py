@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from penstock.errors import UsageError
+from penstock.options.fit_records import ALL_REDUCE
+from penstock.options.table import AUTO
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
 from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.training import loop
+from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,12 @@ _OF_DATA = {
     "shuffle": "shuffle",
     "steps_per_epoch": "steps",
 }
+_COMPILED = "model.compile(…) says it for a live model; penstock.fit takes it for files"
+_BEFORE_TRAINING = {
+    "mixed_precision": "keras.config.set_dtype_policy('mixed_bfloat16') before a live model is made; "
+    "penstock.fit takes it for files",
+    **dict.fromkeys(("loss", "metrics", "optimizer", "learning_rate", "clip_norm"), _COMPILED),
+}
 _OF_TRAINING = {each.name for each in fields(FitRequest)}
 
 
@@ -67,7 +76,8 @@ def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]
     """
     unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING
     if unknown:
-        raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)))
+        hint = next((_BEFORE_TRAINING[name] for name in sorted(unknown) if name in _BEFORE_TRAINING), None)
+        raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
     of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
     of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
     return replace(given, **of_data), replace(request, **of_training)
@@ -92,9 +102,13 @@ def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
     """
     _check(request)
     given, held_back = split_off(given, request.validation_split, request.validation_data)
+    say = _say if request.verbose != 0 else loop.say_nothing
+    if given.batch_size == AUTO:
+        found = _measured(model, given, request)
+        say(described(found))
+        given = replace(given, batch_size=found)
     data = GivenData(given)
     trainer = open_trainer(model, pack_given, data.first(), request.settings, request.num_devices)
-    say = _say if request.verbose != 0 else loop.say_nothing
     trainer.on_remark = say
     for remark in trainer.remarks:
         say(remark)
@@ -112,10 +126,26 @@ def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
     return model.history
 
 
+def _measured(model: Any, given: Given, request: FitRequest) -> int:
+    """The batch size that steps were timed for; nothing is drawn that decides an order."""
+    data = GivenData(replace(given, batch_size=FIRST_SIZE, shuffle=False))
+    rows = data.array_rows
+    if rows is None:
+        raise UsageError(
+            "the data comes in batches of its own",
+            received=f'batch_size="{AUTO}", x of {type(given.x).__name__}',
+            hint=f'batch_size="{AUTO}" is for arrays and for files',
+        )
+    return find_batch_size(model, data.first(), rows, request.settings, request.num_devices)
+
+
 def _check(request: FitRequest) -> None:
     if request.on_nan not in (loop.STOP, loop.SKIP, loop.IGNORE):
         allowed = ", ".join((loop.STOP, loop.SKIP, loop.IGNORE))
         raise UsageError("unknown on_nan", received=f"on_nan={request.on_nan!r}", allowed=allowed)
+    if request.settings.all_reduce not in ALL_REDUCE:
+        received = f"all_reduce={request.settings.all_reduce!r}"
+        raise UsageError("unknown all_reduce", received=received, allowed=", ".join(ALL_REDUCE))
     pieces = request.settings.accumulate
     if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
         raise UsageError("accumulate must be a positive whole number", received=f"accumulate={pieces!r}")

@@ -23,6 +23,8 @@ class CompileRequest:
     optimizer: str | None = None
     learning_rate: float | None = None
     clip_norm: float | None = None
+    scales_loss: bool = False
+    """Whether the optimizer scales the loss, as float16 needs it."""
 
 
 def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[str, TensorSpec]) -> list[str]:
@@ -38,6 +40,8 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
     remarks: list[str] = []
     compiled = model.compiled and model._compile_loss is not None
     optimizer = _optimizer(model, request)
+    if request.scales_loss and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     if compiled and optimizer is model.optimizer and not request.losses and not request.metrics:
         _set(optimizer, request)
         return remarks
@@ -109,6 +113,8 @@ def _optimizer(model: Any, request: CompileRequest) -> Any:
 
 
 def _set(optimizer: Any, request: CompileRequest) -> None:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
     if request.learning_rate is not None:
         try:
             optimizer.learning_rate = request.learning_rate

@@ -38,7 +38,7 @@ class Given:
     x: Any = None
     y: Any = None
     sample_weight: Any = None
-    batch_size: int | None = None
+    batch_size: int | str | None = None
     steps: int | None = None
     shuffle: bool | str = False
     class_weight: Any = None
@@ -66,6 +66,8 @@ class GivenData:
         arrays = (given.x, given.y, given.sample_weight)
         self._has_numbers = given.x is not None and array_data_adapter.can_convert_arrays(arrays)
         self._epochs = _epoch_iterator(given, self._with_numbers(given.x))
+        self.array_rows = _num_rows(given.x) if self._has_numbers else None
+        """How many rows the arrays have; None of data that comes in batches."""
         self._count = 0
         self._is_begun_anew = is_begun_anew  # data for validation; training goes on where the last epoch ended
 

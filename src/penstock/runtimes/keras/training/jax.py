@@ -36,7 +36,7 @@ class JaxTrainer(KerasTrainer):
             self._place(self._layout.replicated)
         self._state: Any = None
         self._kind = ""
-        key = (model.run_eagerly, model.jit_compile, tuple(devices))
+        key = (model.run_eagerly, model.jit_compile, settings.step, tuple(devices))
         self._steps = kept_steps(model, key, self._make_steps)
         self._sums: Any = None
 
@@ -191,11 +191,8 @@ class JaxTrainer(KerasTrainer):
     def _is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
-    @property
-    def _may_run_out(self) -> bool:
-        return bool(jax.default_backend() != "cpu")
-
     def close(self) -> None:
+        super().close()
         self._sync()
         self.model._jax_state = None
         if self._layout is not None:

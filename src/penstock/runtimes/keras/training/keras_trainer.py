@@ -15,6 +15,7 @@ from penstock.errors import ModelError, OutOfMemory, PenstockError, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
 from penstock.runtimes.keras.training.own_step import NO_PIECES, UNKNOWN, kind_of_loss
+from penstock.runtimes.keras.training.user_step import StepFunction, put_in, take_out
 from penstock.runtimes.keras.training.variables import read_variables, variables_of, write_variables
 
 _KEPT_ON_THE_MODEL = "_penstock_steps"
@@ -32,6 +33,12 @@ class StepSettings:
     """Whether a step can be undone: a copy of everything is kept."""
     are_errors_told: bool = False
     """Whether what a step raises becomes a ModelError of one line; else it stays as `model.fit` would raise it."""
+    step: StepFunction | None = None
+    """The user's own, in the place of the model's `train_step`."""
+    all_reduce: str = "auto"
+    """How gradients are added up over several devices of TensorFlow."""
+    is_measured: bool = False
+    """Whether steps are timed and undone: all variables are made before the first one."""
 
 
 class KerasTrainer(ABC):
@@ -52,6 +59,8 @@ class KerasTrainer(ABC):
         self._logs: Any = {}
         self._before: dict[str, Array] = {}
         self._fitting: set[int] = set()  # numbers of rows that fit into memory
+        if settings.step is not None:
+            put_in(model, settings.step)
 
     def _remark(self, remark: str) -> None:
         self.remarks.append(remark)
@@ -123,6 +132,18 @@ class KerasTrainer(ABC):
                 raise
             raise ModelError(problem, received=one_line(error), hint="_penstock/log.txt has the stack trace") from error
 
+    def fits(self, batch: TrainBatch) -> bool:
+        """Make one step, and say whether the batch fits into memory as it is. Waits for the devices."""
+        try:
+            self._step_on(self._data_of(batch), batch.rows)
+            self._wait()
+        except Exception as error:
+            if not self._is_out_of_memory(error):
+                raise
+            return False
+        self._fitting.add(batch.rows)
+        return True
+
     def _train_first(self, data: Any, rows: int) -> None:
         """The first step with so many rows: what does not fit is worked on in smaller pieces from then on."""
         before = self.state() if self._may_run_out else None
@@ -152,7 +173,7 @@ class KerasTrainer(ABC):
 
     @property
     def _may_run_out(self) -> bool:
-        """Whether it is worth keeping a copy of everything during the first step: on a CPU no error would come."""
+        """Whether a copy of everything can be kept during the first step, which is undone when memory runs out."""
         return True
 
     def test_on(self, batch: TrainBatch) -> None:
@@ -207,8 +228,10 @@ class KerasTrainer(ABC):
         if isinstance(self.model.optimizer, keras.optimizers.Optimizer):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
-    def close(self) -> None:  # noqa: B027 - most models need nothing
+    def close(self) -> None:
         """Leave the model as any Keras model is."""
+        if self._settings.step is not None:
+            take_out(self.model)
 
 
 def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -227,6 +250,11 @@ def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, An
 
 def _begin(leaf: Any, rows: int) -> Any:
     return None if leaf is None else leaf[:rows]
+
+
+def forget_steps(model: Any) -> None:
+    """Let the next trainer of a model compile its steps anew."""
+    vars(model).pop(_KEPT_ON_THE_MODEL, None)
 
 
 def cut(rows: int, pieces: int) -> list[tuple[int, int]]:

@@ -8,8 +8,9 @@ from penstock.errors import DeviceError, ModelError, UsageError
 from penstock.runtimes.frameworks import jax, keras, tf
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings
 from penstock.runtimes.keras.training.mirrored import optimizers_of
-from penstock.runtimes.keras.training.own_step import NO_PIECES, UNKNOWN, kind_of_loss
+from penstock.runtimes.keras.training.own_step import MEAN, NO_PIECES, UNKNOWN, kind_of_loss
 
+_OF_GPUS = ("nccl", "hierarchical")
 _BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -40,6 +41,12 @@ def open_trainer(
         raise ModelError(
             "penstock does not train on this Keras backend", received=backend, allowed=", ".join(_BACKENDS)
         )
+    if settings.all_reduce != "auto" and backend != "tensorflow":
+        raise UsageError(
+            f"Keras on {backend} adds gradients up in its own way",
+            received=f"--all-reduce {settings.all_reduce}",
+            hint="leave it out; Keras on TensorFlow has the choice: --runtime tensorflow",
+        )
     if backend != "tensorflow":
         _build(model, first)
         loss = _loss_of(model, first, settings, settings.accumulate > 1)
@@ -64,10 +71,18 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
             received=type(model._distribute_strategy).__name__,
             hint="make it outside: penstock.fit mirrors it on the devices by itself",
         )
+    if settings.all_reduce in _OF_GPUS and not all("GPU" in device for device in devices):
+        raise UsageError(
+            "this way to add gradients up is for GPUs",
+            received=f"--all-reduce {settings.all_reduce}, {', '.join(devices)}",
+            hint="--all-reduce auto, or one-device",
+        )
     refusal = _refusal(model) if len(devices) > 1 else ""
     is_mirrored = len(devices) > 1 and not refusal
-    # On one CPU the model is built when its step is traced, as `model.fit` does: not every model can be built before.
-    is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or "GPU" in devices[0]
+    # On one CPU a model without variables gets them when its step is traced, as in `model.fit`: not every model can be
+    # built before.
+    is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or settings.is_measured
+    is_built = is_built or settings.step is not None or model.built or "GPU" in devices[0]
     if is_built:
         _build(model, first)
     loss = _loss_of(model, first, settings, is_mirrored or settings.accumulate > 1)
@@ -90,6 +105,8 @@ def _loss_of(model: Any, first: Any, settings: StepSettings, is_needed: bool) ->
     Raises:
         UsageError: Pieces are asked for, and it is not known.
     """
+    if settings.step is not None:
+        return MEAN
     loss = kind_of_loss(model, first) if is_needed else None
     if settings.accumulate > 1 and loss == UNKNOWN:
         raise UsageError(

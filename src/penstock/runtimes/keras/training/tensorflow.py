@@ -28,13 +28,13 @@ class TensorFlowTrainer(KerasTrainer):
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, first: Any = None) -> None:
         super().__init__(model, pack, settings, loss)
         self._first = first  # a batch, where the model may have variables only after its first step
-        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile), self._make_steps)
+        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile, settings.step), self._make_steps)
         self._hook: GradientHook | None = None
         self._means: WeightedMeans | None = None
 
     def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
         """The same batches; for a GPU, copied to it while steps run."""
-        if not self._may_run_out:
+        if not tf.config.list_logical_devices("GPU"):
             return batches
         feed = _Feed()
         return placed_ahead(batches, lambda batch: keras.tree.map_structure(feed, self._pack(batch)))
@@ -84,9 +84,10 @@ class TensorFlowTrainer(KerasTrainer):
 
     @property
     def _may_run_out(self) -> bool:
-        return bool(tf.config.list_logical_devices("GPU"))
+        return self._first is None
 
     def close(self) -> None:
+        super().close()
         if self._hook is not None and self._means is not None:
             self._hook.remove()
             self._means.remove()
@@ -99,7 +100,7 @@ class MirroredTrainer(KerasTrainer):
 
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[str], loss: str) -> None:
         super().__init__(model, pack, settings, loss)
-        self._strategy = tf.distribute.MirroredStrategy(list(devices), cross_device_ops=_reduction(devices))
+        self._strategy = tf.distribute.MirroredStrategy(list(devices), cross_device_ops=_reduction(settings, devices))
         self.num_devices = len(devices)
         self._mirrored = MirroredModel(model, self._strategy)
         self._hook = GradientHook(model, self._strategy, is_sum=loss == SUM)
@@ -196,11 +197,8 @@ class MirroredTrainer(KerasTrainer):
     def _is_out_of_memory(self, error: Exception) -> bool:
         return _is_out_of_memory(error)
 
-    @property
-    def _may_run_out(self) -> bool:
-        return bool(tf.config.list_logical_devices("GPU"))
-
     def close(self) -> None:
+        super().close()
         self._hook.remove()
         self._means.remove()
         self._mirrored.put_back()
@@ -237,7 +235,13 @@ def _flat(logs: Any) -> dict[str, Any]:
     return flat
 
 
-def _reduction(devices: Sequence[str]) -> Any:
+def _reduction(settings: StepSettings, devices: Sequence[str]) -> Any:
+    if settings.all_reduce == "nccl":
+        return tf.distribute.NcclAllReduce()
+    if settings.all_reduce == "hierarchical":
+        return tf.distribute.HierarchicalCopyAllReduce()
+    if settings.all_reduce == "one-device":
+        return tf.distribute.ReductionToOneDevice()
     if any("GPU" in device for device in devices):
         return None  # TensorFlow's own choice: NCCL where it can
     return tf.distribute.ReductionToOneDevice()
