@@ -62,9 +62,9 @@ def test_a_compiled_hdf5_file_is_trained_on_with_the_state_of_its_optimizer(fold
 
 def test_bad_rows_of_another_input_for_validation_are_told(folder: Path, told: Told) -> None:
     case = told["another validation"]
-    assert case["code"] == 0, case["errors"]
+    assert case["code"] == 3, case["errors"]
     assert json.loads((folder / "another validation" / "_penstock" / "failures.jsonl").read_text())["row"] == 0
-    assert "row 0: column 'name' is 'owl', which is not among the 3 known labels" in case["errors"]
+    assert "row 0: column 'name' is 'owl', which is not among the 3 known labels" in case["output"]
 
 
 @pytest.mark.parametrize("case", ["in pieces", "two outputs"])
