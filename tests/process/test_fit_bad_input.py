@@ -120,20 +120,20 @@ def test_a_loss_that_is_no_number_names_step_and_rows_and_keeps_the_last_good_ch
     assert kept == ["step-0000000005.safetensors", "step-0000000006.safetensors"]
 
 
+@pytest.fixture(scope="module")
+def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("corrupt") / "rows.parquet", is_null=CORRUPT)
+
+
+@pytest.fixture(scope="module")
+def trained(made: Path, corrupt: Path, penstock_run: Penstock, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "out"
+    found = summary_of(penstock_run(*with_rows(made, corrupt, output, "--json")))
+    assert (found["rows"], found["failed"], found["steps"]) == (201, 2, 39)
+    return output
+
+
 class TestBadRows:
-    @pytest.fixture(scope="class")
-    def corrupt(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return write_rows(tmp_path_factory.mktemp("corrupt") / "rows.parquet", is_null=CORRUPT)
-
-    @pytest.fixture(scope="class")
-    def trained(
-        self, made: Path, corrupt: Path, penstock_run: Penstock, tmp_path_factory: pytest.TempPathFactory
-    ) -> Path:
-        output = tmp_path_factory.mktemp("trained") / "out"
-        found = summary_of(penstock_run(*with_rows(made, corrupt, output, "--json")))
-        assert (found["rows"], found["failed"], found["steps"]) == (201, 2, 39)
-        return output
-
     def test_they_are_recorded_once(self, trained: Path) -> None:
         lines = (trained / "_penstock" / "failures.jsonl").read_text().splitlines()
         assert [json.loads(line)["row"] for line in lines] == CORRUPT

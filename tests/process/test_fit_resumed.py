@@ -86,20 +86,13 @@ def test_python_trains_on_files_and_two_runs_with_one_seed_are_equal_bit_for_bit
     assert {"start", "wait for rows", "validation", "checkpoint", "save the model"} <= {each["name"] for each in slices}
 
 
-SHIFT = """
-def shift(block):
-    return {"x": block["x"] + 0.25}
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_any_process_that_is_killed_at_a_random_moment_changes_no_bit(
     made: Path, penstock_run: Penstock, tmp_path: Path, number: int
 ) -> None:
     """The coordinator, the trainer or a loader: whoever is left goes on, or `resume` does."""
-    (tmp_path / "shift.py").write_text(SHIFT)
-    options = (*HELD, "--preprocess", tmp_path / "shift.py:shift", "--loaders", 2)
+    options = (*HELD, "--preprocess", "tests.support.fit_models:shift", "--loaders", 2)
     whole, output, mark = tmp_path / "whole", tmp_path / "out", new_mark()
     assert penstock_run(*fit(made, whole, *options)).returncode == 0
     moments = random.Random(number)

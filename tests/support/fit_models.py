@@ -28,6 +28,11 @@ def write_rows(path: Path, count: int = ROWS) -> None:
     pq.write_table(pa.table({"x": column, "y": y, "name": names}), path, row_group_size=50)
 
 
+def shift(block: Any) -> Any:
+    """A function for loader processes."""
+    return {"x": block["x"] + np.float32(0.25)}
+
+
 def build(*, is_compiled: bool = True, dropout: float = 0.2) -> Any:
     """With dropout and a momentum: what is random and what is kept between steps must survive a kill."""
     import keras
