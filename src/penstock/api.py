@@ -34,7 +34,6 @@ from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.runtimes.keras.training.given_data import Given
 from penstock.runtimes.keras.training.keras_trainer import StepSettings
-from penstock.runtimes.keras.training.user_step import load_step
 from penstock.sources.python.streaming import Rows as Rows
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
@@ -144,8 +143,6 @@ def fit(
     accumulate: int = 1,
     on_nan: str = "stop",
     scale_lr: str | None = None,
-    step: str | Callable[..., Any] | None = None,
-    all_reduce: str = "auto",
     **keywords: Unpack[_FitKeywords],
 ) -> Any:
     """Train a Keras model on every device: a live one as `model.fit` does, or a file on files, with checkpoints.
@@ -159,8 +156,7 @@ def fit(
             function that builds a model.
         x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`; or paths of files.
         y: Targets, where `x` is arrays. In files, `label="COLUMN"` names them.
-        batch_size: Rows of one step, on all devices together; 32 without it. "auto" times steps and takes as many as
-            give nearly the most rows a second, with at least 20 steps an epoch.
+        batch_size: Rows of one step, on all devices together; 32 without it. "auto" finds it by timing steps.
         epochs: How often to go through the data.
         verbose: As in `model.fit`.
         callbacks: Keras callbacks, of a live model.
@@ -173,10 +169,7 @@ def fit(
             "skip" undoes the step, "ignore" goes on.
         scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
             of the first epoch. Without it the learning rate is not changed.
-        step: A step of your own, `step(model, x, y, sample_weight)`, which returns the loss (a value for each row, or
-            their mean), or the loss and the predictions, for the compiled metrics.
-        all_reduce: How several devices of TensorFlow add gradients up: "auto", "nccl", "hierarchical" or "one-device".
-        **keywords: The other arguments of `model.fit`, under their names; on files, the options of `penstock fit`.
+        **keywords: Other arguments of `model.fit`, and `step`, `all_reduce`; on files, the options of `penstock fit`.
 
     Returns:
         Keras's History; of files, a Trained: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
@@ -190,9 +183,8 @@ def fit(
     """
     if not is_live_keras_model(model):
         for_live_models = {"y": y, "callbacks": callbacks, "num_devices": num_devices}
-        given = {"accumulate": accumulate, "on_nan": on_nan, "scale_lr": scale_lr, "epochs": epochs}
-        given |= {"step": step, "all_reduce": all_reduce}
-        options, asked = make_fit({**given, **keywords, "batch_size": batch_size}, fit)
+        given = {"accumulate": accumulate, "on_nan": on_nan, "scale_lr": scale_lr, "epochs": epochs, **keywords}
+        options, asked = make_fit({**given, "batch_size": batch_size}, fit)
         place = None if output is None else _folder(output)
         task = make_fit_task(model, x, place, options, asked, for_live_models)
         task = replace(task, overwrite=overwrite, is_verbose=verbose is True)
@@ -206,7 +198,7 @@ def fit(
         verbose=verbose,
         callbacks=callbacks,
         num_devices=num_devices,
-        settings=StepSettings(accumulate, is_undoable=on_nan == "skip", step=load_step(step), all_reduce=all_reduce),
+        settings=StepSettings(accumulate, is_undoable=on_nan == "skip"),
         on_nan=on_nan,
         scale_lr=scale_lr,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
@@ -15,6 +15,7 @@ from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_g
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.opening import open_trainer
+from penstock.runtimes.keras.training.user_step import load_step
 from penstock.training import loop
 from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
 
@@ -39,7 +40,7 @@ class FitRequest:
 
 
 class FitKeywords(TypedDict, total=False):
-    """The arguments of `model.fit` that are given by name."""
+    """The arguments of `model.fit` that are given by name, and those of a step."""
 
     validation_split: float
     validation_data: Any
@@ -51,6 +52,8 @@ class FitKeywords(TypedDict, total=False):
     validation_steps: int
     validation_batch_size: int
     validation_freq: int | list[int]
+    step: str | Callable[..., Any]
+    all_reduce: str
 
 
 _OF_DATA = {
@@ -65,6 +68,7 @@ _BEFORE_TRAINING = {
     "penstock.fit takes it for files",
     **dict.fromkeys(("loss", "metrics", "optimizer", "learning_rate", "clip_norm"), _COMPILED),
 }
+_OF_STEPS = {"step", "all_reduce"}
 _OF_TRAINING = {each.name for each in fields(FitRequest)}
 
 
@@ -74,13 +78,15 @@ def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]
     Raises:
         UsageError: `model.fit` has no such argument.
     """
-    unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING
+    unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING - _OF_STEPS
     if unknown:
         hint = next((_BEFORE_TRAINING[name] for name in sorted(unknown) if name in _BEFORE_TRAINING), None)
         raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
     of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
     of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
-    return replace(given, **of_data), replace(request, **of_training)
+    step, all_reduce = load_step(keywords.get("step")), keywords.get("all_reduce", AUTO)
+    settings = replace(request.settings, step=step, all_reduce=all_reduce)
+    return replace(given, **of_data), replace(request, settings=settings, **of_training)
 
 
 _WARM_UP_STEPS = 500
