@@ -147,7 +147,7 @@ def fit(
 ) -> Any:
     """Train a Keras model on every device: a live one as `model.fit` does, or a file on files, with checkpoints.
 
-    A batch is divided over the devices as evenly as it goes, and every row counts once: the curves are those of
+    A batch is divided over the devices as evenly as possible, and every row counts once: the curves are those of
     `model.fit` on one device with the same batches, but for batch normalisation on TensorFlow, which each device does
     for its own rows.
 
@@ -165,7 +165,7 @@ def fit(
         progress: With `output`: whether to show progress, or the object that shows it; it overrides `verbose`.
         num_devices: How many devices a live model uses; all without it. Keras on torch uses one.
         accumulate: Work on each batch in so many pieces, one after the other, to save memory. The weights change once.
-        on_nan: What to do when the loss is no number: "stop" with an error that names step and rows,
+        on_nan: What to do when the loss is NaN or infinite: "stop" with an error that names step and rows,
             "skip" undoes the step, "ignore" goes on.
         scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
             of the first epoch. Without it the learning rate is not changed.
@@ -175,7 +175,7 @@ def fit(
         Keras's History; of files, a Trained: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
 
     Raises:
-        ModelError: The model is not compiled, or its loss is no number any more.
+        ModelError: The model is not compiled, or its loss is NaN or infinite.
 
     Example:
         >>> history = penstock.fit(model, x, y, epochs=10)                                    # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Bad input of `penstock fit`: one line, a hint and the exit code; bad rows; a loss that is no number."""
+"""Bad input of `penstock fit`: one line, a hint and the exit code; bad rows; a loss that is NaN."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_loss_that_is_no_number_names_step_and_rows_and_keeps_the_last_good_ch
     rows, output = write_rows(tmp_path / "rows.parquet", is_nan=[100]), tmp_path / "out"
     ran = penstock_run(*with_rows(made, rows, output, "--no-shuffle", "--checkpoint-every", 1))
     assert ran.returncode == 6, ran.stderr
-    assert "the loss is no number any more" in ran.stderr
+    assert "the loss is NaN or infinite" in ran.stderr
     assert "in step 7 (epoch 1), rows 96 to 111" in ran.stderr
     assert "hint: " in ran.stderr
     kept = sorted(path.name for path in (output / "checkpoints").iterdir())

@@ -23,6 +23,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import penstock
+from penstock.training.compiled_metrics import depends_on_batches
 from tests.support import own_metrics
 
 if keras.backend.backend() == "tensorflow":
@@ -146,6 +147,7 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
     expected["own step"] = check("a test_step of its own", own_step, pixels, one_hot)
     own_step.save(folder / "own_step.keras")
     check_list_of_outputs(folder, expected)
+    check_dependence_on_batches()
     check_rows_that_fail(folder)
 
     bare = make()
@@ -205,6 +207,24 @@ def check_rows_that_fail(folder: Path) -> None:
         evaluate(sparse, rows, label="y", output=folder / "few_labels", verbose=0)
     with pytest.raises(penstock.TooManyFailures, match="10%"):
         evaluate(sparse, label="y", from_predictions=folder / "few_labels", verbose=0)
+
+
+def check_dependence_on_batches() -> None:
+    """Losses over whole batches are folded in the batches of Keras; means over rows in any."""
+    losses = keras.losses
+    for loss, is_dependent in (
+        ("mse", False),
+        (losses.MeanSquaredError(), False),
+        (losses.MeanSquaredError(reduction="sum"), True),
+        ("dice", True),
+        (losses.Dice(), True),
+        (losses.Tversky(), True),
+        (losses.tversky, True),
+        (losses.Circle(), True),
+    ):
+        model = make()
+        model.compile(loss=loss)
+        assert depends_on_batches(model) is is_dependent, loss
 
 
 def write_rows(path: Path, missing: int | None = None, **columns: Any) -> str:

@@ -103,7 +103,7 @@ class FitOptions:
     seed: int = _trained(kinds.WHOLE, OUTPUT, NO_KEY, default=0,
         help="Decides the order of rows, the split, new weights and what random layers draw.")
     on_nan: str = _trained(kinds.choice("stop", "skip", "ignore"), OUTPUT, NO_KEY, default="stop",
-        help="When the loss is no number: stop and name step and rows, skip (undo) the step, or ignore it.")
+        help="When the loss is NaN or infinite: stop and name step and rows, skip (undo) the step, or ignore it.")
     cache: str | None = _trained(kinds.choice("memory", "disk"), OUTPUT, NO_KEY,
         help="Keep decoded rows: read once, then in any order.")
 

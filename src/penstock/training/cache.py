@@ -48,7 +48,9 @@ def check_cacheable(bindings: Sequence[Binding]) -> None:
         if binding.dtype == STRING or None in binding.shape:
             what = "text" if binding.dtype == STRING else "of different sizes"
             raise UsageError(
-                "these rows cannot be cached", received=f"{binding.input.partition(':')[2]}: rows are {what}"
+                "these rows cannot be cached",
+                received=f"{binding.input.partition(':')[2]}: rows are {what}",
+                hint="leave out --cache",
             )
 
 

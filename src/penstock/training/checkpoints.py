@@ -194,7 +194,9 @@ class CheckpointKeeper:
         step = checkpoint.progress.position.step
         self.cadence.begin_anew()
         if _is_spoiled(checkpoint.state):
-            self.say(f"no checkpoint after step {step}: weights or the optimizer are no numbers; {self._last_good()}")
+            self.say(
+                f"no checkpoint after step {step}: weights or the optimizer are NaN or infinite; {self._last_good()}"
+            )
             return
         try:
             self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts()}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -69,7 +70,7 @@ _BEFORE_TRAINING = {
     **dict.fromkeys(("loss", "metrics", "optimizer", "learning_rate", "clip_norm"), _COMPILED),
 }
 _OF_STEPS = {"step", "all_reduce"}
-_OF_TRAINING = {each.name for each in fields(FitRequest)}
+_OF_TRAINING = {each.name for each in fields(FitRequest)} - {"settings"}
 
 
 def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]) -> tuple[Given, FitRequest]:
@@ -80,7 +81,10 @@ def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]
     """
     unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING - _OF_STEPS
     if unknown:
-        hint = next((_BEFORE_TRAINING[name] for name in sorted(unknown) if name in _BEFORE_TRAINING), None)
+        known = [*_OF_DATA, *_OF_TRAINING, *_OF_STEPS]
+        close = difflib.get_close_matches(min(unknown), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else None
+        hint = next((_BEFORE_TRAINING[name] for name in sorted(unknown) if name in _BEFORE_TRAINING), hint)
         raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
     of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
     of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
@@ -104,7 +108,7 @@ def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
         Keras's History.
 
     Raises:
-        ModelError: The model is not compiled, or its loss is no number any more.
+        ModelError: The model is not compiled, or its loss is NaN or infinite.
     """
     _check(request)
     given, held_back = split_off(given, request.validation_split, request.validation_data)
@@ -154,7 +158,11 @@ def _check(request: FitRequest) -> None:
         raise UsageError("unknown all_reduce", received=received, allowed=", ".join(ALL_REDUCE))
     pieces = request.settings.accumulate
     if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
-        raise UsageError("accumulate must be a positive whole number", received=f"accumulate={pieces!r}")
+        raise UsageError(
+            "accumulate is how many pieces a batch is worked on in",
+            received=f"accumulate={pieces!r}",
+            allowed="1 or more",
+        )
 
 
 def _callbacks(trainer: KerasTrainer, request: FitRequest, steps: int | None) -> KerasCallbacks:

@@ -187,7 +187,7 @@ def train(
         How far training has come.
 
     Raises:
-        ModelError: The loss is no number, or the checkpoint is of another model.
+        ModelError: The loss is NaN or infinite, or the checkpoint is of another model.
         TrainingStopped: The schedule asked to stop.
     """
     callbacks.train_begin()
@@ -301,7 +301,7 @@ def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
 
 
 def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
-    """Write a checkpoint, unless a loss that nobody has looked at yet is no number."""
+    """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite."""
     _check_pending(run, len(run.pending))
     if run.schedule.keeper is None:
         return
@@ -323,7 +323,7 @@ def _in_order(failures: Mapping[int, RowFailure]) -> tuple[RowFailure, ...]:
 def _check_loss(run: _Run, batch: TrainBatch) -> None:
     """Keep the loss of a step, and look at the losses of many steps at once: reading one waits for its device.
 
-    A loss is a mean since the beginning of the epoch: once it is no number, it stays so.
+    A loss is a mean since the beginning of the epoch: once it is NaN or infinite, it stays so.
     """
     loss = _loss_of(run.trainer)
     if loss is None:
@@ -362,7 +362,7 @@ def _check_pending(run: _Run, count: int) -> None:
 
 def _no_number(loss: float, position: Position, numbers: Array) -> ModelError:
     return ModelError(
-        "the loss is no number any more",
+        "the loss is NaN or infinite",
         received=f"{loss} in step {position.step} (epoch {position.epoch + 1}), {_named(numbers)}",
         hint="look at these rows; a smaller learning rate or clipped gradients (clipnorm) may help",
     )

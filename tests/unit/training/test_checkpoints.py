@@ -150,7 +150,7 @@ def test_weights_that_are_no_numbers_are_not_kept(tmp_path: Path, name: str) -> 
     keeper = CheckpointKeeper(folder, Cadence(steps=1), said.append)
     keeper.keep(Checkpoint(Progress(), {name: np.array([1, np.nan])}))
     assert folder.newest() is None
-    assert said == ["no checkpoint after step 0: weights or the optimizer are no numbers; there is none yet"]
+    assert said == ["no checkpoint after step 0: weights or the optimizer are NaN or infinite; there is none yet"]
 
 
 def test_an_optimizer_that_overflowed_is_not_kept_but_a_mask_of_infinities_is(tmp_path: Path) -> None:

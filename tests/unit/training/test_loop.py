@@ -165,7 +165,7 @@ def test_a_loss_that_is_no_number_may_be_undone() -> None:
 
 def test_steps_are_not_undone_for_ever() -> None:
     diary = Diary([NAN] * 100)
-    with pytest.raises(ModelError, match="no number any more"):
+    with pytest.raises(ModelError, match="NaN or infinite"):
         loop.train(diary, Data(), diary, loop.Schedule(100, on_nan=loop.SKIP))
 
 

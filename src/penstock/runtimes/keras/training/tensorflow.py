@@ -96,7 +96,7 @@ class TensorFlowTrainer(KerasTrainer):
 
 
 class MirroredTrainer(KerasTrainer):
-    """Several devices. Every step splits its batch over them as evenly as it goes; no row is padded or dropped."""
+    """Several devices. Every step splits its batch over them as evenly as possible; no row is padded or dropped."""
 
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[str], loss: str) -> None:
         super().__init__(model, pack, settings, loss)

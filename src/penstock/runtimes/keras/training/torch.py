@@ -13,7 +13,7 @@ from penstock.runtimes.keras.training.pieces import Piece, working_on
 
 
 class TorchTrainer(KerasTrainer):
-    """The model's own step; on several GPUs the first one is used, and this is said."""
+    """The model's own step; on several GPUs the first one is used, and a remark says so."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
