@@ -138,6 +138,7 @@ class TestBadRows:
         lines = (trained / "_penstock" / "failures.jsonl").read_text().splitlines()
         assert [json.loads(line)["row"] for line in lines] == CORRUPT
 
+    @pytest.mark.slow
     def test_they_change_nothing_where_the_trainer_is_killed(
         self, made: Path, corrupt: Path, trained: Path, tmp_path: Path, penstock_run: Penstock
     ) -> None:
@@ -159,6 +160,7 @@ class TestBadRows:
         assert "raise --max-failures" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_changed_input_and_a_foreign_checkpoint_are_refused_at_resume(
     made: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:

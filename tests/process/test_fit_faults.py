@@ -74,6 +74,7 @@ def test_a_trainer_that_never_starts_ends_the_job_after_three_tries_and_its_log_
     assert "the process that trains was stopped" in (output / "_penstock" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_three_deaths_of_the_trainer_without_a_checkpoint_end_the_job(
     made: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_job_that_is_killed_between_two_writes_goes_on_and_leaves_the_same_fil
 
 
 @pytest.mark.parametrize("point", ["publish_begun", pytest.param("publish_renamed", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_trainer_that_dies_over_the_model_ends_the_job_and_resume_writes_it(
     made: Path, by_name: Path, tmp_path: Path, penstock_run: Penstock, point: str
 ) -> None:
@@ -198,6 +200,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("write", "labels.json", 0, "the output cannot be written", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_disk_that_fails_ends_the_job_with_one_message_and_it_goes_on_later(
     made: Path,
     by_name: Path,
@@ -226,6 +229,7 @@ def test_a_disk_that_fails_ends_the_job_with_one_message_and_it_goes_on_later(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+@pytest.mark.slow
 def test_a_disk_that_becomes_full_keeps_the_last_good_checkpoint_and_training_goes_on_when_there_is_room(
     made: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def config_of(model: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("runtime", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_mixed_precision_is_kept_by_a_restart_and_in_the_file_that_predict_takes(
     made: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
 ) -> None:
@@ -69,6 +70,7 @@ def test_mixed_precision_is_one_of_the_two_of_keras(made: Path, penstock_run: Pe
     assert "mixed_bfloat16" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_was_measured_is_kept_and_trains_as_one_that_was_given(
     penstock_run: Penstock, made: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_batch_size_that_was_measured_is_kept_and_trains_as_one_that_was_given
     assert (tmp_path / "auto" / "history.csv").read_bytes() == (tmp_path / "given" / "history.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_step_function_trains_on_two_devices_as_the_compiled_loss_does(
     made: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:

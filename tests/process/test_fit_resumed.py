@@ -47,6 +47,7 @@ def test_a_trainer_that_is_killed_changes_no_bit(
         assert (killed / "steps.csv").read_bytes() == (whole / "steps.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_rows_to_measure_with_may_be_another_input(made: Path, tmp_path: Path, penstock_run: Penstock) -> None:
     """The loss of rows that are also trained on is that of an epoch's end: as it is said to be."""
     held = tmp_path / "held.parquet"

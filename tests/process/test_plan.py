@@ -232,6 +232,7 @@ def test_a_plan_that_was_made_for_something_else_never_brings_its_converted_step
     assert best.equals(own)
 
 
+@pytest.mark.slow
 def test_a_search_copes_with_rows_that_fail_and_with_ranked_answers(
     cache: Path, models: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:

@@ -62,7 +62,7 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
     content = place.read(MANIFEST)
     try:
         document = json.loads(content) if content is not None else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # whatever it is, it is no training job that can be read
     if not isinstance(document, dict) or document.get(KIND) != FIT:
         return None
@@ -77,7 +77,7 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
         del body[KIND]
         fragments = tuple(Fragment(**entry) for entry in body.pop("fragments"))
         return FitManifest(**{**body, "fragments": fragments, "classes": tuple(body["classes"])})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise OutputError(
             "the manifest of this training job cannot be used",
             received=f"{address}: {error}",
