@@ -28,6 +28,9 @@ from bench import (
     start_to_finish,
     to_slots,
     tracing,
+    training,
+    training_from_files,
+    training_memory,
 )
 from bench.settings import BenchSettings
 from bench.shell import QUIET_KERAS, BenchError, run
@@ -50,8 +53,14 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "M": planned.chosen,
     "N": start_to_finish.predicted,
     "O": tracing.cost,
+    "P": training.small_steps,
+    "R": training_from_files.trained,
+    "S": training_memory.bounded,
 }
-MODELS = ("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep")
+MODELS = (
+    *("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep"),
+    *("train-pixels", "train-features", "train-photos"),
+)
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "onnxruntime", "openvino", "tf2onnx", "numpy", "pyarrow")
 
 LEGEND = """\
@@ -74,6 +83,9 @@ M  penstock: what `penstock plan` chose; peer: the best point of a sweep over ev
    every power of two as batch size. Both measured once more, medians of {rounds} rounds in turn.
 N  peer: a script that calls model.predict at its best batch size; both from the shell, on two cores.
 O  the same job with and without --trace, without start.
+P  an epoch of penstock.fit beside one of model.fit, fed from memory, without progress bars; the median of pairs.
+R  penstock fit, and model.fit on tf.data: rows a second in the epochs after the first, and from the shell to its end.
+S  peak memory of penstock fit, as in D, of as many steps on ten times the rows.
    A bar with a unit is held against penstock's own figure."""
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.sizes import A1_FILES, A2_FILES, Sizes
+from bench.sizes import A1_FILES, A2_FILES, LABELLED_FILES, Sizes
+from bench.training_sizes import LABEL
 
 PIXELS = 784
 FEATURES = 30
@@ -28,6 +29,18 @@ def features_folder(root: Path, sizes: Sizes) -> Path:
     """Return A2's folder: 30 flat float32 columns, f00 to f29."""
     rows = sizes.a2_rows_per_file
     return make_once(root / f"a2-{A2_FILES}x{rows}", A2_FILES, rows, _feature_table)
+
+
+def labelled_pixels_folder(root: Path, sizes: Sizes) -> Path:
+    """Return a folder of R: A1's rows with the label of one of ten classes."""
+    rows = sizes.labelled_pixels_per_file
+    return make_once(root / f"labelled-pixels-{LABELLED_FILES}x{rows}", LABELLED_FILES, rows, _labelled_images)
+
+
+def labelled_features_folder(root: Path, sizes: Sizes) -> Path:
+    """Return a folder of R: A2's rows with a label that is a number."""
+    rows = sizes.labelled_features // LABELLED_FILES
+    return make_once(root / f"labelled-features-{LABELLED_FILES}x{rows}", LABELLED_FILES, rows, _labelled_features)
 
 
 def pixel_folder(root: Path, rows: int) -> Path:
@@ -83,6 +96,14 @@ def _file_name(index: int) -> str:
 def _image_table(rng: np.random.Generator, rows: int) -> pa.Table:
     pixels = rng.integers(0, 256, size=rows * PIXELS, dtype=np.uint8)
     return pa.table({IMAGE_COLUMN: pa.FixedSizeListArray.from_arrays(pa.array(pixels), PIXELS)})
+
+
+def _labelled_images(rng: np.random.Generator, rows: int) -> pa.Table:
+    return _image_table(rng, rows).append_column(LABEL, pa.array(rng.integers(0, 10, rows)))
+
+
+def _labelled_features(rng: np.random.Generator, rows: int) -> pa.Table:
+    return _feature_table(rng, rows).append_column(LABEL, pa.array(rng.standard_normal(rows, dtype=np.float32)))
 
 
 def _feature_table(rng: np.random.Generator, rows: int) -> pa.Table:

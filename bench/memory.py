@@ -40,10 +40,11 @@ def _peak_of_job(settings: BenchSettings, folder: Path, num_files: int) -> int:
         # Only the long job would search for a plan, and a search has processes of its own for a while.
         options = ("--plan", "off", *settings.penstock_options)
         command = penstock_command(settings.models / "a1.keras", linked, output, options)
-        return _peak_of_command(command, num_rows)
+        return peak_of_command(command, num_rows)
 
 
-def _peak_of_command(command: Sequence[str], num_rows: int) -> int:
+def peak_of_command(command: Sequence[str], num_rows: int) -> int:
+    """Run a command of Penstock's, check what it counts, and return the peak of its processes."""
     # Files, not pipes: nobody reads a pipe while this process is busy sampling.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=output, stderr=errors, text=True) as process:

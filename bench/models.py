@@ -82,6 +82,29 @@ def _for_photos(application: Any) -> Any:
     return keras.Model(photo, keras.layers.Identity(name="features")(features))
 
 
+def small_for_pixels() -> Any:
+    """R: one layer on 784 raw pixels, compiled."""
+    return _compiled(keras.Input((PIXELS,), name="image"), [keras.layers.Rescaling(1 / 255)], classes=10)
+
+
+def small_for_features() -> Any:
+    """R: one layer on 30 features, compiled."""
+    return _compiled(keras.Input((FEATURES,), name="features"), [], classes=None)
+
+
+def small_for_photos() -> Any:
+    """R: a photo, averaged to 7 × 7, and one layer, compiled."""
+    layers = [keras.layers.AveragePooling2D(32), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    return _compiled(keras.Input((PHOTO_SIDE, PHOTO_SIDE, 3), name="image"), layers, classes=10)
+
+
+def _compiled(given: Any, layers: list[Any], classes: int | None) -> Any:
+    last = keras.layers.Dense(classes or 1, activation="softmax" if classes else None)
+    model = keras.Sequential([given, *layers, last])
+    model.compile("adam", "sparse_categorical_crossentropy" if classes else "mse")
+    return model
+
+
 def _normalise(network: Any) -> None:
     """Smooth the random kernels, and give biases and batch normalisation statistics that fit them.
 
@@ -113,6 +136,9 @@ BUILDERS = {
     "lstm": planned_models.recurrent_network,
     "encoder": planned_models.encoder,
     "wide-and-deep": planned_models.wide_and_deep,
+    "train-pixels": small_for_pixels,
+    "train-features": small_for_features,
+    "train-photos": small_for_photos,
 }
 
 

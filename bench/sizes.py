@@ -5,6 +5,7 @@ from dataclasses import dataclass
 A1_FILES = 40
 A2_FILES = 20
 RECORD_FILES = 10
+LABELLED_FILES = 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,31 @@ class Sizes:
     @property
     def tiny_files(self) -> int:
         return self._scaled(1_000_000)
+
+    @property
+    def training_rows(self) -> int:
+        return max(3200, self._scaled(32_000))
+
+    @property
+    def labelled_pixels(self) -> int:
+        return LABELLED_FILES * self.labelled_pixels_per_file
+
+    @property
+    def labelled_pixels_per_file(self) -> int:
+        return self._scaled(25_000)
+
+    @property
+    def labelled_features(self) -> int:
+        return LABELLED_FILES * self._scaled(125_000)
+
+    @property
+    def training_photos(self) -> int:
+        return max(200, self._scaled(2000))
+
+    @property
+    def few_photos(self) -> int:
+        """S compares ten times as many with them."""
+        return max(50, self._scaled(400))
 
     @property
     def small_rows(self) -> int:

@@ -70,6 +70,11 @@ def amount(workload: str, what: str, unit: str, amounts: Pair, bar: Bar | None, 
     return Line(workload, what, unit, first, second, first / second, bar, details)
 
 
+def rates(workload: str, what: str, per_s: Pair, bar: Bar | None, **details: Any) -> Line:
+    """Return a line about two rates, (penstock, peer): how many times faster Penstock is."""
+    return amount(workload, what, "/s", per_s, bar, **details)
+
+
 def render(lines: Sequence[Line]) -> str:
     """Return the table as text."""
     rows = [HEADINGS, *(_cells(line) for line in lines)]

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DeviceError",
+    "Evaluation",
     "InputError",
     "Interrupted",
     "ModelError",
@@ -29,6 +30,8 @@ __all__ = [
     "WorkersDied",
     "__version__",
     "devices",
+    "evaluate",
+    "fit",
     "inspect",
     "plan",
     "predict",
@@ -40,7 +43,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.api import devices, inspect, plan, predict, resume, retry, status, stream, verify
+    from penstock.api import (
+        Evaluation,
+        devices,
+        evaluate,
+        fit,
+        inspect,
+        plan,
+        predict,
+        resume,
+        retry,
+        status,
+        stream,
+        verify,
+    )
     from penstock.errors import (
         DeviceError,
         InputError,

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from penstock.commands import appending, folder_state, retrying, to_folder
+from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
+from penstock.commands.evaluation import Evaluation as Evaluation
+from penstock.commands.fit import fit_files, fit_status, make_fit_task, resume_fit
 from penstock.commands.folder_job import FolderJob, make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
-from penstock.commands.keyword_types import Keywords, PredictKeywords
+from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
+from penstock.commands.trained import Trained as Trained
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -22,15 +25,20 @@ from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
 from penstock.models.belongings import with_belongings
+from penstock.options.fit_records import make_fit
 from penstock.options.records import DeviceRequest, PredictOptions, ReadOptions, make_options
+from penstock.options.training_records import make_evaluation
 from penstock.options.value_types import WrongType, as_type
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
+from penstock.runtimes.keras.training.given_data import Given
+from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.sources.python.streaming import Rows as Rows
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
+from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory, with_keywords
 
 _IN_A_FOLDER = {
     "on_error": "in a folder the rows that fail are recorded; max_failures=… says how many may",
@@ -115,6 +123,88 @@ def predict(
     return to_folder.run(task, shown(), began)
 
 
+class _FitKeywords(FitKeywords, FitFileKeywords, total=False):
+    """The arguments of `model.fit` for a live model, and the options of `penstock fit` for files."""
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | str | None = None,
+    epochs: int = 1,
+    verbose: bool | int | str = "auto",
+    callbacks: Any = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool | Progress | None = None,
+    num_devices: int | None = None,
+    accumulate: int = 1,
+    on_nan: str = "stop",
+    scale_lr: str | None = None,
+    **keywords: Unpack[_FitKeywords],
+) -> Any:
+    """Train a Keras model on every device: a live one as `model.fit` does, or a file on files, with checkpoints.
+
+    A batch is divided over the devices as evenly as possible, and every row counts once: the curves are those of
+    `model.fit` on one device with the same batches, but for batch normalisation on TensorFlow, which each device does
+    for its own rows.
+
+    Args:
+        model: A compiled Keras model; or, to train on files, a `.keras` or `.h5` file, `module:function`, or a
+            function that builds a model.
+        x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`; or paths of files.
+        y: Targets, where `x` is arrays. In files, `label="COLUMN"` names them.
+        batch_size: Rows of one step, on all devices together; 32 without it. "auto" finds it by timing steps.
+        epochs: How often to go through the data.
+        verbose: As in `model.fit`.
+        callbacks: Keras callbacks, of a live model.
+        output: The folder in which a model that is trained on files is written. The same job there is resumed.
+        overwrite: Remove another training job that is in the folder.
+        progress: With `output`: whether to show progress, or the object that shows it; it overrides `verbose`.
+        num_devices: How many devices a live model uses; all without it. Keras on torch uses one.
+        accumulate: Work on each batch in so many pieces, one after the other, to save memory. The weights change once.
+        on_nan: What to do when the loss is NaN or infinite: "stop" with an error that names step and rows,
+            "skip" undoes the step, "ignore" goes on.
+        scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
+            of the first epoch. Without it the learning rate is not changed.
+        **keywords: Other arguments of `model.fit`, and `step`, `all_reduce`; on files, the options of `penstock fit`.
+
+    Returns:
+        Keras's History; of files, a Trained: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
+
+    Raises:
+        ModelError: The model is not compiled, or its loss is NaN or infinite.
+
+    Example:
+        >>> history = penstock.fit(model, x, y, epochs=10)                                    # doctest: +SKIP
+        >>> penstock.fit("model.keras", "rows/", label="y", epochs=10, output="trained/")     # doctest: +SKIP
+    """
+    if not is_live_keras_model(model):
+        for_live_models = {"y": y, "callbacks": callbacks, "num_devices": num_devices}
+        given = {"accumulate": accumulate, "on_nan": on_nan, "scale_lr": scale_lr, "epochs": epochs, **keywords}
+        options, asked = make_fit({**given, "batch_size": batch_size}, fit)
+        place = None if output is None else _folder(output)
+        task = make_fit_task(model, x, place, options, asked, for_live_models)
+        task = replace(task, overwrite=overwrite, is_verbose=verbose is True)
+        return fit_files(task, _progress(progress, verbose)(), time.perf_counter())
+    if output is not None:
+        raise UsageError(
+            "a live model stays where it is", received=f"output={output!r}", hint="leave it out, then model.save(path)"
+        )
+    request = FitRequest(
+        epochs=epochs,
+        verbose=verbose,
+        callbacks=callbacks,
+        num_devices=num_devices,
+        settings=StepSettings(accumulate, is_undoable=on_nan == "skip"),
+        on_nan=on_nan,
+        scale_lr=scale_lr,
+    )
+    return fit_in_memory(model, *with_keywords(Given(x, y, batch_size=batch_size, shuffle=True), request, keywords))
+
+
 def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:
     check_on_error(on_error)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -158,6 +248,76 @@ def _folder(output: str | os.PathLike[str]) -> str:
         ) from None
 
 
+def evaluate(
+    model: Any = None,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | str | None = None,
+    verbose: bool | int | str = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool | Progress | None = None,
+    **keywords: Unpack[EvaluateKeywords],
+) -> Any:
+    """Measure how well a model answers, on every device: the loss and metrics that it was compiled with, or others.
+
+    Replicas predict, and their answers are folded in order into the metrics of Keras: the result is that of
+    `model.evaluate`, whatever the devices are.
+
+    Args:
+        model: As in `predict`.
+        x: As `data` in `predict`; also a dataset or generator of batches `(x, y)` or `(x, y, sample_weight)`.
+        y: The true answers, as `model.evaluate` takes them. Where `x` has them in a column, `label` names it instead.
+        batch_size: Rows that a device sees in one step, and of a batch for losses that depend on it.
+        verbose: As in `predict`.
+        sample_weight: The weights of rows, as `model.evaluate` takes them.
+        steps: Take only so many batches. Keras itself evaluates then.
+        callbacks: Keras callbacks. Keras itself evaluates then.
+        return_dict: With `y`: return a dict of metrics, not a list.
+        output: Write the predictions there, too, as `predict` does: a job that is there is resumed.
+        overwrite: Remove another job of penstock that is in the folder.
+        progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
+        **keywords: As the options of `penstock evaluate`: `label`, `weight`, `metrics`, `loss`, `per_class`,
+            `confusion`, `from_predictions`, and those of `predict` that say how rows are fed.
+
+    Returns:
+        With `label` or `from_predictions`, an Evaluation: `rows`, `failed`, `metrics`, `per_class`, `confusion`. Else
+        what `model.evaluate` returns: a number, a list of them, or a dict.
+
+    Raises:
+        PenstockError: See `penstock.errors` for the tree.
+
+    Example:
+        >>> loss, accuracy = penstock.evaluate(model, x, y)                                   # doctest: +SKIP
+        >>> penstock.evaluate("model.keras", "rows.parquet", label="y").metrics["accuracy"]   # doctest: +SKIP
+        0.973
+    """
+    given = {**keywords, **({} if batch_size is None else {"batch_size": batch_size})}
+    options, asked = make_evaluation(given, evaluate)
+    shown = _progress(progress, verbose)
+    if not asked.label and asked.from_predictions is None:
+        if output is not None:
+            raise UsageError("predictions are written of labels in a column", received="output", hint="label='COLUMN'")
+        passed = evaluate_arrays.Passed(x, y, sample_weight, steps, callbacks, return_dict)
+        wanted = Wanted(None, None, None, _delayed(shown), verbose is True)
+        return evaluate_arrays.evaluate(resolved(model, options), passed, options, asked, wanted)
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("steps", steps), ("callbacks", callbacks)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is for labels that are passed, not for those in a column",
+                received=f"{name}={type(value).__name__}",
+                hint="label='COLUMN' and weight='COLUMN'",
+            )
+    place = None if output is None else _folder(output)
+    wanted = Wanted(None, None, None, shown(), verbose is True)
+    return evaluate_folder.evaluate_by_column(model, x, options, asked, wanted, output=place, overwrite=overwrite)
+
+
 def resume(
     output: str | os.PathLike[str],
     *,
@@ -166,8 +326,10 @@ def resume(
     verify: bool = False,
     progress: bool | Progress | None = None,
     verbose: bool = False,
-) -> Summary:
+) -> Summary | Trained:
     """Go on with the job in a folder, on the devices of its kind that are here now.
+
+    A training job goes on from its newest checkpoint.
 
     Parts that are missing, or have another size than when they were written, are predicted again, and nothing else is
     touched.
@@ -185,6 +347,9 @@ def resume(
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
+    if fit_status(_folder(output)) is not None:
+        changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose}
+        return resume_fit(_folder(output), _progress(progress)(), began, changes)
     given = {} if max_failures is None else {"max_failures": max_failures}
     try:
         task = _opened_again(output, is_verbose=verbose, devices=devices, **given)
@@ -262,8 +427,10 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
         `committed`, `failed` or `left`; `rows_per_s` over the last parts, None where these are too few; `run`, the
         living run that holds the folder, or None; `parts`, `model`, `recipe`, `resumable`, and `hint`: the command
         that resumes the job, or what to do where none can.
+        Of a training job: `output`, `kind` ("fit"), `state`, `epochs`, `epochs_done`, `steps_kept` (in the newest
+        checkpoint), `last` (the last line of its history), `run`, `model`, `resumable` and `hint`.
     """
-    return folder_state.status(_folder(output))
+    return fit_status(_folder(output)) or folder_state.status(_folder(output))
 
 
 def verify(output: str | os.PathLike[str]) -> dict[str, Any]:

@@ -39,6 +39,12 @@ Point = Literal[
     "replace_begun",
     "replace_recorded",
     "replace_done",
+    "checkpoint_begun",
+    "checkpoint_written",
+    "checkpoint_synced",
+    "checkpoint_renamed",
+    "checkpoint_settled",
+    "checkpoint_removed",
 ]
 POINTS: tuple[Point, ...] = get_args(Point)
 VARIABLE = "PENSTOCK_CRASH_AT"

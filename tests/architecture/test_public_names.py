@@ -13,6 +13,7 @@ from penstock import api, errors
 
 EXPECTED = {
     "DeviceError",
+    "Evaluation",
     "InputError",
     "Interrupted",
     "ModelError",
@@ -27,6 +28,8 @@ EXPECTED = {
     "WorkersDied",
     "__version__",
     "devices",
+    "fit",
+    "evaluate",
     "inspect",
     "plan",
     "predict",
@@ -67,7 +70,7 @@ def test_every_error_class_is_public() -> None:
 
 
 def test_public_functions_are_those_of_the_api() -> None:
-    for name in ("devices", "inspect", "predict", "resume", "retry", "status", "stream", "verify"):
+    for name in ("devices", "fit", "inspect", "predict", "resume", "retry", "status", "stream", "verify"):
         assert inspect.unwrap(getattr(penstock, name)) is getattr(api, name)
 
 

@@ -28,6 +28,7 @@ def test_killed_jobs_end_as_undisturbed_ones_byte_for_byte(tmp_path: Path) -> No
     kill_and_compare(tmp_path, [Setup(inputs, "parquet", has_functions=True), Setup(inputs, "npy")], kills=4)
 
 
+@pytest.mark.slow
 def test_killed_retries_end_as_undisturbed_ones_byte_for_byte(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, [Setup(tmp_path / "inputs", "jsonl", has_functions=True, command="retry")], kills=2)
 

@@ -89,10 +89,12 @@ def test_on_tensorflow(tmp_path: Path) -> None:
     compare(tmp_path, {"KERAS_BACKEND": "tensorflow"})
 
 
+@pytest.mark.slow
 def test_on_jax(tmp_path: Path) -> None:
     compare(tmp_path, {"KERAS_BACKEND": "jax"})
 
 
+@pytest.mark.slow
 def test_on_torch_where_it_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install 'penstock[torch]'")
     compare(tmp_path, {"KERAS_BACKEND": "torch"})
@@ -107,7 +109,7 @@ def test_on_several_devices_of_tensorflow(tmp_path: Path) -> None:
     compare(tmp_path, {"KERAS_BACKEND": "tensorflow", "EXPECT_DEVICES": "3"}, split)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_everything_that_keras_takes_is_taken_and_refusals_are_told_in_python(tmp_path: Path, backend: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(AS_KERAS)], capture_output=True, text=True, cwd=tmp_path,

@@ -283,6 +283,7 @@ def test_old_names_lead_to_the_doorway(told: Told) -> None:
     assert told["pandas"] == [[1.0, 2.0], ["x", "y"], [1.0, 2.0]]
 
 
+@pytest.mark.slow
 def test_keras_3_of_the_user_stays_what_it_is(tmp_path: Path) -> None:
     told = run_script(scripts.KERAS_3_IN_USE, tmp_path)
     assert {"dense/kernel", "dense/bias", "global_step"} <= set(told["names"])

@@ -29,6 +29,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(tmp_path_factory.mktemp("estimator") / "found.json")
 
 
+@pytest.fixture(scope="module")
+def found_slowly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the slow ones gave."""
+    return run_scenarios(tmp_path_factory.mktemp("estimator") / "found.json", "slow")
+
+
 def run_scenarios(path: Path, *kind: str) -> dict[str, Any]:
     script = ROOT / "tests" / "support" / "estimator_scenarios.py"
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "TF_USE_LEGACY_KERAS"}
@@ -164,16 +170,17 @@ def test_an_element_that_the_model_rejects_after_the_hand_over_raises_what_tenso
     assert has_all_before
 
 
-def test_processes_that_build_another_model_do_not_take_over(found: dict[str, Any]) -> None:
-    assert found["another_model"]["ratios"] == [2.0]
-    (warning,) = found["another_model"]["warnings"]
+@pytest.mark.slow
+def test_processes_that_build_another_model_do_not_take_over(found_slowly: dict[str, Any]) -> None:
+    assert found_slowly["another_model"]["ratios"] == [2.0]
+    (warning,) = found_slowly["another_model"]["warnings"]
     assert "it predicts other values than this process: scaled" in warning
 
 
 @pytest.mark.slow
-def test_one_replica_that_fails_does_not_keep_the_others_from_taking_over(tmp_path: Path) -> None:
+def test_one_replica_that_fails_does_not_keep_the_others_from_taking_over(found_slowly: dict[str, Any]) -> None:
     expected = {"processes": 3, "has_failed": True, "is_right": True, "warnings": []}
-    assert run_scenarios(tmp_path / "found.json", "slow")["one_replica_fails"] == expected
+    assert found_slowly["one_replica_fails"] == expected
 
 
 def test_the_shell_predicts_with_a_model_fn_on_three_devices(penstock_run: Penstock, tmp_path: Path) -> None:

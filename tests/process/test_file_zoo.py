@@ -219,7 +219,9 @@ def test_the_best_classes_of_a_jax_export_are_ranked_inside_the_step(
     np.testing.assert_array_equal(column(tmp_path / "out", "logits_class"), order)
 
 
-@pytest.mark.parametrize("module", ["project.mlirbc", "project.mlir", "open_batch.mlirbc"])
+@pytest.mark.parametrize(
+    "module", [pytest.param("project.mlirbc", marks=pytest.mark.slow), "project.mlir", "open_batch.mlirbc"]
+)
 def test_a_bare_stablehlo_module_runs(
     zoo: Path, expected: dict[str, Any], penstock_run: Penstock, tmp_path: Path, module: str
 ) -> None:

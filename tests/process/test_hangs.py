@@ -55,6 +55,7 @@ def times(folder: Path, count: int) -> str:
 
 
 class TestRows:
+    @pytest.mark.slow
     def test_poison_rows_among_a_hundred_thousand_fail_alone(self, predict: Any) -> None:
         """One is in the first batch, two are in one batch, one is the last row, which also fills its batch up."""
         x = random_rows(100_000)

@@ -92,6 +92,7 @@ def run(place: Path, command: list[str]) -> str:
         pytest.param(("--preprocess", "slow:lift"), id="by loader processes"),
     ],
 )
+@pytest.mark.slow
 def test_batches_are_smaller_than_by_the_rule_of_thumb(place: Path, options: tuple[str, ...]) -> None:
     said = run(
         place,
@@ -107,6 +108,7 @@ def test_batches_are_smaller_than_by_the_rule_of_thumb(place: Path, options: tup
     np.testing.assert_array_equal(np.array(found.column("y").to_pylist()), 2 * x)
 
 
+@pytest.mark.slow
 def test_live_models_get_smaller_batches_too(place: Path) -> None:
     run(place, [sys.executable, "-c", LIVE])
 

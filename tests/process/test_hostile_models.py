@@ -217,7 +217,10 @@ def test_nothing_is_opened_without_trust(made: Path, name: str) -> None:
     assert everything_in(made) == before
 
 
-@pytest.mark.parametrize(("name", "mark"), [("lambda.keras", "lambda"), ("hidden", "writes")])
+@pytest.mark.parametrize(
+    ("name", "mark"), [("lambda.keras", "lambda"), pytest.param("hidden", "writes", marks=pytest.mark.slow)]
+)
+@pytest.mark.slow
 def test_with_trust_they_do_run(made: Path, penstock_run: Penstock, tmp_path: Path, name: str, mark: str) -> None:
     # Without this, the tests above would pass for models that do nothing.
     ran = penstock_run(

@@ -199,6 +199,7 @@ def test_squeezed_outputs_are_plain_columns_of_a_csv(
     assert pd.read_csv(path).columns.tolist() == ["row", *(f"digit_{n}" for n in range(10))]
 
 
+@pytest.mark.slow
 def test_search_for_a_plan_copes_with_what_is_written(
     light_models: Path, digits: Path, folder: Path, penstock_run: Penstock
 ) -> None:

@@ -40,7 +40,7 @@ def on_jax(models: Path) -> dict[str, Any]:
     return run("jax", models)
 
 
-@pytest.fixture(params=["on_tensorflow", "on_jax"])
+@pytest.fixture(params=["on_tensorflow", pytest.param("on_jax", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     ran: dict[str, Any] = request.getfixturevalue(request.param)
     return ran
@@ -52,10 +52,13 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     return float(np.abs(expected - np.array(other["answers"])).max() / np.ptp(expected))
 
 
-def test_model_precision_multiplies_in_float32(on_tensorflow: dict[str, Any], on_jax: dict[str, Any]) -> None:
-    assert on_tensorflow["model"]["dtypes"] == ["float32"]
-    assert on_jax["model"]["dtypes"] == ["f32"]
-    assert on_tensorflow["model"]["notes"] == on_jax["model"]["notes"] == []
+def test_model_precision_multiplies_in_float32(found: dict[str, Any]) -> None:
+    assert found["model"]["dtypes"] in (["float32"], ["f32"])
+    assert found["model"]["notes"] == []
+
+
+@pytest.mark.slow
+def test_tensorflow_and_jax_agree_in_float32(on_tensorflow: dict[str, Any], on_jax: dict[str, Any]) -> None:
     assert difference(on_tensorflow["model"], on_jax["model"]) < 1e-5
 
 
@@ -107,6 +110,7 @@ def test_what_xla_does_not_compile_is_refused_and_not_run_otherwise(on_tensorflo
     assert (refused["error"], refused["problem"]) == ("RefusedByRuntime", "XLA does not compile this model")
 
 
+@pytest.mark.slow
 def test_jax_says_what_a_batch_takes_without_running_it(on_jax: dict[str, Any]) -> None:
     model = on_jax["model"]
     once, twice = model["predicted"]

@@ -47,6 +47,7 @@ def rows_in(store: Any, prefix: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(io.BytesIO(store.cat_file(name))) for name in names])
 
 
+@pytest.mark.slow
 def test_killed_run_from_s3_to_s3_is_resumed_and_loses_nothing(
     light_models: Path, store: Any, penstock_run: Penstock, tmp_path: Path
 ) -> None:

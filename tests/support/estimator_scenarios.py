@@ -353,10 +353,9 @@ SCENARIOS = (
     old_inputs,
     lazily,
     columns_as_in_the_shell,
-    another_model,
     handed_over,
 )
-SLOW_SCENARIOS = (one_replica_fails,)
+SLOW_SCENARIOS = (one_replica_fails, another_model)
 
 
 def main(path: str, kind: str = "") -> None:

@@ -16,14 +16,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.cli.flags import GroupedCommand, job_options, options_from_flags, output_options, some_options
+from penstock.cli.flags import (
+    GroupedCommand,
+    evaluation_options,
+    fit_options,
+    job_options,
+    options_from_flags,
+    output_options,
+    some_options,
+)
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
 from penstock.core.figures import counted
 from penstock.errors import Interrupted, OutputError, PenstockError, UsageError
+from penstock.options.fit_records import make_fit
 from penstock.options.records import PredictOptions
 from penstock.options.spelling import in_shell
 from penstock.options.table import read_given
+from penstock.options.training_records import make_evaluation
 
 if TYPE_CHECKING:
     from penstock.telemetry.progress import Progress
@@ -210,6 +220,9 @@ class _TypedPath(os.PathLike[str]):
         return self._typed
 
 
+_WITHOUT_MODEL = dict.fromkeys(("predict", "plan"), "; with --estimator there is no MODEL")
+
+
 def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[_TypedPath]]:
     """With --estimator, all that is given is the input."""
     model, *input_ = (estimator, *given) if estimator is not None else given
@@ -217,7 +230,7 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
         raise UsageError(
             "INPUT is missing",
             received=f"MODEL {model}",
-            hint=f"penstock {command} MODEL INPUT …; with --estimator there is no MODEL",
+            hint=f"penstock {command} MODEL INPUT …" + _WITHOUT_MODEL.get(command, ""),
         )
     return model, [_TypedPath(path) for path in input_]
 
@@ -264,6 +277,90 @@ def plan(
     return 0
 
 
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1)
+@click.option("--output", "-o", metavar="FOLDER", help="Write the predictions there, too; the same job is resumed.")
+@evaluation_options
+@click.option("--overwrite", is_flag=True, help="Remove another job of penstock that is in the folder.")
+@output_options
+def evaluate(
+    model_and_input: tuple[str, ...],
+    output: str | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """How well MODEL answers for INPUT: its compiled loss and metrics, or others by name, on every device.
+
+    The result is that of model.evaluate, whatever the devices are: replicas predict, and their answers are folded in
+    order into the metrics of Keras. Rows that fail are counted and left out.
+
+    \b
+      penstock evaluate model.keras rows.parquet --label y
+      penstock evaluate model.keras photos/ --label @folder --per-class --confusion
+      penstock evaluate model.onnx rows.parquet --label y --metrics accuracy,auc
+      penstock evaluate --from-predictions predictions/ --label y --metrics accuracy
+    """
+    from penstock.commands.evaluate_folder import evaluate_by_column
+    from penstock.commands.in_memory import Wanted
+
+    options, asked = make_evaluation(values)
+    model, input_ = None, None
+    if asked.from_predictions is None or len(model_and_input) > 1:
+        if not model_and_input:
+            raise UsageError("MODEL and INPUT are missing", hint="penstock evaluate MODEL INPUT … --label COLUMN")
+        model, input_ = _model_and_input("evaluate", model_and_input, None)
+    elif model_and_input:
+        model = model_and_input[0]
+    wanted = Wanted(progress=_progress(quiet), is_verbose=verbose)
+    found = evaluate_by_column(model, input_, options, asked, wanted, output=output, overwrite=overwrite)
+    return _report(found, as_json=as_json, quiet=False)  # the metrics are what was asked for
+
+
+@main.command(cls=GroupedCommand)
+@click.argument("model_and_input", metavar="MODEL INPUT...", nargs=-1, required=True)
+@click.option(
+    "--output",
+    "-o",
+    metavar="FOLDER",
+    required=True,
+    help="Where the model, checkpoints and history are written (required). The same job there is resumed.",
+)
+@fit_options
+@click.option("--overwrite", is_flag=True, help="Remove another training job that is in the folder.")
+@output_options
+def fit(
+    model_and_input: tuple[str, ...],
+    output: str,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """Train MODEL on INPUT, on every device, with checkpoints: FOLDER/model.keras is what it learned.
+
+    MODEL is a .keras or .h5 file, compiled or not, or module:function that builds a Keras model. INPUT is what predict
+    takes, with a column of true answers. A batch is divided over the devices, and its size is that of all together.
+
+    \b
+      penstock fit model.keras rows.parquet --label y --epochs 10 -o trained/
+      penstock fit my:build photos/ --label @folder --epochs 5 -o trained/
+      penstock fit model.keras rows/ --label y --validation-split 0.1 -o trained/
+      penstock resume trained/
+    """
+    began = time.perf_counter()
+    options, asked = make_fit(values)
+    model, input_ = _model_and_input("fit", model_and_input, None)
+    from penstock.commands.fit import fit_files, make_fit_task
+
+    task = make_fit_task(model, input_, output, options, asked)
+    trained = fit_files(replace(task, overwrite=overwrite, is_verbose=verbose), _progress(quiet), began)
+    return _report(trained, as_json=as_json, quiet=quiet)
+
+
 @main.command()
 @click.argument("output")
 @some_options("devices")
@@ -304,6 +401,8 @@ def status(output: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(progress))
         return 0
+    if progress.get("kind") == "fit":
+        return _fit_status(progress)
     done = progress["committed"] + progress["failed"]
     share = done / max(1, progress["rows"])
     by = f", {'held ' if progress['state'] == 'finished' else ''}by {progress['run']}" if progress["run"] else ""
@@ -317,6 +416,17 @@ def status(output: str, as_json: bool) -> int:
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":
         click.echo(("go on with: " if progress["resumable"] else "the job cannot be resumed: ") + progress["hint"])
+    return 0
+
+
+def _fit_status(progress: dict[str, Any]) -> int:
+    by = f", by {progress['run']}" if progress["run"] else ""
+    done = f"{progress['epochs_done']} of {counted(progress['epochs'], 'epoch')} done"
+    click.echo(f"{progress['state']}: {done}, {counted(progress['steps_kept'], 'step')} in the newest checkpoint{by}")
+    if progress["last"]:
+        click.echo("last epoch: " + ", ".join(f"{name} {value}" for name, value in progress["last"].items()))
+    if progress["state"] == "unfinished":
+        click.echo(f"go on with: {progress['hint']}")
     return 0
 
 

@@ -7,13 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
+from penstock.options.fit_records import EVERY_OPTION, FIT_OPTIONS, FITTED_WITH
 from penstock.options.records import OPTIONS, PredictOptions, make_options
 from penstock.options.table import AUTO, Option
+from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _MOST_USED = (
-    "output", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices", "limit", "dry_run",
+    "output", "label", "epochs", "metrics", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices",
+    "limit", "dry_run",
 )  # fmt: skip
 """What the help begins with; each option is shown once."""
 
@@ -79,19 +82,35 @@ def some_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def evaluation_options(command: Command) -> Command:
+    """The options of an evaluation: what is measured, and those of a job that it has."""
+    for option in reversed([*EVALUATE_OPTIONS.values(), *(OPTIONS[name] for name in EVALUATED_WITH)]):
+        command = flag_of(option)(command)
+    return command
+
+
+def fit_options(command: Command) -> Command:
+    """The options of training: what is learned and how, and those of a job that it has."""
+    for option in reversed([*FIT_OPTIONS.values(), *(OPTIONS[name] for name in FITTED_WITH)]):
+        command = flag_of(option)(command)
+    return command
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows the options of a job under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         entries = {str(option.name): entry for option in options if (entry := option.get_help_record(ctx))}
+        first = FIT_OPTIONS if "epochs" in entries else EVALUATE_OPTIONS if "label" in entries else OPTIONS
+        own = {**first, **EVERY_OPTION, **first}
         groups: dict[str, list[tuple[str, str]]] = {"Options most used": []}
         for name in _MOST_USED:
             if name in entries:
                 groups["Options most used"].append(entries.pop(name))
-        for name in [*OPTIONS, *(name for name in entries if name not in OPTIONS)]:
+        for name in [*own, *(name for name in entries if name not in own)]:
             if name in entries:
-                heading = OPTIONS[name].group if name in OPTIONS else "Other options"
+                heading = own[name].group if name in own else "Other options"
                 groups.setdefault(heading, []).append(entries[name])
         for heading, lines in groups.items():
             with formatter.section(heading):

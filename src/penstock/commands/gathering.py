@@ -131,6 +131,8 @@ def to_numpy(column: Column) -> Array:
     """A column as an array. Lists of different lengths become an array of arrays."""
     if isinstance(column, np.ndarray):
         return column if column.flags.writeable else column.copy()
+    if isinstance(column, pa.FixedShapeTensorArray) and len(column) and not column.null_count:
+        return np.array(column.to_numpy_ndarray())
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     shape, inner = [len(column)], column

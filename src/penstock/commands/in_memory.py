@@ -24,7 +24,7 @@ from penstock.jobs.batch_size import choose_batch_size, size_with_state
 from penstock.jobs.bind import as_lenient_as_keras, bind
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
-from penstock.jobs.open import log_without_folder, open_both, open_live
+from penstock.jobs.open import OpenedJob, log_without_folder, open_both, open_live
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
@@ -70,7 +70,7 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wante
         )
     opened = open_both(model, data, options, needs_digest=False)
     source, options = _only(opened.source, options, wanted.steps)
-    with _run_context(wanted.is_verbose) as context:
+    with run_context(wanted.is_verbose) as context:
         started = _start(opened.model, source, options, context)
         with contextlib.closing(started):
             columns = _gather(started, wanted, context.meter)
@@ -94,7 +94,7 @@ def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[S
 
 
 @contextlib.contextmanager
-def _run_context(is_verbose: bool) -> Iterator[RunContext]:
+def run_context(is_verbose: bool) -> Iterator[RunContext]:
     with log_without_folder(is_verbose) as log:
         yield RunContext(log, StopFlag(), is_verbose=is_verbose, meter=Meter(is_written=False))
 
@@ -130,7 +130,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted
     elif isinstance(source, InMemory) and _is_plain(options) and _is_fed_as_it_is(source, signature):
         columns = _predict_columns(live, source, signature, options, wanted)
     else:
-        with _run_context(False) as context:
+        with run_context(False) as context:
             started = _start(live, source, options, context)
             with contextlib.closing(started):
                 columns = _gather(started, wanted, context.meter)
@@ -277,6 +277,34 @@ def _shrink_if_slow(live: LiveModel, job: Job) -> int:
     return tuning.size_if_slow(job.batch_size, live.few_s.get(shapes, 0.0))
 
 
+@dataclass(frozen=True)
+class Running:
+    """A job that is under way: its results in order, and what the model gives.
+
+    `started` is None for arrays that a live model takes as they are.
+    """
+
+    results: Iterator[Result]
+    signature: Signature
+    started: Started | None = None
+
+
+@contextlib.contextmanager
+def running(opened: OpenedJob, options: PredictOptions, wanted: Wanted, context: RunContext) -> Iterator[Running]:
+    """Run a job whose results go somewhere else than to the caller: by the short way of `predict`, where that fits."""
+    model, source = opened.model, opened.source
+    meter = context.meter
+    if isinstance(model, LiveModel) and isinstance(source, InMemory) and _is_plain(options):
+        signature = model.replicas[0].signature
+        if _is_fed_as_it_is(source, signature):
+            with _shown(wanted.progress, meter, len(source)):
+                yield Running(_results_of_columns(model, source, signature, options, meter), signature)
+            return
+    started = _start(model, source, options, context)
+    with contextlib.closing(started), _shown(wanted.progress, meter, _num_rows(started)):
+        yield Running(started.results(), started.signature, started)
+
+
 def _num_rows(started: Started) -> int:
     """How many rows a job has; 0 where that is not known."""
     return 0 if started.is_streamed else sum(span.rows for span in started.divide())
@@ -331,7 +359,7 @@ def stream_blocks(model: Any, data: Any, options: PredictOptions, wanted: Wanted
 def _blocks(
     model: ModelFile | LiveModel, source: Source, options: PredictOptions, wanted: Wanted
 ) -> Iterator[dict[str, Any]]:
-    with _run_context(wanted.is_verbose) as context:
+    with run_context(wanted.is_verbose) as context:
         meter = context.meter
         started = _start(model, source, options, context)
         with contextlib.closing(started), _shown(wanted.progress, meter, _num_rows(started)):

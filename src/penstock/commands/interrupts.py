@@ -12,6 +12,8 @@ from types import FrameType
 from penstock.core.stopping import StopFlag
 from penstock.errors import Interrupted
 
+_STOPPING = "stopping: what is in flight is finished and committed (again to stop at once)"
+
 
 def stopping_signals() -> list[signal.Signals]:
     """The signals that ask a command to stop. A SIGHUP that is ignored stays so: `nohup` asks for that."""
@@ -30,8 +32,10 @@ def let_go_of_lost_terminal() -> None:
 
 
 @contextmanager
-def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
+def graceful(tell: Callable[[str], None], stopping: str = _STOPPING) -> Iterator[StopFlag]:
     """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
+
+    The first one is answered with the words `stopping`.
 
     Handlers can only be set on the main thread; on any other this does nothing, and the caller's own ways of
     stopping a thread apply.
@@ -48,7 +52,7 @@ def graceful(tell: Callable[[str], None]) -> Iterator[StopFlag]:
             raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
         let_go_of_lost_terminal()
-        tell("stopping: what is in flight is finished and committed (again to stop at once)")
+        tell(stopping)
 
     previous = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:

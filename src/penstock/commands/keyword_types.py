@@ -75,3 +75,110 @@ class Keywords(PredictKeywords, total=False):
     """The options of `predict`, `stream` and `plan`, as their commands have them."""
 
     batch_size: int | str
+
+
+class EvaluateKeywords(TypedDict, total=False):
+    """The options of `evaluate`, as its command has them, without what it takes by position."""
+
+    label: str | Mapping[str, str]
+    labels: str | os.PathLike[str] | Sequence[str]
+    weight: str
+    metrics: str | Sequence[str]
+    loss: str | Sequence[str]
+    per_class: bool
+    confusion: bool
+    from_predictions: str | os.PathLike[str]
+    signature: str
+    runtime: str
+    precision: str
+    weights: str | os.PathLike[str]
+    custom_objects: str | Sequence[str]
+    constants: Mapping[str, Any]
+    trust_model: bool
+    check: bool
+    tolerance: float
+    inputs: Mapping[str, str | Sequence[str]]
+    as_example: bool
+    preprocess: str | Callable[..., Any]
+    preprocess_row: str | Callable[..., Any]
+    preset: str
+    scale: float | Sequence[float]
+    offset: float | Sequence[float]
+    image_size: int | tuple[int, int] | str
+    resize: str
+    interpolation: str
+    fast_decode: bool
+    color: str
+    images: str | Sequence[str]
+    features: Mapping[str, str]
+    header: str
+    nulls: str | float | Sequence[str | float]
+    buckets: Sequence[int]
+    padding: str
+    limit: int
+    skip: int
+    sample: int
+    sample_by: str
+    seed: int
+    keep: str | Sequence[str]
+    part_rows: int
+    max_failures: float
+    devices: str
+    replicas_per_device: int | str
+    memory_fraction: float
+    plan: str | os.PathLike[str] | Plan
+    trace: str | os.PathLike[str]
+    threads: int | str
+    loaders: int | str
+    row_timeout: float
+    hang_timeout: float
+    start_timeout: float
+
+
+class FitFileKeywords(TypedDict, total=False):
+    """The options of `fit` on files, as its command has them, without those that `fit` takes for live models, too."""
+
+    label: str | Mapping[str, str]
+    weight: str
+    class_weights: str
+    loss: str | Sequence[str]
+    metrics: str | Sequence[str]
+    optimizer: str
+    learning_rate: float
+    clip_norm: float
+    mixed_precision: str
+    seed: int
+    cache: str
+    validation: str | Sequence[str]
+    stratify: bool
+    early_stopping: int
+    checkpoint_every: int | str
+    keep_checkpoints: int
+    log_every: int
+    tensorboard: bool
+    runtime: str
+    weights: str | os.PathLike[str]
+    custom_objects: str | Sequence[str]
+    trust_model: bool
+    inputs: Mapping[str, str | Sequence[str]]
+    preprocess: str | Callable[..., Any]
+    preprocess_row: str | Callable[..., Any]
+    image_size: int | tuple[int, int] | str
+    resize: str
+    interpolation: str
+    fast_decode: bool
+    color: str
+    images: str | Sequence[str]
+    features: Mapping[str, str]
+    header: str
+    nulls: str | float | Sequence[str | float]
+    buckets: Sequence[int]
+    max_failures: float
+    devices: str
+    memory_fraction: float
+    threads: int | str
+    loaders: int | str
+    row_timeout: float
+    hang_timeout: float
+    start_timeout: float
+    trace: str | os.PathLike[str]

@@ -15,6 +15,7 @@ from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
+from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.figures import counted
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
@@ -55,7 +56,6 @@ from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
 from penstock.telemetry.trace import trace_to
 
-_JUDGED_FROM_ROWS = 100
 _MOST_TOLD = 5
 
 
@@ -72,10 +72,9 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     """
     summary = _run(task, progress, began)
     rows, allowed = summary.rows + summary.failed, task.options.max_failures
-    # While it ran, few rows were not judged; now these are all there are.
-    if summary.failed and (not summary.rows or summary.failed > allowed * rows):
+    if exceeds(summary.failed, rows, allowed, is_whole=True):
         failed = "all" if not summary.rows else f"{summary.failed:,} of"
-        raise _too_many(f"{failed} {rows:,} rows", allowed, f"see {task.output.rstrip('/')}/_penstock/failures.jsonl")
+        raise too_many(f"{failed} {rows:,} rows", allowed, f"see {task.output.rstrip('/')}/_penstock/failures.jsonl")
     return summary
 
 
@@ -468,19 +467,15 @@ class _FailureLimit:
             each = self._waiting.pop(self._order.popleft())
             self._rows += each.span.rows
             self._failed += len(each.failures)
-            if self._rows >= _JUDGED_FROM_ROWS and self._failed > self._allowed * self._rows:
+            if exceeds(self._failed, self._rows, self._allowed, is_whole=False):
                 last = f"; the last: {each.failures[-1].reason}" if each.failures else ""
-                return _too_many(
+                return too_many(
                     f"{self._failed:,} of the first {self._rows:,} rows{last}",
                     self._allowed,
                     "see _penstock/failures.jsonl; raise --max-failures and run it again, or mend the input and "
                     "--overwrite",
                 )
         return None
-
-
-def _too_many(received: str, allowed: float, hint: str) -> TooManyFailures:
-    return TooManyFailures("too many rows failed", received=received, allowed=f"{100 * allowed:.3g}%", hint=hint)
 
 
 def make_manifest(task: FolderJob, started: Started) -> Manifest:

@@ -73,9 +73,15 @@ MOST_BEYOND = 16
 
 
 def cut_by_size(
-    pieces: Sequence[LoadedRows], batch_size: int, buckets: Mapping[str, Sequence[Boundaries]], room: Room, watch: Watch
+    pieces: Sequence[LoadedRows],
+    batch_size: int,
+    buckets: Mapping[str, Sequence[Boundaries]],
+    room: Room,
+    watch: Watch,
+    *,
+    is_in_order: bool = False,
 ) -> Iterator[Batch]:
-    """Batches of the rows of a whole span, largest rows first.
+    """Batches of the rows of a whole span, largest rows first, or as they come with `is_in_order`.
 
     Args:
         pieces: All pieces of the span.
@@ -87,7 +93,7 @@ def cut_by_size(
     if not pieces:
         return
     rows = _Rows(pieces, buckets)
-    order = rows.largest_first()
+    order = np.arange(rows.count) if is_in_order else rows.largest_first()
     for index, start in enumerate(range(0, len(order), batch_size)):
         yield rows.batch(index, order[start : start + batch_size], batch_size, room, watch)
 
@@ -139,8 +145,12 @@ class _Rows:
         if not is_padded:
             self._hide_failed()
 
+    @property
+    def count(self) -> int:
+        return int(self._starts[-1])
+
     def largest_first(self) -> Array:
-        cost = np.zeros(int(self._starts[-1]), np.int64)
+        cost = np.zeros(self.count, np.int64)
         for name in self._buckets:
             cost += self._sizes[name].prod(axis=1)
         return np.argsort(-cost, kind="stable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,6 +67,47 @@ class Deferred(abc.ABC):
         `out` decides the size: an image is resized to it. Where the job has buckets of sizes instead, the rest of
         a row that is smaller stays zero.
         """
+
+
+class TakenRows(Deferred):
+    """Rows of other columns in any order: each is a column and a place in it."""
+
+    def __init__(self, rows: Sequence[tuple[Deferred, int]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: slice) -> TakenRows:
+        return TakenRows(self._rows[rows])
+
+    def take(self, places: Array) -> TakenRows:
+        return TakenRows([self._rows[place] for place in places.tolist()])
+
+    def raw(self) -> pa.Array:
+        return pa.concat_arrays([one.raw() for one in self._each()])
+
+    def kept(self) -> pa.Array:
+        return pa.concat_arrays([one.kept() for one in self._each()])
+
+    def sizes(self) -> Array:
+        return np.concatenate([one.sizes() for one in self._each()])
+
+    def natural(self) -> TakenRows:
+        return TakenRows([(one.natural(), 0) for one in self._each()])
+
+    def fill(self, out: Array, announce: Announce) -> BadRows:
+        bad = BadRows()
+        for position, one in enumerate(self._each()):
+            announce(position)
+            found = one.fill(out[position : position + 1], lambda place: None)
+            if found:
+                bad[position] = found[0]
+                bad.errors |= {position: found.errors[0]} if 0 in found.errors else {}
+        return bad
+
+    def _each(self) -> Iterator[Deferred]:
+        return (column[place : place + 1] for column, place in self._rows)
 
 
 SourceColumn: TypeAlias = "Array | pa.Array | Deferred"

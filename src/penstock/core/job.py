@@ -29,6 +29,8 @@ class Job:
     """The seed of the model's random numbers; None for a live model, which goes on with its own."""
     is_trimmed: bool = False
     """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
+    is_in_order: bool = False
+    """Whether rows keep their order inside a span also where they differ in size, and are padded all the same."""
 
     @property
     def columns(self) -> tuple[str, ...]:

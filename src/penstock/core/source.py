@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
+from penstock.core.records import Array, Block, Extent, Fragment, Span, TensorSpec, Watch
 
 S = TypeVar("S")
 
@@ -23,6 +23,8 @@ class SourceTraits:
     """The columns are those of one table, which together may feed one input."""
     may_have_targets: bool = False
     """Columns without names may include, after those that the model takes, what it was trained to answer."""
+    reads_at_random: bool = False
+    """Rows in any order are read as fast as in the order of the input: `pick` makes spans of them."""
 
 
 class Source(Protocol):
@@ -65,6 +67,13 @@ class Source(Protocol):
         A span may be larger where the format wants it (a row group), up to `most_rows`.
         """
         ...
+
+    def pick(self, numbers: Array, start: int) -> Span:
+        """A span of the rows with these numbers, in this order, counted from `start`; where `reads_at_random`.
+
+        Such a span is read by the process that made it: its locator may hold arrays.
+        """
+        raise TypeError(f"{type(self).__name__} does not read rows at random")
 
     def origin(self, span: Span, row: int) -> str:
         """Where a row of `span` comes from: its file, and the place in it (`FILE, row 3`, or `FILE` alone)."""

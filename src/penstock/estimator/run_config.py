@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import os
 from operator import attrgetter
@@ -122,7 +123,10 @@ class RunConfig:
         log_device_placement: bool = False,
         devices: str | None = None,
         threads: int | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise _unknown_argument(next(iter(unknown)))
         given = {name: value for name, value in locals().items() if name in SETTINGS}
         given["save_checkpoints_steps"], given["save_checkpoints_secs"] = _saving(
             save_checkpoints_steps, save_checkpoints_secs
@@ -140,7 +144,8 @@ class RunConfig:
         """A copy with other values of some fields."""
         unknown = sorted(set(changed) - set(SETTINGS))
         if unknown:
-            raise WrongValue("cannot be replaced", received=", ".join(unknown), allowed=", ".join(SETTINGS))
+            hint = what_to_write(unknown[0])
+            raise WrongValue("cannot be replaced", received=", ".join(unknown), allowed=", ".join(SETTINGS), hint=hint)
         steps, seconds = changed.get("save_checkpoints_steps"), changed.get("save_checkpoints_secs")
         if steps is not None and seconds is not None:
             raise _saved_twice(steps, seconds)
@@ -207,6 +212,64 @@ class RunConfig:
 
 
 SETTINGS = tuple(name for name, value in vars(RunConfig).items() if isinstance(value, _Setting))
+
+
+_CLUSTER = "the environment's TF_CONFIG says it; several machines do not train together here: leave TF_CONFIG unset"
+_INPUT = "input_fn decides it: dataset.batch(…).repeat(…)"
+_DEVICES = "devices='gpu:0,1' or num_gpus=2; every GPU is used without either"
+_MEMORY = "gpu_memory_fraction=0.5; GPU memory is taken as needed without it"
+_STEPS = "Estimator.train(input_fn, max_steps=…)"
+_STRATEGY = "train_distribute=strategy, or nothing: training is mirrored over every GPU by itself"
+_NO_TPU = "leave it out: there is no TPU; " + _DEVICES
+_WRITTEN_NOW = (
+    (("gpus", "gpu", "n_gpus", "num_gpu", "num_devices", "device", "gpu_ids", "visible_device_list"), _DEVICES),
+    (("memory_fraction", "per_process_gpu_memory_fraction", "gpu_options", "allow_growth", "gpu_memory"), _MEMORY),
+    (("strategy", "distribute", "distribution", "distribution_strategy", "distribute_strategy"), _STRATEGY),
+    (("seed", "random_seed"), "tf_random_seed=…"),
+    (("intra_op_parallelism_threads", "inter_op_parallelism_threads", "num_threads", "cores"), "threads=…"),
+    (("batch_size", "num_epochs", "epochs", "train_batch_size", "eval_batch_size", "shuffle"), _INPUT),
+    (("max_steps", "num_steps", "train_steps", "steps"), _STEPS),
+    (("eval_steps", "throttle_secs", "start_delay_secs", "exporters"), "EvalSpec(input_fn, steps=…, throttle_secs=…)"),
+    (("learning_rate", "optimizer", "params"), "Estimator(model_fn, params={…}): the model_fn makes the optimizer"),
+    (("warm_start_from",), "Estimator(model_fn, warm_start_from=…)"),
+    (("hooks", "saving_listeners"), "Estimator.train(input_fn, hooks=…, saving_listeners=…)"),
+    (
+        ("save_checkpoints_minutes", "checkpoint_every", "save_every"),
+        "save_checkpoints_secs=… or save_checkpoints_steps=…",
+    ),
+    (("keep_checkpoints", "max_to_keep"), "keep_checkpoint_max=…"),
+    (("log_every", "log_steps"), "log_step_count_steps=…"),
+    (("output_dir", "job_dir", "log_dir"), "model_dir=…"),
+    (("tpu_config", "cluster", "tpu", "num_shards", "iterations_per_loop", "use_tpu"), _NO_TPU),
+    (
+        ("master", "evaluation_master", "cluster_spec", "task", "task_type", "task_id", "is_chief", "environment"),
+        _CLUSTER,
+    ),
+    (("num_ps_replicas", "num_worker_replicas", "num_workers"), _CLUSTER),
+)
+"""Arguments that RunConfig never had, or had before TensorFlow 1.4, and what is written for them."""
+
+
+def what_to_write(argument: str) -> str | None:
+    """What stands for an argument that RunConfig does not have.
+
+    >>> what_to_write("keep_checkpoints_max")
+    'keep_checkpoint_max=…'
+    """
+    for names, hint in _WRITTEN_NOW:
+        if argument in names:
+            return hint
+    close = difflib.get_close_matches(argument, SETTINGS, n=1)
+    return f"{close[0]}=…" if close else None
+
+
+def _unknown_argument(name: str) -> WrongType:
+    return WrongType(
+        "RunConfig has no such argument",
+        received=f"{name}=…",
+        allowed=", ".join(SETTINGS),
+        hint=what_to_write(name) or "leave it out; docs/from-estimator.md has what to write now",
+    )
 
 
 def path_to_str(path: Any) -> Any:

@@ -69,7 +69,7 @@ def make_answers(options: PredictOptions) -> Answers | None:
     return None if answers == Answers() else answers
 
 
-def as_json(options: PredictOptions, wanted: Callable[[Option], bool]) -> dict[str, Any]:
+def as_json(options: Any, wanted: Callable[[Option], bool]) -> dict[str, Any]:
     """The options that are wanted as plain JSON, functions by what is in them: a changed one makes another job."""
     return table.as_json(options, wanted, _describe_function)
 
@@ -101,7 +101,7 @@ def _digest_of_named(module: str, name: str) -> str:
     digest = of_module(module)
     if digest is None:
         raise UsageError(
-            f"the module of the {name.removesuffix('_row')}ing function is not found",
+            f"the module of --{name.replace('_', '-')} is not found",
             received=module,
             allowed="module:function, importable from this folder",
         )

@@ -8,7 +8,7 @@ from types import GeneratorType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.errors import PenstockError, UsageError
-from penstock.options.records import OPTIONS
+from penstock.options.fit_records import EVERY_OPTION as OPTIONS
 from penstock.options.table import Option, keywords_of
 
 _BY_FLAG = {option.flag.split("/")[0][2:].replace("-", "_"): option for option in OPTIONS.values()}

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock import plugins
 from penstock.errors import UsageError
-from penstock.options.table import Kind
+from penstock.options.table import AUTO, Kind
 
 MOST_PIXELS = 1 << 26
 MOST_ROWS = 2**62
@@ -105,6 +105,19 @@ def count_or_auto(most: int) -> Kind:
     return Kind(_read_count_or_auto, check, python="int | str", metavar="N|auto", has_auto=True)
 
 
+def _read_count_or_measured(given: Any, flag: str) -> Any:
+    return given if given == AUTO else _read_count_or_auto(given, flag)
+
+
+def _check_count_or_measured(name: str, value: Any) -> None:
+    if value != AUTO:
+        _check_count(name, value)
+
+
+COUNT_OR_MEASURED = Kind(
+    _read_count_or_measured, _check_count_or_measured, python="int | str", metavar="N|auto", shell={"type": str}
+)
+"""How many of something; `auto`, which is not the default, is found out by measuring."""
 WHOLE = Kind(check=_check_whole, python="int", metavar="N", shell={"type": int})
 
 
@@ -350,7 +363,7 @@ def _read_function(given: Any, flag: str) -> Any:
         raise UsageError(f"{flag} is not understood", received=f"{given!r:.80}", allowed="a function, or its place")
     if given["by_value"]:
         raise UsageError(
-            f"the {_stage(flag[2:])}ing function of this job was of the script that began it",
+            f"the {_called(flag[2:])} function of this job was of the script that began it",
             received=given["location"],
             hint="call penstock.predict again with the same arguments",
         )
@@ -360,12 +373,12 @@ def _read_function(given: Any, flag: str) -> Any:
 def _check_function(name: str, value: Any) -> None:
     if isinstance(value, str) and not re.fullmatch(r"[\w.]+:\w+", value):
         raise UsageError(
-            f"the {_stage(name)}ing function is not understood", received=f"{value!r}", allowed="module:function"
+            f"the {_called(name)} function is not understood", received=f"{value!r}", allowed="module:function"
         )
 
 
-def _stage(name: str) -> str:
-    return name.replace("-", "_").removesuffix("_row")
+def _called(name: str) -> str:
+    return name if name == "step" else name.replace("-", "_").removesuffix("_row") + "ing"
 
 
 FUNCTION = Kind(

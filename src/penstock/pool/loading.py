@@ -1,6 +1,7 @@
 """What a loader does with a span, as a thread of a replica or as a process: read, decode, cut into batches."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def load_batches(
     if job.buckets and job.fewest_rows is not None:
         yield from cut_by_one_size(list(pieces), job.batch_size, job.fewest_rows, job.buckets, room, watch)
     elif job.buckets:
-        yield from cut_by_size(list(pieces), job.batch_size, job.buckets, room, watch)
+        yield from cut_by_size(list(pieces), job.batch_size, job.buckets, room, watch, is_in_order=job.is_in_order)
     else:
         yield from cut(pieces, job.batch_size, room, watch)
     watch.end()
@@ -80,6 +81,8 @@ def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[LoadedRows]:
 
 def _piece(job: Job, read: Block, made: Block, watch: Watch) -> LoadedRows:
     """`made` is what feeds the model: what was read, or what the user's function made of some of its rows."""
+    first = made.start - read.start
+    made = _with_unchanged(job, made, read, slice(first, first + made.rows))
     failures = {failure.row: failure for failure in made.failures}
     failures |= {row: failure for row, failure in watch.poisoned.items() if made.start <= row < made.start + made.rows}
     feeds: dict[str, Feed] = {}
@@ -89,9 +92,15 @@ def _piece(job: Job, read: Block, made: Block, watch: Watch) -> LoadedRows:
     for binding in job.bindings:
         if binding.mask_of is not None:
             feeds[binding.input] = _mask(binding, feeds[binding.mask_of])
-    first = made.start - read.start
     kept = {name: _kept(read, made, name, slice(first, first + made.rows)) for name in job.keep}
     return LoadedRows(made.start, made.rows, feeds, kept, failures)
+
+
+def _with_unchanged(job: Job, made: Block, read: Block, rows: slice) -> Block:
+    """What the user's function made, and columns that are fed as they were read, such as labels."""
+    wanted = (name for binding in job.bindings for name in binding.columns)
+    unchanged = {name: read.columns[name][rows] for name in wanted if name not in made.columns}
+    return replace(made, columns={**made.columns, **unchanged}) if unchanged else made
 
 
 def _kept(read: Block, made: Block, name: str, rows: slice) -> Column:

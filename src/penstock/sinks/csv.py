@@ -36,8 +36,8 @@ class CsvSink(OneFileSink):
 
     def check(self, schema: OutputSchema) -> None:
         check_names(schema)
-        spread = tuple(replace(spec, name=name) for spec in schema.columns for name in _names(spec))
-        count = sum(len(_names(spec)) for spec in schema.columns[: schema.num_outputs])
+        spread = tuple(replace(spec, name=name) for spec in schema.columns for name in names_in_header(spec))
+        count = sum(len(names_in_header(spec)) for spec in schema.columns[: schema.num_outputs])
         try:
             check_names(OutputSchema(spread, count))
         except UsageError as error:
@@ -91,7 +91,7 @@ def _row_of(record: bytes) -> int:
     return int(field) if field.isdigit() else -1
 
 
-def _names(spec: TensorSpec) -> list[str]:
+def names_in_header(spec: TensorSpec) -> list[str]:
     """What a column is called in the header: one name, or one for each value of a vector."""
     if spec.varies or spec.shape is None or len(spec.shape) != 1 or spec.shape[0] is None:
         return [spec.name]
@@ -101,7 +101,7 @@ def _names(spec: TensorSpec) -> list[str]:
 
 def _fields(spec: TensorSpec, column: Column) -> Iterator[tuple[str, pa.Array]]:
     """The columns of the file that a column becomes."""
-    names = _names(spec)
+    names = names_in_header(spec)
     if names == [spec.name]:
         yield spec.name, _field(spec, column)
         return

@@ -4,7 +4,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO
 
 import google_crc32c
 
@@ -104,6 +105,18 @@ def write_whole(path: str, content: bytes) -> None:
     crash_point("manifest_renamed")
     fsync_folder(os.path.dirname(path))
     crash_point("manifest_settled")
+
+
+def append_whole(file: IO[bytes], content: bytes) -> None:
+    """Append to a file that has no buffer; where the disk refuses, no part of the content stays in it."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while content:
+            content = content[file.write(content) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 def make_folders(path: str) -> None:

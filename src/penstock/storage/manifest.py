@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
@@ -26,6 +26,8 @@ _SEALED = re.compile(rb'\{"checksum": "([0-9a-f]{8})", ')
 """How a manifest begins: with the checksum of everything behind it. One that was edited by hand does not go on."""
 MANIFEST = f"{INTERNAL}/manifest.json"
 _VERSION = "penstock_manifest"
+KIND, FIT = "kind", "fit"
+"""What tells the manifest of a training job (`fit_manifest`), which lies in the same file."""
 IS_NEW = "it was not there then"
 _NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
@@ -188,6 +190,12 @@ def load_manifest(place: Place) -> Manifest | None:
     except (ValueError, OSError, RecursionError) as error:
         raise OutputError("the manifest cannot be read", received=f"{path}: {error}", hint=_NOT_BY_HAND) from error
     version = document.get(_VERSION) if isinstance(document, dict) else None
+    if isinstance(document, dict) and document.get(KIND) == FIT:
+        raise OutputError(
+            "the folder holds a training job, and no predictions",
+            received=place.address(),
+            hint="choose another --output; its model is model.keras in there",
+        )
     if not isinstance(version, int) or not _READABLE_VERSION <= version <= MANIFEST_VERSION:
         is_older = isinstance(version, int) and version < MANIFEST_VERSION
         raise OutputError(
@@ -329,7 +337,14 @@ def _described(key: str, now: Any, then: Any) -> str:
     return f"{key}={places[0]!r} (there: {places[1]!r})"
 
 
-def changed_files(old: Manifest, fragments: Sequence[Fragment]) -> dict[str, str | None]:
+class OfFiles(Protocol):
+    """The manifest of any job: it lists the files of its input."""
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]: ...
+
+
+def changed_files(old: OfFiles, fragments: Sequence[Fragment]) -> dict[str, str | None]:
     """The input files that are not as they were when the job began, and how: None where only their time differs.
 
     Files that are not there any more, or not as large, come first.

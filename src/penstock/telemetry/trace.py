@@ -28,7 +28,7 @@ from penstock.errors import OutputError
 
 _BUFFERED_BYTES = 1 << 16
 _FLUSH_EVERY_S = 1.0
-_FIRST_OF = {"replica": 100, "loader": 10_000}
+_FIRST_OF = {"trainer": 50, "replica": 100, "loader": 10_000}
 _COORDINATOR_ID = 1
 
 
@@ -84,6 +84,13 @@ class TraceWriter:
             self._rows += rows
             self._count(Level(ROWS_DONE, now, self._rows), COORDINATOR)
             self._flush_now_and_then(now)
+
+    def take(self, process: str, marks: Iterable[Mark]) -> None:
+        """Write what another process noted, such as `trainer 0 on cpu:0`."""
+        with self._lock:
+            for mark in marks:
+                self._slice(mark, process)
+            self._flush_now_and_then(self._clock())
 
     def leaves(self, span: int) -> None:
         """Note that a span leaves the engine."""

@@ -108,3 +108,28 @@ def test_subclasses_may_have_fields_of_their_own() -> None:
     config = Mine(0.5).replace(tf_random_seed=2)
     assert isinstance(config, Mine)
     assert (config.rate, config.tf_random_seed) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "written"),
+    [
+        ("gpus", "num_gpus=2"),
+        ("per_process_gpu_memory_fraction", "gpu_memory_fraction=0.5"),
+        ("distribution_strategy", "train_distribute=strategy"),
+        ("train_steps", "max_steps"),
+        ("num_worker_replicas", "TF_CONFIG"),
+        ("save_checkpoint_steps", "save_checkpoints_steps=…"),
+        ("colour", "docs/from-estimator.md"),
+    ],
+)
+def test_argument_that_never_existed_names_what_to_write(argument: str, written: str) -> None:
+    with pytest.raises(UsageError, match="no such argument") as raised:
+        RunConfig(**{argument: 1})  # type: ignore[arg-type]
+    assert written in (raised.value.hint or "")
+    assert isinstance(raised.value, TypeError), "old code catches it"
+
+
+def test_number_and_memory_of_gpus_may_be_said() -> None:
+    config = RunConfig(num_gpus=2, gpu_memory_fraction=0.5)
+    assert str(config.device_request) == "gpu:0,1"
+    assert config.gpu_memory_fraction == 0.5

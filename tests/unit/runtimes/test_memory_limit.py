@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core.records import Device
 from penstock.runtimes.jax.runtime import JaxRuntime
+from penstock.runtimes.keras.training.environment import environment_for
 from penstock.runtimes.memory_limit import memory_fraction, ran_out
 from penstock.runtimes.onnx.runtime import OnnxRuntime
 from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime
@@ -64,3 +65,10 @@ def test_a_process_at_its_own_end_is_left_to_another_one() -> None:
 
 def test_other_errors_are_not_taken_for_want_of_memory() -> None:
     assert not ran_out(ValueError("indices[0] = 100 is not in [0, 100)"))
+
+
+def test_a_process_that_trains_on_several_gpus_keeps_to_the_smallest_share() -> None:
+    devices = [Device("gpu", number, "", f"GPU-{number}", 100, 100, share) for number, share in ((0, 80), (1, 60))]
+    told = environment_for("jax", devices, 2)
+    assert told["XLA_CLIENT_MEM_FRACTION"] == "0.60000"
+    assert told["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"

@@ -1,5 +1,7 @@
 """Which runtimes can use which device. Each is asked in its own process: a framework reserves what it sees."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

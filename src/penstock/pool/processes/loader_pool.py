@@ -25,7 +25,7 @@ from penstock.core.stillness import Stillness, Timeouts
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
 from penstock.errors import WorkersDied
 from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
-from penstock.pool.processes.supervisor import Launch, WorkerProcess
+from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
 
 _SPANS_AHEAD = 2
 _SLOTS_AHEAD = 2
@@ -37,7 +37,7 @@ Deliver = Callable[[LoadedData], None]
 class _Loader(WorkerProcess):
     """The coordinator's hold on one loader process."""
 
-    def __init__(self, number: int, launch: Launch) -> None:
+    def __init__(self, number: int, launch: LoaderLaunch) -> None:
         self.number = number
         self.spans: dict[int, Span] = {}
         """What it was told to load, by attempt: one span may be there twice, for a replica that died and the next."""
@@ -57,6 +57,11 @@ class _Loader(WorkerProcess):
         """Whether it has something to load, and a slot to load it into."""
         return bool(self.spans and self.slots)
 
+    @property
+    def first_span(self) -> int:
+        """The span that it works on, or begins with."""
+        return next(iter(self.spans.values())).index
+
 
 class LoaderPool:
     """Loader processes, and the slots through which they hand batches to replicas.
@@ -65,10 +70,15 @@ class LoaderPool:
         launch: What processes are started with.
         deliver: Takes every message that is for the replica of a span.
         timeouts: How long one row, or one call of the user's function, may take, and all between them.
+        is_in_order: Whether the receiver takes spans one after the other. A slot goes to the loader with the earliest
+            span then: if all slots were full of later ones, that loader would wait for ever.
     """
 
-    def __init__(self, launch: Launch, deliver: Deliver, timeouts: Timeouts) -> None:
+    def __init__(
+        self, launch: LoaderLaunch, deliver: Deliver, timeouts: Timeouts, *, is_in_order: bool = False
+    ) -> None:
         self._launch = launch
+        self._is_in_order = is_in_order
         self._deliver = deliver
         self._timeout_s = timeouts.row_s
         self._at_work = Stillness(timeouts.hang_s)
@@ -255,7 +265,7 @@ class LoaderPool:
                 loader.send(LoadSpan(span, attempt, is_careful, poisoned))
         hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
         while hungry and self._free:
-            loader = min(hungry, key=lambda loader: len(loader.slots))
+            loader = min(hungry, key=lambda loader: loader.first_span if self._is_in_order else len(loader.slots))
             # The slot that was used last is the one whose memory is in the caches, and is the machine's already.
             slot = self._free.pop()
             loader.slots.add(slot)

@@ -270,22 +270,10 @@ class ReplicaHandle(WorkerProcess):
         self._slots.close()
 
 
-class Launch:
-    """What every replica of a job is started with."""
+class LoaderLaunch:
+    """What every worker process of a job is started with; a loader needs nothing else."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        model: ModelFile,
-        threads: int,
-        log: IO[Any] | int,
-        *,
-        descriptors: Sequence[int] = (),
-        is_verbose: bool = False,
-    ) -> None:
-        self.runtime = runtime
-        self.model = model
-        self.threads = threads
+    def __init__(self, log: IO[Any] | int, *, descriptors: Sequence[int] = (), is_verbose: bool = False) -> None:
         self.log = log
         self.descriptors = tuple(descriptors)
         self.batch_slots = anonymous_memory()
@@ -330,16 +318,37 @@ class Launch:
         except OSError:
             return 0
 
+    def own_environment(self) -> dict[str, str]:
+        """The environment of this process, in which frameworks write only what they must, unless it is verbose."""
+        return dict(os.environ) | ({} if self._is_verbose else _QUIET)
+
     def loader_environment(self) -> dict[str, str]:
         """A loader has one thread and no GPU, whatever the user's function imports."""
-        environment = dict(os.environ)
-        if not self._is_verbose:
-            environment |= _QUIET
-        return environment | dict.fromkeys(_THREADS, "1") | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        return (
+            self.own_environment()
+            | dict.fromkeys(_THREADS, "1")
+            | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        )
+
+
+class Launch(LoaderLaunch):
+    """What every replica of a job is started with."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        model: ModelFile,
+        threads: int,
+        log: IO[Any] | int,
+        *,
+        descriptors: Sequence[int] = (),
+        is_verbose: bool = False,
+    ) -> None:
+        super().__init__(log, descriptors=descriptors, is_verbose=is_verbose)
+        self.runtime = runtime
+        self.model = model
+        self.threads = threads
 
     def environment(self, device: Device) -> dict[str, str]:
-        environment = dict(os.environ)
-        if not self._is_verbose:
-            environment |= _QUIET
         # Each runtime says which Keras its processes get, whatever the user's process was set to.
-        return environment | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)
+        return self.own_environment() | {"TF_USE_LEGACY_KERAS": "0"} | self.runtime.environment(device, self.threads)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array
-from penstock.runtimes.frameworks import h5py
+from penstock.runtimes.frameworks import h5py, keras
 
 Groups = dict[str, list[tuple[str, Array]]]
 """The arrays of each layer with their names, in the order of the file."""
@@ -49,6 +49,26 @@ def groups_of_h5(path: str) -> tuple[Groups | None, str]:
             for layer in layers
         }
         return groups, _text(weights.attrs.get("keras_version", "1"))
+
+
+def build_optimizer(model: Any, path: str) -> None:
+    """Give a compiled model of an HDF5 file an optimizer that can train it, with the state that the file holds.
+
+    Keras 3 builds the optimizer of such a file for none of the model's variables, so that every step would raise. A
+    state of Keras 2 is in another order: the optimizer begins anew.
+    """
+    if not isinstance(model.optimizer, keras.optimizers.Optimizer):
+        return
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with h5py.File(path, "r") as file:
+        group = file.get("optimizer_weights")
+        names = _names(group, "weight_names") or [] if group is not None else []
+        values = [np.asarray(group[name]) for name in names]
+    if [value.shape for value in values] == [tuple(variable.shape) for variable in optimizer.variables]:
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(value)
+    model.optimizer = optimizer
 
 
 def _weights(file: Any) -> Any:

@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -18,7 +19,7 @@ from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_lin
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
 from penstock.runtimes.keras.guarded_loading import guarded
-from penstock.runtimes.keras.h5_files import backend_of_h5, config_of_h5, version_of_h5
+from penstock.runtimes.keras.h5_files import backend_of_h5, build_optimizer, config_of_h5, version_of_h5
 from penstock.runtimes.keras.keras1.model import load_keras1
 from penstock.runtimes.keras.weights import load_weights, turn_kernels
 
@@ -53,14 +54,16 @@ _IS_OF_KERAS_2 = re.compile(r"Full object config: \{'module': '(?:tf_)?keras\.")
 CONTAINS_CODE = "it contains code (a Lambda layer); if you trust where it came from: --trust-model"
 
 
-def load_keras_model(file: ModelFile) -> Any:
+def load_keras_model(file: ModelFile, *, is_compiled: bool = False) -> Any:
     """Load a `.keras` or `.h5` file with Keras 3, or call a builder. The backend was chosen in the environment.
+
+    With `is_compiled`, the model has the loss, metrics and optimizer that it was saved with, for training.
 
     Raises:
         ModelError: It does not load; the framework's reason is given in one line.
         RefusedByRuntime: Keras 3 does not load it, but tf_keras may.
     """
-    return load_with("keras", file, _read, _not_loaded, _not_a_model)
+    return load_with("keras", file, partial(_read, is_compiled=is_compiled), _not_loaded, _not_a_model)
 
 
 def load_with(
@@ -99,16 +102,18 @@ def load_with(
     return model
 
 
-def _read(file: ModelFile, objects: dict[str, Any]) -> Any:
+def _read(file: ModelFile, objects: dict[str, Any], *, is_compiled: bool = False) -> Any:
     version = writer_version(file)
     if version.startswith("1"):
         return load_keras1(file.location, objects)
     _refuse_what_changed(file, version)
     suffix = ".h5" if file.kind == "h5" else ".keras"
     with path_with_suffix(file.location, suffix) as path, warnings.catch_warnings(action="ignore"):
-        model = keras.saving.load_model(path, custom_objects=objects, compile=False, safe_mode=not file.trust)
+        model = keras.saving.load_model(path, custom_objects=objects, compile=is_compiled, safe_mode=not file.trust)
     if file.kind == "h5" and backend_of_h5(file.location) == "theano":
         turn_kernels(model)
+    if file.kind == "h5" and is_compiled:
+        build_optimizer(model, file.location)
     return model
 
 

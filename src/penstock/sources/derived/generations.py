@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from penstock.core.protocols import Source, with_changes
+from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
 from penstock.sources.derived.selection import Renumbered
 from penstock.sources.derived.wrapper import Around
@@ -35,6 +35,10 @@ class Generations(Around):
         """What was done to the last source, to be done to another one before it is read: it may open all its files."""
         self._ready: dict[int, Source] = {}
         """Sources of earlier generations with these changes."""
+
+    @property
+    def traits(self) -> SourceTraits:
+        return replace(self.source.traits, reads_at_random=False)
 
     def only(self, generations: Collection[int]) -> Self:
         """A copy for a run that reads these generations and the last: the paths of all others are dropped."""

@@ -5,6 +5,7 @@ Samples are seeded: the same input gives the same rows.
 
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from penstock.core.columns import to_arrow
 from penstock.core.deferred import Deferred
-from penstock.core.protocols import Source, with_changes
+from penstock.core.protocols import Source, SourceTraits, with_changes
 from penstock.core.records import Array, Block, Extent, RowFailure, Span, Watch
 from penstock.errors import InputError, UsageError
 from penstock.sources.derived.wrapper import Around
@@ -39,6 +40,10 @@ class SelectedRows(Around):
         self._watch: Watch | None = None
         self._runs = runs
         self._stops = [first + rows for first, rows in runs]
+
+    @property
+    def traits(self) -> SourceTraits:
+        return replace(self.source.traits, reads_at_random=False)
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         span = SpanCutter()

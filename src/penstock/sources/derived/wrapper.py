@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from penstock.core.protocols import Source, SourceTraits, with_changes
-from penstock.core.records import Block, Extent, Fragment, Span, TensorSpec, Watch
+from penstock.core.records import Array, Block, Extent, Fragment, Span, TensorSpec, Watch
 
 
 class Around(Source):
@@ -44,6 +44,9 @@ class Around(Source):
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
         return self.source.divide(rows_per_span, most_rows)
+
+    def pick(self, numbers: Array, start: int) -> Span:
+        return self.source.pick(numbers, start)
 
     def origin(self, span: Span, row: int) -> str:
         return self.source.origin(span, row)

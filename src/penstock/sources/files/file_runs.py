@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.protocols import Source
+from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import Array, Extent, Fragment, Span
 from penstock.errors import InputError
 from penstock.sources.files import paths as files
@@ -21,13 +21,14 @@ SPAN_BYTES = 256 << 20
 class FileRuns(Source):
     """Files in input order, one row each: all that a source of them needs, except columns and reading.
 
-    A locator is (first file,): the rows of a span are files in a row.
+    A locator is (first file,): the rows of a span are files in a row. That of picked rows has the number of each file.
 
     Args:
         paths: A list, or `listing.Paths`, which is compact and has sizes and times already.
     """
 
     keeps = ("path",)
+    traits = SourceTraits(reads_at_random=True)
     paths: Sequence[str] = ()
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -68,15 +69,21 @@ class FileRuns(Source):
 
     def paths_of(self, span: Span) -> list[str]:
         first: int = span.locator[0]
+        if len(span.locator) == span.rows:
+            return [self.paths[number] for number in span.locator]
         return list(self.paths[first : first + span.rows])
+
+    def pick(self, numbers: Array, start: int) -> Span:
+        return Span(0, start, len(numbers), tuple(numbers.tolist()))
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
         first: int = span.locator[0]
         return map(Extent, _look_at(self.paths[first : first + span.rows]))
 
     def origin(self, span: Span, row: int) -> str:
-        first: int = span.locator[0]
-        return self.paths[first + row - span.start]
+        place = row - span.start
+        number: int = span.locator[place] if len(span.locator) == span.rows else span.locator[0] + place
+        return self.paths[number]
 
 
 def _look_at(paths: Sequence[str]) -> Iterable[Fragment]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.columns import describe, whole
+from penstock.core.columns import describe, take_positions, whole
 from penstock.core.nesting import name_of
 from penstock.core.protocols import Source, SourceTraits
-from penstock.core.records import Block, Column, Fragment, Span, TensorSpec
+from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSpec
 from penstock.core.sparse import SparseColumn
 from penstock.errors import InputError
 from penstock.sources.derived.wrapper import Around
@@ -34,10 +34,10 @@ class InMemory(Source):
         self, columns: Mapping[str, Column | SparseColumn], *, is_positional: bool = False, is_frame: bool = False
     ) -> None:
         self.is_positional = is_positional
-        self.traits = SourceTraits(is_frame=is_frame)
+        self._columns = dict(columns)
+        self.traits = SourceTraits(is_frame=is_frame, reads_at_random=not self.is_sparse)
         if not columns:
             raise InputError("the input has no columns", received="an empty dict or table")
-        self._columns = dict(columns)
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise InputError(
@@ -69,11 +69,22 @@ class InMemory(Source):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         return even_spans(self._rows, rows_per_span)
 
+    def pick(self, numbers: Array, start: int) -> Span:
+        return Span(0, start, len(numbers), (numbers,))
+
     def origin(self, span: Span, row: int) -> str:
         return "memory"
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        if span.locator:
+            yield Block(span.start, span.rows, {name: self._picked(name, span.locator[0]) for name in columns})
+            return
         yield Block(span.start, span.rows, {name: self._columns[name][span.start : span.stop] for name in columns})
+
+    def _picked(self, name: str, numbers: Array) -> Column:
+        column = self._columns[name]
+        assert not isinstance(column, SparseColumn)  # it does not read at random
+        return take_positions(column, numbers)
 
     @property
     def is_sparse(self) -> bool:
@@ -143,7 +154,7 @@ class SharedMemory(Source):
     def __init__(self, descriptor: int, layout: Layout, *, is_positional: bool, is_frame: bool) -> None:
         self.descriptor = descriptor
         self.is_positional = is_positional
-        self.traits = SourceTraits(is_frame=is_frame)
+        self.traits = SourceTraits(is_frame=is_frame, reads_at_random=True)
         self._layout = layout
         self._opened: InMemory | None = None
 
@@ -166,6 +177,9 @@ class SharedMemory(Source):
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         return self._open().divide(rows_per_span, most_rows)
+
+    def pick(self, numbers: Array, start: int) -> Span:
+        return self._open().pick(numbers, start)
 
     def origin(self, span: Span, row: int) -> str:
         return "memory"

@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.core.columns import describe
 from penstock.core.kinds import SourceFormat
+from penstock.core.protocols import SourceTraits
 from penstock.core.records import Array, Block, Column, Columns, Extent, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.files.file_source import FileSource, origin_of_run, spans_of_files
@@ -29,6 +30,7 @@ _STREAM_BYTES = 4 << 20
 _HEADER_BYTES = 64 << 10
 _KEPT_BYTES = 32 << 20
 _MOST_INFLATED = 4
+_MOST_MAPPED = 64
 _MOST_DEFLATED = 1032
 """Bytes that a compressed byte can stand for: more is not possible with deflate."""
 _LARGEST_ROW = 2 << 30
@@ -59,13 +61,26 @@ class ArrayFiles(FileSource):
             self._schema = self._scan()
         return self._schema
 
+    @property
+    def traits(self) -> SourceTraits:
+        """Rows of `.npy` files on a disk are read at random: those of `.npz` files may be compressed."""
+        is_mapped = all(path.lower().endswith(".npy") and not is_url(path) for path in self.paths)
+        return SourceTraits(reads_at_random=is_mapped)
+
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
         self.schema()
         if not sum(self._rows):
             raise fail_empty(self.paths)
         yield from spans_of_files(self._rows, rows_per_span)
 
+    def pick(self, numbers: Array, start: int) -> Span:
+        return Span(0, start, len(numbers), (numbers,))
+
     def origin(self, span: Span, row: int) -> str:
+        if _is_picked(span):
+            number = span.locator[0][row - span.start]
+            file = int(np.searchsorted(self._starts, number, "right")) - 1
+            return f"{self.paths[file]}, row {number - self._starts[file]}"
         return origin_of_run(self.paths, span.start, span.locator, row)
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterator[Extent]:
@@ -79,12 +94,51 @@ class ArrayFiles(FileSource):
                 yield Extent(known, *arrays[name].place_of(start, rows))
 
     def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        if _is_picked(span):
+            yield Block(span.start, span.rows, self._read_picked(span.locator[0], columns))
+            return
         row = span.start
         for file, start, rows in span.locator:
             for piece in self._read_run(self.paths[file], start, rows, columns):
                 taken = len(next(iter(piece.values())))
                 yield Block(row, taken, piece)
                 row += taken
+
+    def _read_picked(self, numbers: Array, columns: Sequence[str]) -> Columns:
+        files = np.searchsorted(self._starts, numbers, "right") - 1
+        picked: Columns = {}
+        for file in np.unique(files).tolist():
+            places = np.flatnonzero(files == file)
+            for name in columns:
+                found = self._map(file, name)[numbers[places] - self._starts[file]]
+                if name not in picked:
+                    picked[name] = np.empty((len(numbers), *found.shape[1:]), found.dtype)
+                picked[name][places] = found
+        return picked
+
+    def _map(self, file: int, name: str) -> Array:
+        """A whole array, mapped once for all that is picked from it."""
+        with self._lock:
+            found = self._maps.pop((file, name), None)
+            if found is None:
+                member = _open(self.paths[file])[name]
+                if not member.is_stored:
+                    raise _damaged(member.path, "it is a compressed .npz file in truth: rename it")
+                found = member.rows(0, member.shape[0])
+            self._maps[file, name] = found
+            if len(self._maps) > _MOST_MAPPED:
+                self._maps.pop(next(iter(self._maps)))
+        return found
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, str], Array]:
+        return {}
+
+    @property
+    def _starts(self) -> Array:
+        """The number of the first row of every file."""
+        self.schema()
+        return np.cumsum([0, *self._rows[:-1]])
 
     def _read_run(self, path: str, start: int, rows: int, columns: Sequence[str]) -> Iterator[Mapping[str, Column]]:
         inflated = self._inflated.get(path)
@@ -111,7 +165,9 @@ class ArrayFiles(FileSource):
         return threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key not in ("_inflated", "_lock")}
+        return {
+            key: value for key, value in super().__getstate__().items() if key not in ("_inflated", "_lock", "_maps")
+        }
 
     def _scan(self) -> dict[str, TensorSpec]:
         schema: dict[str, TensorSpec] = {}
@@ -219,6 +275,10 @@ class _Member:
                 received=f"{self.path}: shape {self.shape}, dtype {self.dtype}: {self.row_bytes:,} bytes a row",
                 allowed=f"at most {_LARGEST_ROW:,} bytes a row, and rows that hold something",
             )
+
+
+def _is_picked(span: Span) -> bool:
+    return len(span.locator) == 1 and isinstance(span.locator[0], np.ndarray)
 
 
 def _open(path: str) -> dict[str, _Member]:

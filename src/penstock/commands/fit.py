@@ -1,0 +1,414 @@
+"""Training on files: `penstock fit`. The coordinator opens the input and holds the folder; a process trains."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from penstock.commands.fit_labels import LabelPlan, plan_labels
+from penstock.commands.folder_job import fingerprint, versions
+from penstock.commands.interrupts import graceful
+from penstock.commands.to_folder import check_place
+from penstock.commands.trained import Shown, Trained
+from penstock.core.protocols import Source
+from penstock.core.records import Fragment, ModelFile
+from penstock.crash_points import crash_point
+from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.jobs import steps
+from penstock.jobs.open import open_data, open_model
+from penstock.jobs.placement import leased
+from penstock.jobs.run_context import RunContext
+from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
+from penstock.options.records import DeviceRequest, PredictOptions
+from penstock.options.table import Decides
+from penstock.pool.devices import inventory
+from penstock.storage.disk import INTERNAL, internal, output_errors
+from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
+from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
+from penstock.storage.places import Place, place_of
+from penstock.telemetry.progress import Progress
+from penstock.telemetry.trace import trace_to
+from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
+from penstock.training.history import EVENTS, HISTORY, STEPS
+from penstock.training.judges import BACKENDS, backend_for
+from penstock.training.trainer_hold import TrainerHold
+
+_STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
+_LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
+_OF_KERAS = ("keras", "h5", "builder")
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """A training job, opened: its model and its input, and the description that its fingerprint covers."""
+
+    model: ModelFile
+    source: Source
+    validation: Source | None
+    output: str
+    options: PredictOptions
+    asked: FitOptions
+    request: dict[str, Any]
+    overwrite: bool = False
+    is_verbose: bool = False
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        held = self.validation.fragments() if self.validation is not None else ()
+        return (*self.source.fragments(), *held)
+
+
+def make_fit_task(
+    model: Any,
+    data: Any,
+    output: str | None,
+    options: PredictOptions,
+    asked: FitOptions,
+    for_live_models: Mapping[str, Any] = MappingProxyType({}),
+) -> FitTask:
+    """Open a training job. What is given of `for_live_models` is refused.
+
+    Raises:
+        UsageError: There are no labels, no output, or the input is no files.
+        ModelError: Models of this kind cannot be trained.
+    """
+    for name, value in for_live_models.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for a live Keras model",
+                received=f"{name} of {type(value).__name__}, model={model!r:.60}",
+                hint="keras.models.load_model(path), then penstock.fit(model, x, y); in files label='COLUMN'",
+            )
+    if output is None:
+        raise UsageError(
+            "a model that is trained on files is written to a folder",
+            received=f"model={model!r:.60}, no output",
+            hint="output='trained/'; a live model is trained as it is: keras.models.load_model(path)",
+        )
+    if not asked.label:
+        raise UsageError("training needs true answers", hint="name their column: --label COLUMN, or --label @folder")
+    file, _, location = open_model(model, options)
+    if file.kind not in _OF_KERAS:
+        raise ModelError(
+            "models of this kind are run, not trained",
+            received=f"{file.location}: {file.kind}",
+            allowed="a .keras or .h5 file, or module:function that builds a Keras model",
+        )
+    source, arguments = open_data(data, options.reading)
+    if arguments is None:
+        raise UsageError(
+            "files are trained on in a folder; data in memory needs a live model",
+            received=type(data).__name__,
+            hint="penstock.fit(keras.models.load_model(path), x, y)",
+        )
+    held: Source | None = None
+    if asked.validation:
+        held, paths = open_data(list(asked.validation), options.reading, takes="files")
+        asked = replace(asked, validation=tuple(paths or ()))
+    request = {"model": location, "data": arguments, **_plain(options, asked, Decides.OUTPUT)}
+    return FitTask(file, source, held, output, options, asked, request)
+
+
+def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
+    """The options that decide the weights, or those that do not, as JSON."""
+    others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
+    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
+
+
+def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
+    """Train to the end, or go on with the job in the folder, or find that it is finished.
+
+    Raises:
+        OutputError: The folder holds another job, or is locked.
+        InputError: The input was changed since the job began.
+    """
+    place = place_of(task.output)
+    if "://" in place.address():
+        raise UsageError("training writes to a folder of this machine", received=f"--output {task.output}")
+    check_place(place, overwrite=task.overwrite)
+    _check_apart(task, place)
+    existed = place.children() is not None
+    with place.lock():
+        check_place(place, overwrite=task.overwrite)
+        existing = load_fit_manifest(place)
+        if existing is None:
+            load_manifest(place)  # says what else is damaged or there
+            if not _is_free(place):
+                raise OutputError(
+                    "the output folder holds predictions", received=task.output, hint="choose another --output"
+                )
+        if existing is not None and task.overwrite:
+            _remove(place)
+            existing = None
+        if existing is not None:
+            _check_same(task, existing, progress)
+            result = read_result(place)
+            if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
+                return replace(Trained(**result), is_old=True, seconds=time.perf_counter() - began)
+        with trace_to(task.options.trace, began) as trace:
+            shown = Shown(progress, task.asked.epochs, trace)
+            try:
+                return _train(task, place, existing, shown, began)
+            except BaseException as error:
+                if existing is None and not shown.has_begun:
+                    _remove(place)
+                    # The log stays where it says more than the error does.
+                    if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
+                        place.leave_no_trace(existed=existed)
+                raise
+
+
+def _check_apart(task: FitTask, place: Place) -> None:
+    """Refuse to train the model that training writes: it would be gone before it is read.
+
+    Raises:
+        UsageError: It is that model.
+    """
+    written = os.path.join(place.address(), MODEL)
+    if task.model.kind != "builder" and os.path.realpath(task.model.location) == os.path.realpath(written):
+        raise UsageError(
+            "the model that is trained is the one that training writes",
+            received=f"{task.model.location}, --output {task.output}",
+            hint="choose another --output",
+        )
+
+
+def _is_free(place: Place) -> bool:
+    return MANIFEST not in place.sizes(INTERNAL)
+
+
+def _remove(place: Place) -> None:
+    """Remove what a training job writes, and nothing else."""
+    folder = place.address()
+    with output_errors():
+        # The result first: without it, nothing looks finished.
+        failures = f"{INTERNAL}/failures.jsonl"
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
+        place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
+        # What a run that was killed in between had not put into its place yet.
+        place.remove(
+            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+        )
+        crash_point("recovery_removed")
+        for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
+            shutil.rmtree(name, ignore_errors=True)
+            crash_point("recovery_removed")
+        place.remove([MANIFEST])
+
+
+def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> None:
+    """Check that the job in the folder is the one that is asked for.
+
+    Raises:
+        OutputError: It is another job.
+        InputError: The input was changed.
+    """
+    digest = task.model.digest
+    if fingerprint(digest, task.fragments, task.request) == existing.fingerprint:
+        return
+    if fingerprint(digest, existing.fragments, task.request) != existing.fingerprint:
+        then = existing.request
+        changed = [key for key, value in task.request.items() if value != then.get(key)]
+        pairs = [f"{key}={task.request[key]!r} (there: {then.get(key)!r})" for key in changed[:3]]
+        raise OutputError(
+            "the output folder holds another training job",
+            received=f"{task.output}: {', '.join(pairs) or 'the content of the model was changed since'}",
+            hint="choose another --output, or --overwrite to remove that job",
+        )
+    for path, how in changed_files(existing, task.fragments).items():
+        if how is not None:
+            raise InputError(
+                f"the input changed since training began: {path}",
+                received=how,
+                hint="put it back, or begin again: with another --output, or with --overwrite",
+            )
+    progress.note("the input was touched since the job began; its files have the same size: going on")
+
+
+def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Shown, began: float) -> Trained:
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(place.log())
+        stop = stack.enter_context(graceful(shown.note, _STOPPING))
+        labels = plan_labels(task, existing.classes if existing is not None else None, shown.note)
+        job, manifest = _placed(task, existing, labels)
+        context = RunContext(log, stop, shown.note, task.is_verbose)
+        devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
+        job = replace(job, devices=tuple(stack.enter_context(devices)))
+        if existing is None:
+            with output_errors():
+                manifest.save(place)
+        else:
+            shown.note("going on from the newest checkpoint")
+        _write_labels(place, manifest.classes)
+        stop.check()
+        ended = TrainerHold(job, log, stop, shown.note).train(shown.hear)
+        shown.take_times(ended.times)
+        if ended.is_stopped:
+            number = stop.signal_number
+            assert number is not None
+            kept = "with a checkpoint" if ended.kept == ended.step else f"the last checkpoint is of step {ended.kept:,}"
+            raise Interrupted.by_signal(
+                number,
+                f"stopped after step {ended.step:,}, {kept}",
+                hint=f"go on with: penstock resume {task.output}",
+            )
+    trained = _summary(task, job, ended, shown, time.perf_counter() - began)
+    with output_errors():
+        place.write(RESULT, json.dumps(asdict(trained)).encode())
+    return trained
+
+
+def _write_labels(place: Place, classes: Sequence[str]) -> None:
+    """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
+    content = json.dumps(list(classes), ensure_ascii=False).encode()
+    with output_errors():
+        if classes and place.read(LABELS) != content:
+            place.write(LABELS, content)
+
+
+def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> tuple[FitJob, FitManifest]:
+    """The job with what it runs on. A resumed one runs on as many devices and threads as it began with."""
+    options = task.options
+    wanted = options.devices
+    if existing is not None and wanted.kind == "all":
+        wanted = DeviceRequest.parse(existing.devices)
+    devices = inventory.choose(wanted)
+    threads = options.threads or (existing.threads if existing is not None else inventory.usable_cores())
+    backend = existing.backend if existing is not None else _backend(options.runtime)
+    kind = devices[0].kind
+    mark = fingerprint(task.model.digest, task.fragments, task.request)
+    manifest = existing or FitManifest(
+        request=task.request,
+        others=_plain(options, task.asked, Decides.SPEED, Decides.NOTHING),
+        model_digest=task.model.digest,
+        fingerprint=mark,
+        fragments=task.fragments,
+        devices=f"cpu:{len(devices)}" if kind == "cpu" else "gpu:" + ",".join(str(each.index) for each in devices),
+        threads=threads,
+        backend=backend,
+        classes=labels.classes,
+        versions=versions(backend),
+    )
+    job = FitJob(
+        task.model,
+        labels.train,
+        labels.validation,
+        options,
+        task.asked,
+        os.path.abspath(task.output),
+        tuple(devices),
+        threads,
+        backend,
+        len(labels.classes),
+        labels.class_weights,
+        manifest.fingerprint,
+        task.is_verbose,
+    )
+    return job, manifest
+
+
+def _backend(runtime: str | None) -> str:
+    """The backend of Keras: the one that was asked for, that of the environment, or the first that is installed.
+
+    Raises:
+        UsageError: What was asked for is none.
+    """
+    if runtime is not None and runtime not in BACKENDS:
+        raise UsageError("this runtime does not train", received=f"runtime={runtime}", allowed=", ".join(BACKENDS))
+    return backend_for(runtime or os.environ.get("KERAS_BACKEND"))
+
+
+def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: float) -> Trained:
+    begun = shown.begun
+    history = [dict(row) for row in ended.history] or [{}]
+    made = (ended.step - begun.step) * begun.rows / max(1, begun.batches)
+    return Trained(
+        output=task.output,
+        model=os.path.join(task.output, MODEL),
+        epochs=ended.epoch,
+        steps=ended.step,
+        rows=ended.rows,
+        failed=ended.failed,
+        metrics={name: value for name, value in history[-1].items() if name not in ("epoch", "step")},
+        history=history,
+        seconds=seconds,
+        rows_per_s=made / max(1e-9, time.monotonic() - shown.began),
+        waited=shown.waited,
+        where=shown.where,
+        bottleneck=shown.bottleneck(),
+        trace=task.options.trace,
+        steps_before=begun.step,
+        epoch_s=shown.epoch_s,
+        devices=begun.devices or tuple(map(str, job.devices)),
+        example=ended.first_failure,
+    )
+
+
+def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str, Any]) -> Trained:
+    """Go on with the training job in a folder. `given` are options that may differ."""
+    is_verbose = bool(given.get("verbose"))
+    place = place_of(output)
+    manifest = load_fit_manifest(place)
+    assert manifest is not None
+    if manifest.request.get("model") is None:
+        raise OutputError(
+            "the model of this job was a function of the script that began it",
+            received=output,
+            hint="call penstock.fit again with the same arguments",
+        )
+    request = dict(manifest.request)
+    model, data = request.pop("model"), request.pop("data")
+    changes = {name: given[name] for name in ("devices", "max_failures") if given.get(name) is not None}
+    # What decides devices is in the manifest, unless others are asked for.
+    others = {name: value for name, value in manifest.others.items() if name != "devices"}
+    options, asked = make_fit({**others, **request, **changes})
+    paths = [_Path(path) for path in data]
+    task = make_fit_task(model, paths, output, options, asked)
+    return fit_files(replace(task, is_verbose=is_verbose), progress, began)
+
+
+class _Path(os.PathLike[str]):
+    """A path as it was kept: a list of plain texts could be rows."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return self._path
+
+
+def fit_status(output: str) -> dict[str, Any] | None:
+    """How far the training job in a folder is; None where there is no such job."""
+    place = place_of(output)
+    manifest = load_fit_manifest(place)
+    if manifest is None:
+        return None
+    result, holder = read_result(place), place.holder()
+    state = "finished" if result is not None else "running" if holder is not None else "unfinished"
+    names = sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
+    history = (place.read(HISTORY) or b"").decode().splitlines()
+    steps_done = 0
+    with suppress(IndexError, ValueError):
+        steps_done = int(names[-1].removeprefix("step-").partition(".")[0])
+    last = dict(zip(history[0].split(","), history[-1].split(","), strict=False)) if len(history) > 1 else {}
+    return {
+        "output": output,
+        "kind": "fit",
+        "state": state,
+        "epochs": manifest.request["epochs"],
+        "epochs_done": result["epochs"] if result is not None else max(0, len(history) - 1),
+        "steps_kept": steps_done,
+        "last": last,
+        "run": holder,
+        "model": manifest.request.get("model"),
+        "resumable": state != "finished" and manifest.request.get("model") is not None,
+        "hint": "the job is finished: there is nothing to do" if state == "finished" else f"penstock resume {output}",
+    }

@@ -1,0 +1,178 @@
+"""What training is made of: the position in the data, batches with targets, and the protocols of data and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.core.records import Array, Columns, RowFailure
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come.
+
+    `step` counts the steps since the beginning of training, and `batch` those of this epoch. `rows` counts the good
+    rows of this epoch that were used: `TrainingData.batches(epoch, rows)` goes on from there.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0
+    batch: int = 0
+
+    def after(self, rows: int) -> Position:
+        """The position after one more step, of so many rows."""
+        return Position(self.epoch, self.step + 1, self.rows + rows, self.batch + 1)
+
+    def next_epoch(self) -> Position:
+        return Position(self.epoch + 1, self.step)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop of training itself needs to go on.
+
+    Args:
+        position: How far it has come.
+        epoch_logs: Loss and metrics of this epoch, where all its steps are made and only its end is missing: validation
+            and what callbacks do then.
+        last_logs: What the last whole epoch ended with.
+        skipped: How many steps in a row were undone.
+    """
+
+    position: Position = field(default_factory=Position)
+    epoch_logs: Mapping[str, float] | None = None
+    last_logs: Mapping[str, float] = field(default_factory=dict)
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to end with the weights that it would have had without an interruption.
+
+    Args:
+        progress: How far training has come.
+        state: Of the trainer: weights, optimizer, metrics, seed generators.
+        callbacks: Of the callbacks: values of JSON, arrays and numbers of numpy, lists, tuples and dicts of them.
+        failures: Rows to learn from that were found bad.
+        records: Of the loop's recorder, as JSON: the history so far.
+        facts: What else the job wants to find again, as JSON: seed, vocabulary of labels …
+        validation_failures: Rows to measure with that were found bad.
+    """
+
+    progress: Progress
+    state: Mapping[str, Array]
+    callbacks: Any = None
+    failures: tuple[RowFailure, ...] = ()
+    records: Any = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    validation_failures: tuple[RowFailure, ...] = ()
+
+
+def _keep() -> None:
+    """Frees nothing: for batches that live on the heap."""
+
+
+@dataclass
+class TrainBatch:
+    """One global batch: exactly `rows` rows, never padded. All of them are good.
+
+    `inputs` are by the names of the model's inputs, `targets` and `weights` by the names of its outputs; the only
+    column of a role has the name "" where the model's names are not known. A role without columns is empty.
+    The arrays may lie in shared memory: they are valid until `release` is called, which may happen in any thread, once.
+    """
+
+    rows: int
+    inputs: Columns
+    targets: Columns
+    weights: Columns
+    numbers: Array
+    """int64: the number of every row in the whole input, so that rows can be named."""
+    release: Callable[[], None] = field(default=_keep)
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the arrays are valid only until `release`."""
+        return self.release is not _keep
+
+
+class TrainingData(Protocol):
+    """Rows for training, in an order that depends only on the seed and the epoch."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many good rows an epoch has, as far as that is known; None of a stream."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[int, RowFailure]:
+        """The bad rows that were found so far, by their number. A checkpoint keeps them."""
+        ...
+
+    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+        """The batches of an epoch, without its first `skip_rows` good rows. The last batch may be short.
+
+        Closing the iterator ends the reading. Only one iterator is alive at a time. A few batches may be held at
+        once; holding more without releasing any stops the reading.
+        """
+        ...
+
+    def remarks(self) -> list[str]:
+        """How the rows are shuffled and what is cached, in words."""
+        ...
+
+    def close(self) -> None:
+        """End processes and free memory. Batches that were not released become invalid."""
+        ...
+
+
+class Trainer(Protocol):
+    """A live model on all devices of one process."""
+
+    def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
+        """The same batches for `train_on`, copied to the device while steps run, where that is worth it."""
+        ...
+
+    def train_on(self, batch: TrainBatch) -> None:
+        """One step. It may return before the devices have finished; the trainer releases the batch when it can."""
+        ...
+
+    def test_on(self, batch: TrainBatch) -> None:
+        """Add a batch to the metrics without training. The trainer releases the batch."""
+        ...
+
+    def step_logs(self) -> Any:
+        """Loss and metrics after the last step, as the framework has them: reading a value waits for the devices."""
+        ...
+
+    def results(self) -> dict[str, float]:
+        """Loss and metrics since the last reset. Waits for the devices."""
+        ...
+
+    def undo(self) -> None:
+        """Make everything what it was before the last step, if the trainer was told to keep that."""
+        ...
+
+    def reset(self) -> None:
+        """Begin to count loss and metrics anew."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Everything that a step reads: weights, optimizer, metrics, seed generators."""
+        ...
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Make everything what it was when `state` was taken, bit for bit."""
+        ...
+
+    def finish(self) -> None:
+        """What the optimizer does after the last epoch."""
+        ...
+
+    def save(self, path: str) -> None:
+        """Write the model as a `.keras` file."""
+        ...
+
+    def close(self) -> None: ...

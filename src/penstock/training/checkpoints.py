@@ -1,0 +1,288 @@
+"""Checkpoints of training: files that are whole or not there, of which the newest few are kept.
+
+A checkpoint is written under a temporary name, synced, renamed, and the folder is synced; then the oldest is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array, RowFailure
+from penstock.core.training import Checkpoint, Position, Progress
+from penstock.crash_points import crash_point
+from penstock.errors import OutputError
+from penstock.storage.disk import fsync_folder, make_folders
+from penstock.storage.tensor_file import DamagedTensors, read_tensors, write_tensors
+
+FOLDER = "checkpoints"
+_NAME = re.compile(r"step-(\d{10})\.safetensors")
+_TEMPORARY = ".tmp"
+_VERSION = 1
+_STATE, _CALLBACKS = "state/", "callbacks/"
+_ARRAY, _SCALAR, _TUPLE, _PAIRS = "@array", "@scalar", "@tuple", "@pairs"
+MOST_FAILED = 3
+"""So many checkpoints in a row that cannot be written end training: hours of work would not be safe."""
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest whole checkpoint of a folder.
+
+    Args:
+        path: Its file.
+        checkpoint: What it holds.
+        damaged: Newer ones that cannot be read: the file of each, and why.
+    """
+
+    path: str
+    checkpoint: Checkpoint
+    damaged: tuple[str, ...] = ()
+
+
+class CheckpointFolder:
+    """The checkpoints of one job. Only one process writes.
+
+    Args:
+        path: The folder; it is made when the first checkpoint is written.
+        keep: How many of the newest are kept.
+    """
+
+    def __init__(self, path: str, keep: int = 2) -> None:
+        self.path = path
+        self._keep = max(1, keep)
+
+    def write(self, checkpoint: Checkpoint) -> str:
+        """Write a checkpoint and remove those that are too many.
+
+        Returns:
+            Its file.
+
+        Raises:
+            OSError: The disk refuses. What was there before stays.
+        """
+        make_folders(self.path)
+        path = os.path.join(self.path, f"step-{checkpoint.progress.position.step:010}.safetensors")
+        temporary = path + _TEMPORARY
+        try:
+            with open(temporary, "wb") as file:
+                crash_point("checkpoint_begun")
+                write_tensors(file, *_as_arrays(checkpoint))
+                file.flush()
+                crash_point("checkpoint_written")
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
+        crash_point("checkpoint_synced")
+        os.replace(temporary, path)
+        crash_point("checkpoint_renamed")
+        fsync_folder(self.path)
+        crash_point("checkpoint_settled")
+        self._remove_oldest(path)
+        return path
+
+    def newest(self) -> FoundCheckpoint | None:
+        """The newest checkpoint that can be read; None where there is none at all.
+
+        Raises:
+            OutputError: There are checkpoints, and all of them are damaged.
+        """
+        damaged: list[str] = []
+        for name in self._names():
+            path = os.path.join(self.path, name)
+            try:
+                return FoundCheckpoint(path, _from_arrays(*read_tensors(path)), tuple(damaged))
+            except (DamagedTensors, OSError, KeyError, TypeError, ValueError) as error:
+                damaged.append(f"{path}: {error}")
+        if damaged:
+            raise OutputError(
+                "no checkpoint can be read",
+                received="; ".join(damaged),
+                hint="begin again with another --output, or with --overwrite",
+            )
+        return None
+
+    def _names(self) -> list[str]:
+        """The names of whole files, the newest first."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted((name for name in names if _NAME.fullmatch(name)), reverse=True)
+
+    def _remove_oldest(self, newest: str) -> None:
+        """Keep the newest few; files of steps that were never reached (a resumed run) and temporary ones go, too."""
+        own = os.path.basename(newest)
+        older = [name for name in self._names() if name < own]
+        kept = {own, *older[: self._keep - 1]}
+        for name in os.listdir(self.path):
+            whole = name.removesuffix(_TEMPORARY)
+            if _NAME.fullmatch(whole) and name not in kept:
+                with contextlib.suppress(OSError):
+                    os.remove(os.path.join(self.path, name))
+                crash_point("checkpoint_removed")
+
+
+class Cadence:
+    """When a checkpoint is due: every so many steps, which are the same in every run, and every so many minutes.
+
+    Args:
+        steps: Every so many steps; None for no such rule.
+        minutes: So many minutes after the last one; None for no such rule.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self, steps: int | None = None, minutes: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._steps = steps
+        self._seconds = None if minutes is None else minutes * 60
+        self._clock = clock
+        self._last = clock()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step."""
+        if self._steps is not None and step % self._steps == 0:
+            return True
+        return self._seconds is not None and self._clock() - self._last >= self._seconds
+
+    def begin_anew(self) -> None:
+        """Count minutes from now on: a checkpoint was written, or could not be."""
+        self._last = self._clock()
+
+
+@dataclass
+class CheckpointKeeper:
+    """Writes checkpoints when they are due (`loop.Keeper`).
+
+    A disk that is full stops nothing at once: the last good checkpoint stays, this is said, and the next one is tried
+    when it is due.
+
+    Args:
+        folder: Where they go.
+        cadence: When they are due.
+        say: Told what goes wrong.
+        facts: What the job adds to each, as JSON. Called in the thread that trains.
+    """
+
+    folder: CheckpointFolder
+    cadence: Cadence
+    say: Callable[[str], None]
+    facts: Callable[[], Mapping[str, Any]] = field(default=dict)
+    written: str | None = None
+    """The file of the last one that was written."""
+    _failed: int = 0
+
+    def is_due(self, position: Position) -> bool:
+        return self.cadence.is_due(position.step)
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            OutputError: Several in a row could not be written.
+        """
+        step = checkpoint.progress.position.step
+        self.cadence.begin_anew()
+        if _is_spoiled(checkpoint.state):
+            self.say(
+                f"no checkpoint after step {step}: weights or the optimizer are NaN or infinite; {self._last_good()}"
+            )
+            return
+        try:
+            self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts()}))
+            self._failed = 0
+        except OSError as error:
+            self._failed += 1
+            if self._failed >= MOST_FAILED:
+                raise OutputError(
+                    f"{self._failed} checkpoints in a row could not be written",
+                    received=str(error),
+                    hint=f"{self._last_good()}; free space and resume",
+                ) from error
+            self.say(f"the checkpoint after step {step} could not be written: {error}; {self._last_good()}")
+
+    def _last_good(self) -> str:
+        names = self.folder._names()
+        return f"the last good one stays ({names[0]})" if names else "there is none yet"
+
+
+def _is_spoiled(state: Mapping[str, Array]) -> bool:
+    """Whether weights are NaN, or what the optimizer keeps is NaN or infinite: its next step would spoil them."""
+    for name, value in state.items():
+        if not value.size or value.dtype.kind in "biu":
+            continue
+        # `min` of numbers with a NaN among them is NaN, and needs no array of answers.
+        if name.startswith("weights/") and np.isnan(value.min()):
+            return True
+        if name.startswith("optimizer/") and not (np.isfinite(value.min()) and np.isfinite(value.max())):
+            return True
+    return False
+
+
+def _as_arrays(checkpoint: Checkpoint) -> tuple[dict[str, Array], dict[str, Any]]:
+    arrays = {_STATE + name: value for name, value in checkpoint.state.items()}
+    document = {
+        "version": _VERSION,
+        "progress": asdict(checkpoint.progress),
+        "callbacks": _as_json(checkpoint.callbacks, arrays),
+        "failures": [asdict(failure) for failure in checkpoint.failures],
+        "validation_failures": [asdict(failure) for failure in checkpoint.validation_failures],
+        "records": checkpoint.records,
+        "facts": dict(checkpoint.facts),
+    }
+    return arrays, document
+
+
+def _from_arrays(arrays: dict[str, Array], document: dict[str, Any]) -> Checkpoint:
+    if document["version"] != _VERSION:
+        raise DamagedTensors(f"another version of penstock wrote it (format {document['version']}, not {_VERSION})")
+    progress = document["progress"]
+    return Checkpoint(
+        Progress(**{**progress, "position": Position(**progress["position"])}),
+        {name.removeprefix(_STATE): value for name, value in arrays.items() if name.startswith(_STATE)},
+        _from_json(document["callbacks"], arrays),
+        tuple(RowFailure(**failure) for failure in document["failures"]),
+        document["records"],
+        document["facts"],
+        tuple(RowFailure(**failure) for failure in document["validation_failures"]),
+    )
+
+
+def _as_json(value: Any, arrays: dict[str, Array]) -> Any:
+    """A value as JSON; its arrays go to `arrays`."""
+    if isinstance(value, np.ndarray | np.generic):
+        name = f"{_CALLBACKS}{len(arrays)}"
+        arrays[name] = np.asarray(value)
+        return {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: name}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_as_json(each, arrays) for each in value]}
+    if isinstance(value, list):
+        return [_as_json(each, arrays) for each in value]
+    if isinstance(value, dict):
+        return {_PAIRS: [[_as_json(key, arrays), _as_json(each, arrays)] for key, each in value.items()]}
+    return value
+
+
+def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(each, arrays) for each in value]
+    if not isinstance(value, dict):
+        return value
+    [(kind, inside)] = value.items()
+    if kind == _ARRAY:
+        return arrays[inside]
+    if kind == _SCALAR:
+        return arrays[inside][()]
+    if kind == _TUPLE:
+        return tuple(_from_json(each, arrays) for each in inside)
+    return {_from_json(key, arrays): _from_json(each, arrays) for key, each in inside}

@@ -1,0 +1,268 @@
+"""Losses and metrics of Keras: those that a model was compiled with, and others by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ModelError, UsageError
+from penstock.runtimes.frameworks import keras
+from penstock.runtimes.keras.call import KerasCall
+from penstock.training.metric_records import FoldShape, MetricRequest, Structure
+
+_BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
+"""Names that Keras resolves by the shapes of labels and predictions."""
+_TAKE_VECTORS = (
+    "AUC", "Precision", "Recall", "F1Score", "FBetaScore", "PrecisionAtRecall", "RecallAtPrecision",
+    "SensitivityAtSpecificity", "SpecificityAtSensitivity", "CategoricalAccuracy", "TopKCategoricalAccuracy",
+    "CategoricalCrossentropy", "BinaryAccuracy", "BinaryCrossentropy", "KLDivergence", "CategoricalHinge",
+    "MeanSquaredError", "MeanAbsoluteError", "RootMeanSquaredError", "CosineSimilarity", "Poisson",
+)  # fmt: skip
+"""Metrics that compare labels of the shape of the predictions: of classes as whole numbers, one-hot vectors."""
+
+_OVER_WHOLE_BATCHES = ("dice", "tversky", "circle")
+"""Losses of Keras that compare the rows of a batch with each other, or count over all of them."""
+
+
+def check_request(model: Any, request: MetricRequest) -> None:
+    """Check that there is something to measure, and that every name is known.
+
+    Raises:
+        ModelError: The model was not compiled with a loss or metrics, and none are given.
+        UsageError: A name is none of Keras.
+    """
+    for names, known, flag in (
+        (request.metrics, _known_metrics(), "--metrics"),
+        (request.loss, _known_losses(), "--loss"),
+    ):
+        for entry in names:
+            name = entry.rpartition("=")[2]
+            if name not in known and not _is_registered(name):
+                _refuse_name(name, known, flag)
+    is_compiled = model is not None and model.compiled
+    if request.metrics or request.loss or (is_compiled and (user_loss(model) or _has_metrics(model))):
+        return
+    raise ModelError(
+        "there is nothing to measure: the model has no compiled loss or metrics",
+        received="a model that was not compiled" if not is_compiled else "a model compiled without loss and metrics",
+        hint="--metrics accuracy, or --loss mse",
+    )
+
+
+def _refuse_name(name: str, known: Sequence[str], flag: str) -> None:
+    close = difflib.get_close_matches(name.lower(), known, n=3)
+    shown = [each for each in known if each == each.lower()]
+    raise UsageError(
+        f"Keras has no {'metric' if flag == '--metrics' else 'loss'} of this name",
+        received=f"{flag} {name}",
+        allowed=", ".join(shown),
+        hint=f"did you mean {', '.join(close)}?" if close else None,
+    )
+
+
+def _known_metrics() -> list[str]:
+    from keras.src import metrics
+
+    return [*_BY_SHAPE, *metrics.ALL_OBJECTS_DICT]
+
+
+def _known_losses() -> list[str]:
+    from keras.src import losses
+
+    return [*("crossentropy", "ce"), *losses.ALL_OBJECTS_DICT]
+
+
+def _is_registered(name: str) -> bool:
+    return keras.saving.get_registered_object(name) is not None
+
+
+def named(name: str) -> Any:
+    """A metric or loss by its name: Keras's own by the name itself, a registered one as the object."""
+    found = keras.saving.get_registered_object(name)
+    if found is None:
+        return name
+    return found() if inspect.isclass(found) else found
+
+
+def judged(model: Any, request: MetricRequest) -> tuple[Any, str | None, tuple[str, ...]]:
+    """The model whose loss and metrics are folded, why it must see its rows itself, and notes for the user.
+
+    Where it must, and metrics or losses are named, only these are measured: they need no more than predictions.
+
+    Raises:
+        ModelError: There is nothing to measure.
+        UsageError: A name is none of Keras.
+    """
+    check_request(model, request)
+    reason = None if model is None else reason_for_test_step(model)
+    if reason is None or not (request.loss or request.metrics):
+        return model, reason, ()
+    return None, None, (f"only what is named is measured, because {reason}",)
+
+
+def declared_outputs(model: Any) -> Structure | None:
+    """How a model gives its outputs; None where it is not known, or says nothing of them (a subclass)."""
+    signature = KerasCall(model).signature if model is not None else None
+    if signature is None or not signature.outputs:
+        return None
+    return Structure(signature.structure, tuple(spec.name for spec in signature.outputs))
+
+
+def reason_for_test_step(model: Any) -> str | None:
+    """Why predictions alone do not give what `model.evaluate` gives, in words; None where they do."""
+    kind = type(model)
+    for name in ("test_step", "compute_loss", "compute_metrics"):
+        if getattr(kind, name) is not getattr(keras.Model, name):
+            return f"the model has a {name} of its own"
+    has_masks = False
+    for layer in model._flatten_layers():
+        if getattr(layer, "activity_regularizer", None) is not None:
+            return f"the layer {layer.name} has an activity regularizer"
+        if _calls(type(layer), "add_loss"):
+            return f"the layer {layer.name} adds a loss of its own"
+        if getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking):
+            has_masks = True
+    if has_masks and any(len(tensor.shape) > 2 for tensor in getattr(model, "outputs", None) or ()):
+        return "the model masks values of its outputs"
+    return None
+
+
+def _calls(kind: type[Any], name: str) -> bool:
+    """Whether a method of a class of the user calls a method of this name."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "keras" or base is object:
+            continue
+        functions = [value for value in vars(base).values() if inspect.isfunction(value)]
+        if any(name in function.__code__.co_names for function in functions):
+            return True
+    return False
+
+
+def user_loss(model: Any) -> Any:
+    compiled = getattr(model, "_compile_loss", None)
+    return None if compiled is None else compiled._user_loss
+
+
+def _has_metrics(model: Any) -> bool:
+    return getattr(model, "_compile_metrics", None) is not None
+
+
+def stand_in(model: Any, request: MetricRequest, shape: FoldShape, vectors: Sequence[str]) -> Any:
+    """A model that holds the loss and metrics that were asked for, and the weights' penalties of the real one.
+
+    What is not asked for stays as the real one was compiled. `vectors` are outputs whose labels are classes, of which
+    some metrics take one-hot vectors.
+    """
+
+    class Measuring(keras.Model):  # type: ignore[misc]
+        """Loss and metrics without a model."""
+
+        @property
+        def losses(self) -> list[Any]:
+            return model.losses if model is not None else []
+
+    names = list(shape.predictions.names)
+    loss, loss_weights = user_loss(model), None
+    if request.loss:
+        loss = by_output(request.loss, names, lambda name, output: named(name), "--loss")
+        loss = next(iter(loss.values()))[0] if len(names) == 1 else {name: each[0] for name, each in loss.items()}
+    elif loss is not None:
+        loss_weights = model._compile_loss._user_loss_weights
+    metrics = weighted = None
+    if request.metrics:
+        made = by_output(request.metrics, names, lambda name, output: _metric(name, output in vectors), "--metrics")
+        given = next(iter(made.values())) if len(names) == 1 else made
+        metrics, weighted = (None, given) if shape.weights.names else (given, None)
+    elif model is not None and _has_metrics(model):
+        metrics, weighted = model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
+    measuring = Measuring()
+    measuring.output_names = names
+    measuring.compile(loss=loss, loss_weights=loss_weights, metrics=metrics, weighted_metrics=weighted)
+    return measuring
+
+
+def by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: str) -> dict[str, list[Any]]:
+    """What names give for every output: `OUTPUT=NAME` for one of them, a plain name for all."""
+    made: dict[str, list[Any]] = {}
+    for entry in entries:
+        output, equals, name = entry.rpartition("=")
+        if equals and output not in outputs:
+            raise UsageError("the model has no such output", received=f"{flag} {entry}", allowed=", ".join(outputs))
+        for each in [output] if equals else outputs:
+            made.setdefault(each, []).append(make(name, each))
+    return made
+
+
+def _metric(name: str, takes_classes: bool) -> Any:
+    """A metric by name; one that compares vectors is made to take labels that are classes."""
+    found = named(name)
+    if not takes_classes or name in _BY_SHAPE or not isinstance(found, str):
+        return found
+    metric = keras.metrics.get(name)
+    if type(metric).__name__ not in _TAKE_VECTORS:
+        return name
+    metric.name = name
+    update = metric.update_state
+
+    def update_with_vectors(labels: Any, predictions: Any, sample_weight: Any = None) -> Any:
+        vectors = keras.ops.one_hot(keras.ops.cast(labels, "int32"), predictions.shape[-1])
+        return update(vectors, predictions, sample_weight=sample_weight)
+
+    metric.update_state = update_with_vectors
+    return metric
+
+
+def losses_of(model: Any, request: MetricRequest, output: str, place: int, outputs: int) -> list[Any]:
+    """The loss of an output, or else its metrics: what says how its labels are to be read."""
+    names = [entry.rpartition("=")[2] for entry in request.loss if entry.rpartition("=")[0] in ("", output)]
+    if names:
+        return list(names)
+    loss = user_loss(model) if model is not None else None
+    if loss is not None:
+        return [_part_of(loss, output, place, outputs)]
+    if request.metrics or model is None or not _has_metrics(model):
+        return [entry.rpartition("=")[2] for entry in request.metrics if entry.rpartition("=")[0] in ("", output)]
+    compiled = model._compile_metrics
+    given = [
+        _part_of(each, output, place, outputs) for each in (compiled._user_metrics, compiled._user_weighted_metrics)
+    ]
+    return [metric for each in given if each is not None for metric in (each if isinstance(each, list) else [each])]
+
+
+def _part_of(given: Any, output: str, place: int, outputs: int) -> Any:
+    """What a loss or metrics argument of `compile` says of one output."""
+    if isinstance(given, Mapping):
+        return given.get(output)
+    if isinstance(given, (list, tuple)) and outputs > 1 and len(given) == outputs:
+        return given[place]
+    if isinstance(given, (list, tuple)) and outputs == 1 and len(given) == 1:
+        return given[0]
+    return list(given) if isinstance(given, tuple) else given
+
+
+def depends_on_batches(model: Any) -> bool:
+    """Whether another batch size may give another result: a loss that is no mean over rows, or code of the user."""
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [user_loss(model)]
+    if compiled is not None:
+        given += [compiled._user_metrics, compiled._user_weighted_metrics]
+    flat = [each for entry in given for each in keras.tree.flatten(entry) if each is not None]
+    return not all(_is_of_keras(each) and _is_mean_over_rows(each) for each in flat)
+
+
+def _is_of_keras(given: Any) -> bool:
+    if isinstance(given, str):
+        return keras.saving.get_registered_object(given) is None
+    function = getattr(given, "fn", getattr(given, "_fn", None))
+    kinds = [type(given) if not inspect.isfunction(given) else given, *([function] if callable(function) else [])]
+    return all(str(getattr(kind, "__module__", "")).partition(".")[0] == "keras" for kind in kinds)
+
+
+def _is_mean_over_rows(given: Any) -> bool:
+    function = getattr(given, "fn", given)
+    name = given if isinstance(given, str) else getattr(function, "__name__", type(given).__name__)
+    if name.lower() in _OVER_WHOLE_BATCHES:
+        return False
+    return not isinstance(given, keras.losses.Loss) or given.reduction in ("sum_over_batch_size", "auto")

@@ -1,0 +1,166 @@
+"""Training rows of files: columns bound to the inputs of a model, labels and weights beside them, read by loaders."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from penstock.core.job import Job
+from penstock.core.missing import bind_nulls
+from penstock.core.protocols import Source
+from penstock.core.records import Binding, RowFailure, Signature, TensorSpec
+from penstock.core.stillness import Timeouts
+from penstock.core.training import TrainingData
+from penstock.errors import UsageError
+from penstock.jobs import steps
+from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
+from penstock.jobs.buckets import choose_buckets
+from penstock.jobs.placement import needs_processes
+from penstock.pool.devices.inventory import usable_cores
+from penstock.sources.images.columns import find_images
+from penstock.training import cache
+from penstock.training.cutting import INPUT
+from penstock.training.data import Fed, Loading, count_rows, from_columns, from_source, learn
+from penstock.training.fit_job import FitJob, Learned
+from penstock.training.roles import in_role, target_binding, weight_binding
+from penstock.training.row_stream import RowStream
+from penstock.training.targets import label_columns
+
+CACHE = os.path.join("_penstock", "cache")
+_MOST_LOADERS = 64
+
+
+@dataclass(frozen=True)
+class FileData:
+    """How the rows of a job are made for its model.
+
+    Args:
+        job: The job.
+        signature: Of the model.
+        outputs: The column of labels of every output.
+        log: Where loaders write.
+        beat: Called with every batch that a cache is filled with: that may take hours.
+    """
+
+    job: FitJob
+    signature: Signature
+    outputs: dict[str, str]
+    log: IO[Any] | int
+    beat: Callable[[], None]
+
+    def train(self, failures: Iterable[RowFailure]) -> TrainingData:
+        """The rows to learn from; `failures` are known to be bad."""
+        asked = self.job.asked
+        seed = asked.seed if asked.shuffle else None
+        if asked.cache is not None:
+            return self._from(self._cached, self.job.train, seed, failures)
+        return self._stream(self.job.train, seed, failures)
+
+    def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
+        """The rows to measure with, in their order; `failures` are known to be bad."""
+        if self.job.validation is None:
+            return None
+        if self.job.asked.cache is not None:
+            return self._from(self._cached, self.job.validation, None, failures)
+        return self._stream(self.job.validation, None, failures)
+
+    def label_specs(self) -> dict[str, TensorSpec]:
+        """What the labels of every output are."""
+        schema = self.job.train.source.schema()
+        return {output: schema[column] for output, column in self.outputs.items() if column in schema}
+
+    def _stream(self, learned: Learned, seed: int | None, failures: Iterable[RowFailure]) -> RowStream:
+        source, fed = self._fed(learned.source)
+        return from_source(
+            source,
+            fed,
+            self._loading(source, fed),
+            batch_size=self.job.batch_size,
+            seed=seed,
+            rows=learned.rows,
+            failures=failures,
+        )
+
+    @functools.cached_property
+    def _cached(self) -> cache.Cache:
+        """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
+        job = self.job
+        source, fed = self._fed(job.train.source)
+        rows = count_rows(source)
+
+        def read() -> TrainingData:
+            loading = self._loading(source, fed)
+            return from_source(source, fed, loading, batch_size=job.batch_size, seed=None)
+
+        if job.asked.cache == "disk":
+            return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
+        return cache.in_memory(fed.bindings, rows, read, self.beat)
+
+    def _from(
+        self, held: cache.Cache, learned: Learned, seed: int | None, failures: Iterable[RowFailure]
+    ) -> TrainingData:
+        known = {failure.row: failure for failure in (*held.failures, *failures)}
+        size = self.job.batch_size
+        return from_columns(held.columns, batch_size=size, seed=seed, rows=learned.rows, failures=known.values())
+
+    def _fed(self, source: Source) -> tuple[Source, Fed]:
+        """The source as the model takes it, and what every row becomes."""
+        job, signature = self.job, self.signature
+        taken = tuple(dict.fromkeys([*self.outputs.values(), *([job.asked.weight] if job.asked.weight else [])]))
+        options = replace(job.options, keep=taken)
+        source = source.fitted_to(signature.inputs)
+        preprocess = steps.make_preprocess(source, signature, options)
+        if preprocess is not None:
+            source = source.with_floats(sorted(described_as_floats(preprocess.takes) - set(taken)))
+            preprocess = learn(source, preprocess, self._loading(source, None))
+            columns = dict(preprocess.gives)
+        else:
+            source = find_images(source, signature, options.inputs, options.reading, taken)
+            columns = source.schema()
+        bindings = bind(signature, source, columns, replace(options, keep=(*taken, *source.keeps)))
+        bindings = bind_nulls(bindings, signature, options.nulls, has_function=preprocess is not None)
+        if preprocess is None:
+            source = source.with_floats(sorted(fed_as_floats(bindings) - set(taken)))
+        buckets = choose_buckets(source, bindings, preprocess, options.buckets)
+        inputs = in_role(INPUT, bindings)
+        fed = Fed(
+            (*inputs, *self._targets(source)), preprocess, {INPUT + name: sizes for name, sizes in buckets.items()}
+        )
+        return source, fed
+
+    def _targets(self, source: Source) -> list[Binding]:
+        """Labels and weights pass by the user's function."""
+        weight = self.job.asked.weight
+        bindings = [target_binding(source, column, output) for output, column in self.outputs.items()]
+        return [*bindings, *([weight_binding(source, weight)] if weight is not None else [])]
+
+    def _loading(self, source: Source, fed: Fed | None) -> Loading:
+        """Loader processes where Python code runs for every row; else this process reads, in a thread."""
+        options = self.job.options
+        timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
+        count = options.loaders
+        if count is None:
+            is_python = fed is None or needs_processes(Job(source, fed.bindings, (), 1, fed.preprocess))
+            cores = usable_cores()
+            # Beside a CPU that trains, loaders take turns with it: they wait when enough batches are ready.
+            most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else cores
+            count = min(_MOST_LOADERS, most) if is_python else 0
+        return Loading(count, self.log, is_verbose=self.job.is_verbose, timeouts=timeouts)
+
+
+def outputs_of(signature: Signature, label: dict[str, str]) -> dict[str, str]:
+    """The column of labels of every output.
+
+    Raises:
+        UsageError: An output has none, or there is no such output.
+    """
+    names = [spec.name for spec in signature.outputs]
+    columns = label_columns(names, label)
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise UsageError("an output has no labels", received=", ".join(missing), hint=f"--label {missing[0]}=COLUMN")
+    return columns

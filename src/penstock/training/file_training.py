@@ -1,0 +1,428 @@
+"""Training on files, in the process that holds the model: from the newest checkpoint to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.core.records import RowFailure
+from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
+from penstock.crash_points import crash_point
+from penstock.errors import ModelError
+from penstock.options.table import AUTO
+from penstock.runtimes.environment import lean_imports
+from penstock.runtimes.frameworks import keras
+from penstock.runtimes.keras.call import KerasCall
+from penstock.runtimes.keras.loading import load_keras_model
+from penstock.runtimes.keras.training.callbacks import KerasCallbacks
+from penstock.runtimes.keras.training.compiling import CompileRequest, check_trainable, compile_for_training
+from penstock.runtimes.keras.training.environment import prepare
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
+from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
+from penstock.runtimes.keras.training.mixed_precision import FLOAT16, apply_policy, built_under
+from penstock.runtimes.keras.training.opening import open_trainer
+from penstock.runtimes.keras.training.packing import pack_by_name
+from penstock.runtimes.keras.training.user_step import load_step
+from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
+from penstock.training import loop
+from penstock.training.bad_rows import BadRows
+from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
+from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
+from penstock.training.compiled_metrics import by_output, check_request, named
+from penstock.training.file_data import FileData, outputs_of
+from penstock.training.fit_job import (
+    BATCH_SIZE,
+    CHECKPOINTS,
+    MODEL,
+    Begun,
+    Ended,
+    EpochEnded,
+    FitJob,
+    Kept,
+    Note,
+    Stepped,
+    Times,
+)
+from penstock.training.history import TrainingRecords
+from penstock.training.label_packing import (
+    ClassWeights,
+    LabelPack,
+    SeenClasses,
+    check_class_weights,
+    check_num_classes,
+)
+from penstock.training.metric_records import MetricRequest
+from penstock.training.stages import Stage, StageClock
+
+_TOLD_EVERY_S = 0.5
+_CHECKPOINT_MINUTES = 5.0
+_REPORTED_EARLY = 32
+_MOST_NAMED = 10
+_JOB, _WEIGHTS = "job", "weights"
+"""What a checkpoint keeps of the job that writes it."""
+Send = Callable[[object], None]
+
+
+class FileTraining:
+    """One run of a job, in this process.
+
+    Args:
+        job: The job.
+        send: Takes reports for the coordinator.
+        is_stop_wanted: Whether to end after the step that is under way.
+        stages: What this process does, for the coordinator to see.
+    """
+
+    def __init__(self, job: FitJob, send: Send, is_stop_wanted: Callable[[], bool], stages: StageClock) -> None:
+        self._job = job
+        self._send = send
+        self._is_stop_wanted = is_stop_wanted
+        self._stages = stages
+        self._pack: LabelPack | None = None
+        self._told = time.monotonic()
+        self._step = self._steps_made = self._kept = 0
+
+    def run(self) -> None:
+        """Train to the end, or until a stop is wanted."""
+        job = self._job
+        model = self._load()
+        call = KerasCall(model)
+        outputs = outputs_of(call.signature, dict(job.asked.label))
+        if job.class_weights:
+            check_class_weights(outputs)
+        check_num_classes(job.classes, call.signature)
+        data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat)
+        for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
+            self._note(remark)
+        check_trainable(model, job.model.location)
+        if job.asked.batch_size == AUTO:
+            self._job = job = self._with_batch_size(model, call, data)
+            data = replace(data, job=job)
+        found = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS)).newest()
+        start = found.checkpoint if found is not None else None
+        for damage in found.damaged if found is not None else ():
+            self._note(damage)
+        with contextlib.ExitStack() as stack:
+            weigh = ClassWeights(job.class_weights) if job.class_weights else None
+            train = _Rows(data.train(start.failures if start is not None else ()), weigh=weigh)
+            stack.callback(train.close)
+            held_back = data.validation(start.validation_failures if start is not None else ())
+            validation = None
+            if held_back is not None:
+                validation = _Rows(held_back)
+                stack.callback(validation.close)
+            for remark in train.remarks():
+                self._note(remark)
+            trainer = self._trainer(model, call, train)
+            stack.callback(trainer.close)
+            self._train(trainer, train, validation, start)
+
+    def _load(self) -> Any:
+        job = self._job
+        with lean_imports(job.model, job.backend, "scipy"):
+            importlib.import_module("keras")  # here, so that it is imported leanly
+
+        prepare(job.backend, job.devices, job.threads)
+        keras.utils.set_random_seed(job.asked.seed % (1 << 32))
+        policy = job.asked.mixed_precision
+        is_built = job.model.kind == "builder"
+        with built_under(policy if is_built else None):
+            model = load_keras_model(job.model, is_compiled=True)
+        if policy is not None:
+            apply_policy(model, policy, is_built_under=is_built)
+        return model
+
+    def _compile_request(self, outputs: list[str]) -> CompileRequest:
+        asked = self._job.asked
+        if asked.loss or asked.metrics:
+            check_request(None, MetricRequest(asked.loss, asked.metrics))
+        losses = by_output(asked.loss, outputs, lambda name, output: named(name), "--loss")
+        return CompileRequest(
+            {output: each[0] for output, each in losses.items()},
+            by_output(asked.metrics, outputs, lambda name, output: named(name), "--metrics"),
+            asked.optimizer,
+            asked.learning_rate,
+            asked.clip_norm,
+            scales_loss=asked.mixed_precision == FLOAT16,
+        )
+
+    def _with_batch_size(self, model: Any, call: KerasCall, data: FileData) -> FitJob:
+        """The job with the batch size that it began with, or with one that is measured now."""
+        job = self._job
+        path = internal(job.folder, BATCH_SIZE)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                return replace(job, asked=replace(job.asked, batch_size=json.load(file)))
+        probe = replace(job, asked=replace(job.asked, batch_size=FIRST_SIZE, cache=None))
+        with contextlib.closing(replace(data, job=probe).train(())) as train:
+            first, rows = _first_of(train, self._label_pack(model, call)), train.rows or 0
+        size = find_batch_size(model, first, rows, self._settings(), len(job.devices))
+        with output_errors():
+            write_whole(path, json.dumps(size).encode())
+        self._note(described(size))
+        return replace(job, asked=replace(job.asked, batch_size=size))
+
+    def _settings(self) -> StepSettings:
+        asked = self._job.asked
+        is_undoable = asked.on_nan == loop.SKIP
+        return StepSettings(
+            asked.accumulate, is_undoable, are_errors_told=True, step=load_step(asked.step), all_reduce=asked.all_reduce
+        )
+
+    def _label_pack(self, model: Any, call: KerasCall) -> LabelPack:
+        shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
+        return LabelPack(model, pack_by_name(model), shapes)
+
+    def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
+        job = self._job
+        self._pack = pack = self._label_pack(model, call)
+        trainer = open_trainer(model, pack, _first_of(train, pack), self._settings(), len(job.devices))
+        for remark in trainer.remarks:
+            self._note(remark)
+        trainer.on_remark = self._note
+        return trainer
+
+    def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
+        job, asked = self._job, self._job.asked
+        bad = BadRows(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
+        steps = -(-(train.rows or 0) // job.batch_size)
+        position = start.progress.position if start is not None else Position()
+        records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
+        self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
+        made = self._callbacks(trainer, steps, bad)
+        callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
+        every = asked.checkpoint_every
+        cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
+        folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
+        self._kept = position.step
+        facts = {_JOB: job.cache_key, _WEIGHTS: _names(trainer.model)}
+        _check_checkpoint(start, facts)
+        keeper = _Keeper(folder, cadence, self._note, facts, self._keep)
+        schedule = loop.Schedule(
+            asked.epochs,
+            on_nan=asked.on_nan,
+            after_step=lambda position: self._after_step(position, trainer, bad),
+            on_skip=self._note,
+            keeper=keeper,
+            recorder=records,
+            is_stop_wanted=self._is_stop_wanted,
+            enter=self._stages.enter,
+        )
+        try:
+            ended = loop.train(trainer, train, callbacks, schedule, validation=validation, start=start)
+        except loop.TrainingStopped as stopped:
+            bad.write()
+            self._end(stopped.position, bad, is_stopped=True)
+            return
+        bad.write()
+        self._stages.enter(Stage.SAVE)
+        self._save(trainer)
+        self._end(ended, bad, is_stopped=False, history=records.epochs)
+
+    def _compare_classes(self, train: _Rows, validation: _Rows) -> None:
+        """After the first epoch, name the classes that only one side has, where nobody has looked before."""
+        if not train.seen.is_open or not (self._pack is not None and self._pack.has_classes):
+            return
+        for name, missing in (
+            ("validation", train.seen.missing(validation.seen)),
+            ("training", validation.seen.missing(train.seen)),
+        ):
+            if missing:
+                more = ", …" if len(missing) > _MOST_NAMED else ""
+                self._note(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
+        train.seen.is_open = validation.seen.is_open = False
+
+    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRows[_Rows]) -> list[Any]:
+        asked, callbacks = self._job.asked, keras.callbacks
+        made: list[Any] = []
+        if asked.scale_lr is not None:
+            made.append(scaled_learning_rate(trainer.model, asked.scale_lr, trainer.num_devices, steps))
+        if asked.early_stopping is not None:
+            monitor = "loss" if bad.validation is None else "val_loss"
+            made.append(
+                callbacks.EarlyStopping(monitor, patience=asked.early_stopping, restore_best_weights=True, mode="min")
+            )
+
+        def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
+            self._send(EpochEnded(epoch, self._step, dict(logs)))
+            bad.check(is_whole=True)
+            if bad.validation is not None and not self._job.classes:
+                self._compare_classes(bad.train, bad.validation)
+
+        made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
+        return made
+
+    def _keep(self, step: int) -> None:
+        self._kept = step
+        self._send(Kept(step))
+
+    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRows[_Rows]) -> None:
+        self._step = position.step
+        self._steps_made += 1
+        now = time.monotonic()
+        # A report waits for the devices. Soon after the beginning there are some for that alone: the coordinator
+        # learns how long steps take before many of them are under way.
+        is_early = self._steps_made & (self._steps_made - 1) == 0 and self._steps_made <= _REPORTED_EARLY
+        if now - self._told < _TOLD_EVERY_S and not is_early:
+            return
+        self._told = now
+        self._send(
+            Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
+        )
+        bad.check(is_whole=False)
+
+    def _times(self) -> Times:
+        return Times(
+            {str(stage): seconds for stage, seconds in self._stages.seconds.items()}, self._stages.take_marks()
+        )
+
+    def _save(self, trainer: KerasTrainer) -> None:
+        """Write the model, whole or not at all."""
+        path = os.path.join(self._job.folder, MODEL)
+        trainer.close()
+        # Keras goes by the suffix.
+        temporary = internal(self._job.folder, f"new-{MODEL}")
+        with output_errors():
+            trainer.save(temporary)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            crash_point("publish_begun")
+            os.replace(temporary, path)
+            crash_point("publish_renamed")
+            fsync_folder(self._job.folder)
+
+    def _end(
+        self,
+        position: Position,
+        bad: BadRows[_Rows],
+        *,
+        is_stopped: bool,
+        history: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        self._stages.beat()
+        self._send(
+            Ended(
+                position.epoch,
+                position.step,
+                is_stopped,
+                len(bad.all()),
+                bad.first(),
+                tuple(history),
+                self._times(),
+                self._kept,
+                bad.train.rows or 0,
+            )
+        )
+
+    def _note(self, text: str) -> None:
+        self._send(Note(text))
+
+
+class _Keeper(CheckpointKeeper):
+    """Checkpoints, of which the coordinator hears."""
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        cadence: Cadence,
+        say: Callable[[str], None],
+        facts: Mapping[str, Any],
+        kept: Callable[[int], None],
+    ) -> None:
+        super().__init__(folder, cadence, say, lambda: facts)
+        self._kept = kept
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        before = self.written
+        super().keep(checkpoint)
+        if self.written != before:
+            self._kept(checkpoint.progress.position.step)
+
+
+def _names(model: Any) -> list[str]:
+    """The names of the weights in their order. Layers without a name are numbered alike in every process."""
+    return [variable.path for variable in model.variables]
+
+
+def _check_checkpoint(start: Checkpoint | None, facts: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
+
+    Raises:
+        ModelError: It is one.
+    """
+    if start is None:
+        return
+    then = start.facts
+    if then.get(_JOB, facts[_JOB]) != facts[_JOB]:
+        raise ModelError(
+            "the checkpoint is of another job",
+            received=f"job {then[_JOB]:.12}, not {facts[_JOB]:.12}",
+            hint="put back the checkpoints of this job, or begin again: with another --output, or with --overwrite",
+        )
+    for old, new in itertools.zip_longest(then.get(_WEIGHTS, facts[_WEIGHTS]), facts[_WEIGHTS]):
+        if old != new:
+            raise ModelError(
+                "the checkpoint is of another model",
+                received=f"weight {old or 'missing'}",
+                allowed=str(new or "no further weight"),
+                hint="go on with the model that training began with, or begin again with another --output",
+            )
+
+
+class _Rows:
+    """Training data of a job (`TrainingData`).
+
+    `weigh` changes the weights of every batch.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        *,
+        weigh: Callable[[TrainBatch], TrainBatch] | None = None,
+    ) -> None:
+        self._data = data
+        self._weigh = weigh
+        self.seen = SeenClasses()
+
+    @property
+    def rows(self) -> int | None:
+        return self._data.rows
+
+    @property
+    def failures(self) -> Mapping[int, RowFailure]:
+        return self._data.failures
+
+    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+        for batch in self._data.batches(epoch, skip_rows):
+            self.seen.add(batch)
+            yield batch if self._weigh is None else self._weigh(batch)
+
+    def remarks(self) -> list[str]:
+        return self._data.remarks()
+
+    def close(self) -> None:
+        self._data.close()
+
+
+def _first_of(train: TrainingData, pack: LabelPack) -> Any:
+    """The first batch as a step takes it; it comes again."""
+    batches = train.batches(0)
+    first = next(iter(batches))
+    packed = keras.tree.map_structure(_copied, pack(first))
+    first.release()
+    batches.close()  # type: ignore[attr-defined]
+    return packed
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy of what lies in a slot that is given back."""
+    return leaf.copy() if hasattr(leaf, "copy") else leaf

@@ -1,0 +1,208 @@
+"""The records of training: `history.csv` with a row for each epoch, a table of steps, and numbers for TensorBoard.
+
+The tables hold no times: those of a run that was interrupted and went on equal those of one that was not, byte by byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from penstock.core.training import Position
+from penstock.storage.disk import append_whole, make_folders, write_whole
+from penstock.training.scalar_events import ScalarEvents
+
+HISTORY, STEPS, EVENTS = "history.csv", "steps.csv", "tensorboard"
+_VALIDATION = "val_"
+_POSITION = ("epoch", "step")
+
+
+@dataclass
+class TrainingRecords:
+    """Writes the records of a run into its folder (`loop.Recorder`).
+
+    A disk that is full does not end training: this is said, and what is missing is written with the next record.
+
+    Args:
+        folder: The output folder.
+        every_steps: After so many steps their loss and metrics are recorded, too; None for epochs only.
+        has_events: Whether TensorBoard gets the numbers.
+        say: Told what goes wrong.
+    """
+
+    folder: str
+    every_steps: int | None = None
+    has_events: bool = False
+    say: Callable[[str], None] = field(default=lambda remark: None)
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    """The rows of `history.csv`."""
+    _steps: _StepTable | None = None
+    _events: dict[str, ScalarEvents] = field(default_factory=dict)
+    _first_step: int = 0
+
+    def begin(self, position: Position, state: Any) -> None:
+        """Begin with the records of a checkpoint; later ones are removed from the files."""
+        self.close()
+        self.epochs = list(state or [])
+        self._first_step = position.step + 1 if state is not None else 0
+        with self._said(HISTORY), contextlib.suppress(FileNotFoundError):
+            make_folders(self.folder)
+            if not self.epochs:
+                os.remove(self._path(HISTORY))
+        if self.epochs:
+            self._write_history()
+        if self.every_steps is not None:
+            self._steps = _StepTable(self._path(STEPS))
+            with self._said(STEPS):
+                self._steps.cut(position.step if state is not None else 0)
+
+    def step(self, position: Position, logs: Callable[[], Any]) -> None:
+        """Record a step, if it is one of those that are recorded: reading its logs waits for the devices."""
+        if self._steps is None or self.every_steps is None or position.step % self.every_steps:
+            return
+        values = _numbers(logs())
+        self._steps.add({"epoch": position.epoch + 1, "step": position.step, **values})
+        with self._said(STEPS):
+            self._steps.flush()
+        self._add_events(position.step, values, "batch_")
+
+    def epoch(self, position: Position, logs: Mapping[str, float]) -> None:
+        """Record an epoch."""
+        values = _numbers(logs)
+        self.epochs.append({"epoch": position.epoch + 1, "step": position.step, **values})
+        self._write_history()
+        self._add_events(position.step, values, "epoch_")
+
+    def state(self) -> Any:
+        """The rows of all epochs. The table of steps is on the disk when this returns, if the disk takes it."""
+        if self._steps is not None:
+            with self._said(STEPS):
+                self._steps.sync()
+        return list(self.epochs)
+
+    def close(self) -> None:
+        for events in self._events.values():
+            events.close()
+        self._events.clear()
+        if self._steps is not None:
+            self._steps.close()
+
+    def _write_history(self) -> None:
+        """Write the whole table: it is small, and after any crash it is the old one or the new one."""
+        names = dict.fromkeys(name for row in self.epochs for name in row)
+        with self._said(HISTORY):
+            write_whole(
+                self._path(HISTORY), _as_csv([list(names), *([row.get(n, "") for n in names] for row in self.epochs)])
+            )
+
+    def _add_events(self, step: int, values: Mapping[str, float], prefix: str) -> None:
+        """As Keras's own callback names them: one run for training, and one for validation."""
+        if not self.has_events:
+            return
+        for run in ("train", "validation"):
+            is_validation = run == "validation"
+            scalars = {
+                prefix + name.removeprefix(_VALIDATION): value
+                for name, value in values.items()
+                if name.startswith(_VALIDATION) == is_validation
+            }
+            if scalars:
+                with self._said(EVENTS):
+                    if run not in self._events:
+                        self._events[run] = ScalarEvents(os.path.join(self.folder, EVENTS, run), self._first_step)
+                    self._events[run].add(step, scalars)
+
+    @contextlib.contextmanager
+    def _said(self, name: str) -> Any:
+        try:
+            yield
+        except OSError as error:
+            self.say(f"{name} could not be written: {error}; training goes on")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+
+class _StepTable:
+    """A table that grows by whole lines. Lines that the disk refused are written with the next ones."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names: list[str] = []
+        self._waiting: list[bytes] = []
+        self._file: IO[bytes] | None = None
+
+    def cut(self, step: int) -> None:
+        """Keep the lines up to a step; later ones go, and one that is torn."""
+        kept: list[bytes] = []
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or (kept and not _is_up_to(line, step)):
+                    break
+                kept.append(line)
+        if len(kept) == 1:
+            kept.clear()
+        if kept:
+            self._names = next(csv.reader([kept[0].decode()]))
+        self._opened().truncate(sum(map(len, kept)))
+
+    def add(self, row: Mapping[str, float]) -> None:
+        if not self._names:
+            self._names = list(row)
+            self._waiting.append(_as_csv([self._names]))
+        self._waiting.append(_as_csv([[row.get(name, "") for name in self._names]]))
+
+    def flush(self) -> None:
+        """Write the lines that wait.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        append_whole(self._opened(), b"".join(self._waiting))
+        self._waiting.clear()
+
+    def sync(self) -> None:
+        """Have all lines on the disk.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.flush()
+        os.fsync(self._opened().fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        return self._file
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    try:
+        return int(line.split(b",")[_POSITION.index("step")]) <= step
+    except (ValueError, IndexError):
+        return False
+
+
+def _as_csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    """Logs of a framework as numbers; what is none is left out."""
+    numbers: dict[str, float] = {}
+    for name, value in dict(logs or {}).items():
+        with contextlib.suppress(TypeError, ValueError):
+            numbers[name] = float(value)
+    return numbers

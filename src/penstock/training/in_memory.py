@@ -1,0 +1,181 @@
+"""`penstock.fit(model, x, y)`: a live model trained in this process, on data that the caller has."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypedDict
+
+from penstock.errors import UsageError
+from penstock.options.fit_records import ALL_REDUCE
+from penstock.options.table import AUTO
+from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
+from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
+from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
+from penstock.runtimes.keras.training.opening import open_trainer
+from penstock.runtimes.keras.training.user_step import load_step
+from penstock.training import loop
+from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What `model.fit` takes beside the data to train on, and what it does not take."""
+
+    epochs: int = 1
+    initial_epoch: int = 0
+    verbose: Any = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | list[int] = 1
+    num_devices: int | None = None
+    settings: StepSettings = field(default_factory=StepSettings)
+    on_nan: str = loop.STOP
+    scale_lr: str | None = None
+
+
+class FitKeywords(TypedDict, total=False):
+    """The arguments of `model.fit` that are given by name, and those of a step."""
+
+    validation_split: float
+    validation_data: Any
+    shuffle: bool | str
+    class_weight: Mapping[int, float]
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int
+    validation_steps: int
+    validation_batch_size: int
+    validation_freq: int | list[int]
+    step: str | Callable[..., Any]
+    all_reduce: str
+
+
+_OF_DATA = {
+    "sample_weight": "sample_weight",
+    "class_weight": "class_weight",
+    "shuffle": "shuffle",
+    "steps_per_epoch": "steps",
+}
+_COMPILED = "model.compile(…) says it for a live model; penstock.fit takes it for files"
+_BEFORE_TRAINING = {
+    "mixed_precision": "keras.config.set_dtype_policy('mixed_bfloat16') before a live model is made; "
+    "penstock.fit takes it for files",
+    **dict.fromkeys(("loss", "metrics", "optimizer", "learning_rate", "clip_norm"), _COMPILED),
+}
+_OF_STEPS = {"step", "all_reduce"}
+_OF_TRAINING = {each.name for each in fields(FitRequest)} - {"settings"}
+
+
+def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]) -> tuple[Given, FitRequest]:
+    """Data and request with the other arguments of `model.fit`.
+
+    Raises:
+        UsageError: `model.fit` has no such argument.
+    """
+    unknown = keywords.keys() - _OF_DATA.keys() - _OF_TRAINING - _OF_STEPS
+    if unknown:
+        known = [*_OF_DATA, *_OF_TRAINING, *_OF_STEPS]
+        close = difflib.get_close_matches(min(unknown), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else None
+        hint = next((_BEFORE_TRAINING[name] for name in sorted(unknown) if name in _BEFORE_TRAINING), hint)
+        raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
+    of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
+    of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
+    step, all_reduce = load_step(keywords.get("step")), keywords.get("all_reduce", AUTO)
+    settings = replace(request.settings, step=step, all_reduce=all_reduce)
+    return replace(given, **of_data), replace(request, settings=settings, **of_training)
+
+
+_WARM_UP_STEPS = 500
+"""Where nobody knows how many steps an epoch has."""
+
+
+def _say(remark: str) -> None:
+    print(f"penstock: {remark}", file=sys.stderr)
+
+
+def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
+    """Train as `model.fit` does, on every device of the process.
+
+    Returns:
+        Keras's History.
+
+    Raises:
+        ModelError: The model is not compiled, or its loss is NaN or infinite.
+    """
+    _check(request)
+    given, held_back = split_off(given, request.validation_split, request.validation_data)
+    say = _say if request.verbose != 0 else loop.say_nothing
+    if given.batch_size == AUTO:
+        found = _measured(model, given, request)
+        say(described(found))
+        given = replace(given, batch_size=found)
+    data = GivenData(given)
+    trainer = open_trainer(model, pack_given, data.first(), request.settings, request.num_devices)
+    trainer.on_remark = say
+    for remark in trainer.remarks:
+        say(remark)
+    try:
+        validation = None
+        if held_back is not None:
+            size = request.validation_batch_size or given.batch_size
+            held_back = replace(held_back, batch_size=size, steps=request.validation_steps)
+            validation = GivenData(held_back, is_begun_anew=True)
+        callbacks = _callbacks(trainer, request, data.steps)
+        schedule = loop.Schedule(request.epochs, request.validation_freq, request.on_nan, on_skip=say)
+        loop.train(trainer, data, callbacks, schedule, validation=validation)
+    finally:
+        trainer.close()
+    return model.history
+
+
+def _measured(model: Any, given: Given, request: FitRequest) -> int:
+    """The batch size that steps were timed for; nothing is drawn that decides an order."""
+    data = GivenData(replace(given, batch_size=FIRST_SIZE, shuffle=False))
+    rows = data.array_rows
+    if rows is None:
+        raise UsageError(
+            "the data comes in batches of its own",
+            received=f'batch_size="{AUTO}", x of {type(given.x).__name__}',
+            hint=f'batch_size="{AUTO}" is for arrays and for files',
+        )
+    return find_batch_size(model, data.first(), rows, request.settings, request.num_devices)
+
+
+def _check(request: FitRequest) -> None:
+    if request.on_nan not in (loop.STOP, loop.SKIP, loop.IGNORE):
+        allowed = ", ".join((loop.STOP, loop.SKIP, loop.IGNORE))
+        raise UsageError("unknown on_nan", received=f"on_nan={request.on_nan!r}", allowed=allowed)
+    if request.settings.all_reduce not in ALL_REDUCE:
+        received = f"all_reduce={request.settings.all_reduce!r}"
+        raise UsageError("unknown all_reduce", received=received, allowed=", ".join(ALL_REDUCE))
+    pieces = request.settings.accumulate
+    if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
+        raise UsageError(
+            "accumulate is how many pieces a batch is worked on in",
+            received=f"accumulate={pieces!r}",
+            allowed="1 or more",
+        )
+
+
+def _callbacks(trainer: KerasTrainer, request: FitRequest, steps: int | None) -> KerasCallbacks:
+    callbacks = request.callbacks
+    if request.scale_lr is not None:
+        # The first epoch warms up.
+        warm_up = scaled_learning_rate(trainer.model, request.scale_lr, trainer.num_devices, steps or _WARM_UP_STEPS)
+        callbacks = [warm_up, *flat_callbacks(callbacks)]
+    return KerasCallbacks(
+        trainer.model,
+        callbacks,
+        verbose=request.verbose,
+        epochs=request.epochs,
+        steps=steps,
+        initial_epoch=request.initial_epoch,
+    )

@@ -1,0 +1,378 @@
+"""The loop of training: epochs, steps, validation and callbacks, over any trainer and any data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.core.records import Array, RowFailure
+from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
+from penstock.errors import ModelError
+from penstock.training.stages import Enter, Stage
+
+STOP, SKIP, IGNORE = "stop", "skip", "ignore"
+LOSSES_AT_ONCE = 16
+MOST_SKIPPED = 10
+"""So many steps in a row without a number: the weights are spoiled, not the rows."""
+
+
+class Callbacks(Protocol):
+    """What is called as training goes on."""
+
+    @property
+    def is_stopped(self) -> bool: ...
+    @property
+    def initial_epoch(self) -> int: ...
+    def train_begin(self) -> None: ...
+    def train_end(self, logs: dict[str, float]) -> None: ...
+    def epoch_begin(self, epoch: int) -> None: ...
+    def epoch_end(self, epoch: int, logs: dict[str, float]) -> None: ...
+    def train_batch_begin(self, step: int) -> None: ...
+    def train_batch_end(self, step: int, logs: Callable[[], Any]) -> None: ...
+    def test_begin(self) -> None: ...
+    def test_batch_begin(self, step: int) -> None: ...
+    def test_batch_end(self, step: int, logs: Callable[[], Any]) -> None: ...
+    def test_end(self, logs: dict[str, float]) -> None: ...
+
+    def state(self) -> Any:
+        """What the callbacks know, for a checkpoint."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Make it what it was. Called when training and its epoch have begun."""
+        ...
+
+
+class Keeper(Protocol):
+    """What writes checkpoints."""
+
+    def is_due(self, position: Position) -> bool: ...
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write it before this returns: what it holds changes with the next step."""
+        ...
+
+
+class Recorder(Protocol):
+    """What writes loss and metrics down as training goes on."""
+
+    def begin(self, position: Position, state: Any) -> None:
+        """Begin, or go on where a checkpoint was taken: what was written after it is taken back. None: begin anew."""
+        ...
+
+    def step(self, position: Position, logs: Callable[[], Any]) -> None: ...
+    def epoch(self, position: Position, logs: Mapping[str, float]) -> None: ...
+
+    def state(self) -> Any:
+        """What a checkpoint keeps of the records, as JSON. What they had so far is on the disk."""
+        ...
+
+
+class TrainingStopped(Exception):
+    """Training ended after a step because the schedule asked for it. The keeper has got a checkpoint."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(f"training was stopped after step {position.step}")
+        self.position = position
+
+
+def _never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+def _nothing(position: Position) -> None:
+    """Called after every step where nobody else is."""
+
+
+def _unseen(stage: Stage, rows: int) -> None:
+    """Nobody looks at the stages."""
+
+
+def say_nothing(remark: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how often."""
+
+    epochs: int = 1
+    validation_freq: int | list[int] = 1
+    on_nan: str = STOP
+    after_step: Callable[[Position], None] = field(default=_nothing)
+    """Called with the position after every step. What it raises ends training."""
+    on_skip: Callable[[str], None] = field(default=say_nothing)
+    """Told of every step that was undone."""
+    keeper: Keeper | None = None
+    """Asked after every step and every epoch whether a checkpoint is due."""
+    recorder: Recorder | None = None
+    """Gets loss and metrics of steps and epochs."""
+    is_stop_wanted: Callable[[], bool] = field(default=_never)
+    """Asked after every step, also of validation: training ends there with a checkpoint."""
+    enter: Enter = field(default=_unseen)
+    """Called when a stage begins: for a watchdog, and for the times of a trace."""
+
+    def validates(self, epoch: int) -> bool:
+        """Whether validation follows this epoch; epochs count from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+class _Batches:
+    """Batches of an epoch, which can tell whether another one follows. Waiting for one is a stage."""
+
+    def __init__(self, batches: Iterator[TrainBatch], enter: Enter) -> None:
+        self._batches = batches
+        self._enter = enter
+        self._next: list[TrainBatch] = []
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        return self
+
+    def __next__(self) -> TrainBatch:
+        if self._next:
+            return self._next.pop()
+        self._enter(Stage.WAIT, 0)
+        return next(self._batches)
+
+    def is_over(self) -> bool:
+        """Whether there are no more. Waits for the next one."""
+        if not self._next:
+            self._enter(Stage.WAIT, 0)
+            self._next = [batch for batch in [next(self._batches, None)] if batch is not None]
+        return not self._next
+
+
+@dataclass
+class _Run:
+    trainer: Trainer
+    data: TrainingData
+    callbacks: Callbacks
+    schedule: Schedule
+    validation: TrainingData | None
+    position: Position
+    logs: dict[str, float] = field(default_factory=dict)
+    """What the last whole epoch ended with."""
+    skipped: int = 0
+    """How many steps in a row were undone."""
+    kept: Position | None = None
+    """Where the last checkpoint was taken."""
+    pending: list[tuple[Any, Position, Array]] = field(default_factory=list)
+    """Losses of the last steps, which the devices may still be working on, with the numbers of their rows."""
+
+
+def train(
+    trainer: Trainer,
+    data: TrainingData,
+    callbacks: Callbacks,
+    schedule: Schedule,
+    *,
+    validation: TrainingData | None = None,
+    start: Checkpoint | None = None,
+) -> Position:
+    """Train until the last epoch, or until a callback stops it.
+
+    Args:
+        trainer: The model on its devices.
+        data: What it is trained on.
+        callbacks: What is called as training goes on.
+        schedule: How many epochs, and how often to validate.
+        validation: What it is tested on after epochs.
+        start: Where to go on. What hooks of the beginning change is undone: the checkpoint was taken after them.
+
+    Returns:
+        How far training has come.
+
+    Raises:
+        ModelError: The loss is NaN or infinite, or the checkpoint is of another model.
+        TrainingStopped: The schedule asked to stop.
+    """
+    callbacks.train_begin()
+    progress = start.progress if start is not None else Progress(Position(epoch=callbacks.initial_epoch))
+    run = _Run(trainer, data, callbacks, schedule, validation, progress.position)
+    run.logs, run.skipped = dict(progress.last_logs), progress.skipped
+    if schedule.recorder is not None:
+        schedule.recorder.begin(run.position, start.records if start is not None else None)
+    is_over = False
+    if start is not None and run.position.rows == 0:
+        _restore(run, start)
+        is_over = callbacks.is_stopped
+        start = None
+    while run.position.epoch < schedule.epochs and not is_over:
+        _epoch(run, start)
+        start = None
+        is_over = callbacks.is_stopped
+        _keep_if_due(run)
+    if run.position.step > 0 and run.kept != run.position:
+        _keep(run)  # a run that is killed while the model is saved need not train again
+    if schedule.epochs > 0:
+        trainer.finish()
+    callbacks.train_end(run.logs)
+    return run.position
+
+
+def _restore(run: _Run, start: Checkpoint) -> None:
+    run.trainer.restore(start.state)
+    run.callbacks.restore(start.callbacks)
+
+
+def _epoch(run: _Run, start: Checkpoint | None) -> None:
+    """One epoch, or what is left of it."""
+    epoch = run.position.epoch
+    if start is None:
+        run.trainer.reset()
+    run.callbacks.epoch_begin(epoch)
+    logs: dict[str, float] | None = None
+    if start is not None:
+        _restore(run, start)
+        logs = None if start.progress.epoch_logs is None else dict(start.progress.epoch_logs)
+    if logs is None:
+        _train_epoch(run)
+        logs = run.trainer.results()
+    if run.validation is not None and run.schedule.validates(epoch):
+        logs |= {f"val_{name}": value for name, value in _validate(run, run.validation, dict(logs)).items()}
+    run.callbacks.epoch_end(epoch, logs)
+    if run.schedule.recorder is not None:
+        run.schedule.recorder.epoch(run.position, logs)
+    run.logs = logs
+    run.position = run.position.next_epoch()
+
+
+def _train_epoch(run: _Run) -> None:
+    trainer, callbacks = run.trainer, run.callbacks
+    enter = run.schedule.enter
+    batches = _Batches(iter(trainer.ahead(run.data.batches(run.position.epoch, run.position.rows))), enter)
+    for batch in batches:
+        enter(Stage.STEP, batch.rows)
+        number = run.position.batch
+        callbacks.train_batch_begin(number)
+        trainer.train_on(batch)
+        run.position = run.position.after(batch.rows)
+        if run.schedule.on_nan == SKIP:
+            _undo_if_nan(run, batch)
+        elif run.schedule.on_nan == STOP:
+            _check_loss(run, batch)
+        callbacks.train_batch_end(number, trainer.step_logs)
+        if run.schedule.recorder is not None:
+            run.schedule.recorder.step(run.position, trainer.step_logs)
+        run.schedule.after_step(run.position)
+        _keep_if_due(run, batches)
+        if callbacks.is_stopped:
+            break
+    _check_pending(run, len(run.pending))
+
+
+def _validate(run: _Run, validation: TrainingData, epoch_logs: dict[str, float]) -> dict[str, float]:
+    trainer, callbacks = run.trainer, run.callbacks
+    callbacks.test_begin()
+    trainer.reset()
+    enter = run.schedule.enter
+    for number, batch in enumerate(_Batches(iter(trainer.ahead(validation.batches(0))), enter)):
+        enter(Stage.TEST, batch.rows)
+        callbacks.test_batch_begin(number)
+        trainer.test_on(batch)
+        callbacks.test_batch_end(number, trainer.step_logs)
+        if run.schedule.is_stop_wanted():
+            _stop(run, epoch_logs)
+    logs = trainer.results()
+    callbacks.test_end(logs)
+    return logs
+
+
+def _keep_if_due(run: _Run, batches: _Batches | None = None) -> None:
+    """Write a checkpoint where one is due, after a step of an epoch or at its end, and end training where asked to."""
+    keeper, is_stop_wanted = run.schedule.keeper, run.schedule.is_stop_wanted()
+    if not is_stop_wanted and (keeper is None or not keeper.is_due(run.position)):
+        return
+    epoch_logs = None
+    if keeper is not None and batches is not None and (run.callbacks.is_stopped or batches.is_over()):
+        epoch_logs = run.trainer.results()
+    if is_stop_wanted:
+        _stop(run, epoch_logs)
+    _keep(run, epoch_logs)
+
+
+def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
+    _keep(run, epoch_logs)
+    raise TrainingStopped(run.position)
+
+
+def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
+    """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite."""
+    _check_pending(run, len(run.pending))
+    if run.schedule.keeper is None:
+        return
+    run.schedule.enter(Stage.CHECKPOINT, 0)
+    progress = Progress(run.position, epoch_logs, run.logs, run.skipped)
+    bad = _in_order(run.data.failures)
+    held_out = _in_order(run.validation.failures) if run.validation is not None else ()
+    run.kept = run.position
+    records = run.schedule.recorder.state() if run.schedule.recorder is not None else None
+    run.schedule.keeper.keep(
+        Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad, records, {}, held_out)
+    )
+
+
+def _in_order(failures: Mapping[int, RowFailure]) -> tuple[RowFailure, ...]:
+    return tuple(failures[number] for number in sorted(failures))
+
+
+def _check_loss(run: _Run, batch: TrainBatch) -> None:
+    """Keep the loss of a step, and look at the losses of many steps at once: reading one waits for its device.
+
+    A loss is a mean since the beginning of the epoch: once it is NaN or infinite, it stays so.
+    """
+    loss = _loss_of(run.trainer)
+    if loss is None:
+        return
+    run.pending.append((loss, run.position, batch.numbers))
+    if len(run.pending) >= 2 * LOSSES_AT_ONCE:
+        _check_pending(run, LOSSES_AT_ONCE)
+
+
+def _loss_of(trainer: Trainer) -> Any:
+    logs = trainer.step_logs()
+    return logs.get("loss") if isinstance(logs, dict) else None
+
+
+def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
+    loss = _loss_of(run.trainer)
+    if loss is None or math.isfinite(float(loss)):
+        run.skipped = 0
+        return
+    run.trainer.undo()
+    run.skipped += 1
+    run.schedule.on_skip(f"step {run.position.step} was undone: its loss is {float(loss)}, {_named(batch.numbers)}")
+    if run.skipped >= MOST_SKIPPED:
+        raise _no_number(float(loss), run.position, batch.numbers)
+
+
+def _check_pending(run: _Run, count: int) -> None:
+    """Look at the oldest `count` losses."""
+    oldest, run.pending = run.pending[:count], run.pending[count:]
+    if not oldest or math.isfinite(float(oldest[-1][0])):
+        return
+    for loss, position, numbers in oldest:
+        if not math.isfinite(float(loss)):
+            raise _no_number(float(loss), position, numbers)
+
+
+def _no_number(loss: float, position: Position, numbers: Array) -> ModelError:
+    return ModelError(
+        "the loss is NaN or infinite",
+        received=f"{loss} in step {position.step} (epoch {position.epoch + 1}), {_named(numbers)}",
+        hint="look at these rows; a smaller learning rate or clipped gradients (clipnorm) may help",
+    )
+
+
+def _named(numbers: Array) -> str:
+    rows = [int(number) for number in numbers]
+    if not rows:
+        return "no rows"
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return f"rows {rows[0]} to {rows[-1]}"
+    shown = ", ".join(map(str, rows[:8]))
+    return f"rows {shown}{', …' if len(rows) > 8 else ''}"

@@ -1,0 +1,79 @@
+"""Messages between the coordinator and the metrics process. Columns travel through a mailbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.job import Job
+from penstock.core.messages import Parcel
+from penstock.core.records import ModelFile, RowFailure, Span
+from penstock.training.metric_records import FoldShape, Measured, MetricRequest, Structure
+from penstock.training.targets import Targets
+
+
+@dataclass(frozen=True)
+class Open:
+    """Load the model, where its loss and metrics are needed, and check the request. `sys_path` is that of the user."""
+
+    model: ModelFile | None
+    request: MetricRequest
+    sys_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The model is there.
+
+    Args:
+        reason: Why it must see the inputs itself.
+        notes: Lines for the user.
+        outputs: How the model gives its outputs, where it says that before it is called.
+    """
+
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    outputs: Structure | None = None
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What the columns of the next messages are."""
+
+    shape: FoldShape
+
+
+@dataclass(frozen=True)
+class Add:
+    """Fold the rows in the mailbox."""
+
+    columns: Parcel
+
+
+@dataclass(frozen=True)
+class Test:
+    """Read these spans, and run the model's `test_step` on their rows.
+
+    Args:
+        job: The job; its kept columns include labels and weights.
+        spans: The spans.
+        targets: How labels and weights are read.
+    """
+
+    job: Job
+    spans: tuple[Span, ...]
+    targets: Targets
+
+
+@dataclass(frozen=True)
+class Added:
+    """The rows are folded. `failures` are those of spans that were read."""
+
+    failures: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """No row is left: answer with what was measured."""
+
+
+Answer = Opened | Added | Measured

@@ -1,0 +1,187 @@
+"""Roles of columns: inputs, targets and weights. Labels of text become numbers by a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.columns import OPAQUE, to_arrow
+from penstock.core.deferred import Deferred
+from penstock.core.protocols import Source
+from penstock.core.records import STRING, Array, Binding, Block, SourceColumn, Span, TensorSpec
+from penstock.errors import InputError
+from penstock.sources.derived.folder_names import FOLDER, FolderNames
+from penstock.sources.derived.wrapper import Around
+from penstock.training.cutting import TARGET, WEIGHT
+from penstock.training.targets import as_text, class_codes
+
+_SCANNED_ROWS = 1 << 16
+_MOST_CLASSES = 100_000
+
+
+def in_role(role: str, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
+    """Bindings with names that say what their columns are for."""
+    return tuple(
+        replace(binding, input=role + binding.input, mask_of=binding.mask_of and role + binding.mask_of)
+        for binding in bindings
+    )
+
+
+def with_folders(source: Source, columns: Iterable[str]) -> Source:
+    """The source, with the names of folders as a column where one of `columns` is `@folder`."""
+    return FolderNames(source) if FOLDER in columns and FOLDER not in source.schema() else source
+
+
+def find_column(source: Source, name: str, option: str) -> TensorSpec:
+    """The column that an option names.
+
+    Raises:
+        InputError: The input has none of this name, or it holds neither numbers nor text.
+    """
+    schema = source.schema()
+    if name not in schema:
+        hint = f"{option} {FOLDER} is the folder of every file" if "path" in source.keeps else None
+        raise InputError(
+            "the input has no such column",
+            received=f"{option} {name}",
+            allowed=", ".join(list(schema)[:20]),
+            hint=hint,
+        )
+    if schema[name].dtype == OPAQUE or schema[name].encoding is not None:
+        raise InputError("the column holds neither numbers nor text", received=f"{option} {name}, of {schema[name]}")
+    return schema[name]
+
+
+def target_binding(source: Source, column: str, output: str = "") -> Binding:
+    """How a target is made from its column: whole numbers stay, fractions become float32.
+
+    A source with labels of text must be a `CodedLabels` by now.
+    """
+    spec = find_column(source, column, "--label")
+    if spec.shape is None or None in spec.shape:
+        raise InputError("the labels differ in their shape", received=f"--label {column}, of {spec}")
+    dtype = "float32" if spec.dtype in ("float64", "float16") else spec.dtype
+    return Binding(TARGET + output, (column,), dtype, spec.shape)
+
+
+def weight_binding(source: Source, column: str, output: str = "") -> Binding:
+    """How the weight of every row is made from its column."""
+    spec = find_column(source, column, "--weight")
+    if spec.dtype == STRING or spec.shape != ():
+        raise InputError("a weight is one number for each row", received=f"--weight {column}, of {spec}")
+    return Binding(WEIGHT + output, (column,), "float32", ())
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a label column in ascending order, how many rows each has, and the class of every row."""
+
+    values: tuple[str | int, ...]
+    counts: Array
+    codes: Array
+    """int32: the place of every row's class in `values`; -1 where a row has none."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """The classes, where they are text."""
+        return tuple(str(value) for value in self.values) if isinstance(self.values[0], str) else None
+
+    def balanced_weights(self, numbers: Array | None = None) -> dict[int, float]:
+        """A weight for every class, so that all classes count alike: rows / (classes * rows of the class).
+
+        Args:
+            numbers: The rows that are counted; all where it is None. Classes that none of them has get no weight.
+        """
+        counts = self.counts if numbers is None else self._counts_of(numbers)
+        labels = [place if isinstance(value, str) else value for place, value in enumerate(self.values)]
+        total, num_classes = int(counts.sum()), int(np.count_nonzero(counts))
+        pairs = zip(labels, counts.tolist(), strict=True)
+        return {label: total / (num_classes * count) for label, count in pairs if count}
+
+    def missing_in(self, numbers: Array) -> list[str]:
+        """The classes that none of these rows has."""
+        found = self._counts_of(numbers)
+        return [str(value) for value, count in zip(self.values, found.tolist(), strict=True) if not count]
+
+    def _counts_of(self, numbers: Array) -> Array:
+        codes = self.codes[numbers]
+        return np.bincount(codes[codes >= 0], minlength=len(self.values))
+
+
+def scan_classes(source: Source, column: str) -> Classes:
+    """The classes of a label column, read once: 4 bytes for each row are kept.
+
+    Raises:
+        InputError: The labels are no classes: fractions, lists, or too many different values.
+    """
+    spec = find_column(source, column, "--label")
+    if spec.shape != () or (spec.dtype != STRING and "int" not in spec.dtype and spec.dtype != "bool"):
+        raise InputError(
+            "these labels are no classes",
+            received=f"--label {column}, of {spec}",
+            allowed="text or whole numbers, one for each row",
+        )
+    known: dict[str | int, int] = {}
+    pieces = [_codes(block, column, known) for block in _blocks(source, column)]
+    if len(known) > _MOST_CLASSES or not known:
+        raise InputError(
+            "these labels are no classes",
+            received=f"{len(known):,} different values",
+            allowed=f"1 to {_MOST_CLASSES:,}",
+        )
+    found = np.concatenate(pieces)
+    values = sorted(known, key=lambda value: (str(type(value)), value))  # type: ignore[operator]
+    places = np.full(len(values) + 1, -1, np.int32)  # the last one is for -1
+    places[[known[value] for value in values]] = np.arange(len(values))
+    codes = places[found]
+    return Classes(tuple(values), np.bincount(codes[codes >= 0], minlength=len(values)), codes)
+
+
+def _blocks(source: Source, column: str) -> Iterator[Block]:
+    for span in source.divide(_SCANNED_ROWS):
+        yield from source.read(span, [column])
+
+
+def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
+    """A number for the class of every row, in the order in which classes are met; -1 where there is none."""
+    encoded = _plain(block.columns[column]).dictionary_encode()
+    classes = [as_text(value) for value in encoded.dictionary.to_pylist()]
+    lookup = np.array([*(known.setdefault(value, len(known)) for value in classes), -1], np.int32)
+    codes: Array = lookup[encoded.indices.fill_null(len(classes)).to_numpy(zero_copy_only=False)]
+    codes[[failure.row - block.start for failure in block.failures]] = -1
+    return codes
+
+
+def _plain(column: SourceColumn) -> pa.Array:
+    arrow = to_arrow(column.raw() if isinstance(column, Deferred) else column)
+    return arrow.dictionary_decode() if pa.types.is_dictionary(arrow.type) else arrow
+
+
+class CodedLabels(Around):
+    """A source in which labels of text are their places in a vocabulary. A label that is not in it fails its row."""
+
+    def __init__(self, source: Source, column: str, vocabulary: Sequence[str]) -> None:
+        super().__init__(source)
+        self._column = column
+        self._places = {name: place for place, name in enumerate(vocabulary)}
+
+    def schema(self) -> dict[str, TensorSpec]:
+        return {**self.source.schema(), self._column: TensorSpec(self._column, "int64", ())}
+
+    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+        for block in self.source.read(span, columns):
+            yield self._coded(block) if self._column in block.columns else block
+
+    def _coded(self, block: Block) -> Block:
+        labels = _plain(block.columns[self._column])
+        codes = class_codes(labels, self._places)
+
+        def explain(column: str, place: int) -> str:
+            if column == self._column and labels[place].is_valid:
+                return f"is {labels[place].as_py()!r}, which is not among the {len(self._places):,} known labels"
+            return block.explain_null(column, place) if block.explain_null is not None else "is null"
+
+        return replace(block, columns={**block.columns, self._column: codes}, explain_null=explain)

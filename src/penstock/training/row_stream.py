@@ -1,0 +1,244 @@
+"""The stream of training rows: epochs in a seeded order, bad rows left out, batches ready before they are needed."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from penstock.core.batching import Batch
+from penstock.core.job import Job
+from penstock.core.records import Array, RowFailure, Span
+from penstock.core.training import TrainBatch
+from penstock.errors import InputError
+from penstock.pool.loading import load_batches
+from penstock.sources.derived.shuffled import EpochRows
+from penstock.sources.python.memory import InMemory
+from penstock.training.cutting import Piece, cut, good_rows, keep
+
+READY_BATCHES = 2
+"""So many batches, or loaded pieces of several small ones, wait for the trainer."""
+INLINE_BYTES = 1 << 20
+"""Batches up to this size are cut by the trainer's own thread: handing each of them over would take longer."""
+
+
+class Held(Protocol):
+    """Rows in memory that is given back."""
+
+    @property
+    def release(self) -> Callable[[], None]: ...
+
+
+Made = TypeVar("Made", bound=Held)
+Loaded = tuple[Span, Batch, Callable[[], None]]
+"""A span, some of its rows, in order, and what frees their memory."""
+
+
+class Reader(Protocol):
+    """What turns spans into batches of arrays: this process, or loader processes."""
+
+    def begin(self, spans: Iterator[Span]) -> None:
+        """Read these spans from now on, and forget the ones before. There may be no end of them."""
+        ...
+
+    def read(self) -> Loaded | None:
+        """The next rows, in the order of spans; None behind the last."""
+        ...
+
+    def cancel(self) -> None:
+        """A call of `read` in another thread ends soon, with None; so do all others until `begin`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThisProcess:
+    """Reads where it is asked to: for arrays in memory."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._loaded: Iterator[Loaded] = iter(())
+
+    def begin(self, spans: Iterator[Span]) -> None:
+        job = self._job
+        self._loaded = ((span, batch, keep) for span in spans for batch in load_batches(job, span))
+
+    def read(self) -> Loaded | None:
+        return next(self._loaded, None)
+
+    def cancel(self) -> None:
+        """Reading from memory takes no time."""
+
+    def close(self) -> None:
+        self._job.source.close()
+
+
+class RowStream:
+    """Training rows of any source (`TrainingData`).
+
+    The order of good rows depends on the seed and the epoch alone. Batches are cut from it, so that they depend neither
+    on how many loaders there are, nor on which of them is faster or dies.
+
+    Args:
+        job: Its source gives epochs; its batch size is how many rows are loaded at once.
+        source: The source of the job.
+        batch_size: Rows of a global batch.
+        reader: Reads the spans of the job.
+        failures: Bad rows that are known already.
+    """
+
+    def __init__(
+        self, job: Job, source: EpochRows, batch_size: int, reader: Reader, failures: Iterable[RowFailure] = ()
+    ) -> None:
+        self._job = job
+        self._source = source
+        self._batch_size = batch_size
+        self._reader = reader
+        self._failures = {failure.row: failure for failure in failures}
+        self._indices = itertools.count()
+        self._next_epoch: int | None = None
+        """The epoch that the reader goes on with, where it was left at the end of one."""
+        self._scheduled: dict[int, int] = {}
+        """How many rows the spans of an epoch have that were asked for: some of them may turn out to be bad."""
+        self._numbers: tuple[int, Array] = (-1, np.empty(0, np.int64))
+        row_bytes = sum(binding.row_bytes for binding in job.bindings)
+        self._is_inline = batch_size * row_bytes <= INLINE_BYTES
+        self._is_in_memory = isinstance(reader, ThisProcess) and isinstance(source.source, InMemory)
+
+    @property
+    def rows(self) -> int | None:
+        return self._source.good(self.failures)
+
+    @property
+    def failures(self) -> Mapping[int, RowFailure]:
+        return dict(self._failures)
+
+    def remarks(self) -> list[str]:
+        return self._source.remarks()
+
+    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+        """The batches of an epoch.
+
+        Raises:
+            InputError: Not a single row is good.
+        """
+        if epoch != self._next_epoch or skip_rows:
+            self._scheduled = {epoch: self._source.good(self._failures) - skip_rows}
+            self._reader.begin(self._spans(epoch, skip_rows))
+        self._next_epoch = None
+        if not self._is_inline:
+            with self._ahead(self._cut(self._pieces(epoch))) as ready:
+                yield from ready
+        elif self._is_in_memory:
+            yield from self._cut(self._pieces(epoch))
+        else:
+            with self._ahead(self._pieces(epoch)) as ready:
+                yield from self._cut(ready)
+        self._next_epoch = epoch + 1
+        if not self.rows:
+            first = next(iter(self._failures.values()))
+            raise InputError(
+                "there is no row to train on: every row of the input is bad",
+                received=f"{len(self._failures):,} rows; the first: {first.origin}: {first.reason}",
+            )
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _cut(self, pieces: Iterator[Piece]) -> Iterator[TrainBatch]:
+        return (piece.as_batch(self._job.buckets) for piece in cut(pieces, self._batch_size))
+
+    def _ahead(self, made: Iterator[Made]) -> Ahead[Made]:
+        return Ahead(made, READY_BATCHES, self._reader.cancel)
+
+    def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
+        """The spans of this epoch and, without end, of those that follow: loaders go on where one ends."""
+        while good := self._source.good(self._failures):
+            self._scheduled.setdefault(epoch, good - skip)
+            for span in self._source.spans(epoch, self._job.batch_size, list(self._failures), skip):
+                yield replace(span, index=next(self._indices))
+            epoch, skip = epoch + 1, 0
+
+    def _pieces(self, epoch: int) -> Iterator[Piece]:
+        """The good rows of an epoch, as they were loaded."""
+        left = self._scheduled.pop(epoch, None)
+        if left is None:
+            left = self._source.good(self._failures)
+        while left > 0 and (loaded := self._reader.read()) is not None:
+            span, batch, release = loaded
+            self._scheduled.pop(epoch, None)
+            left -= batch.rows
+            piece, failures = good_rows(batch, span, self._numbers_of(span), release)
+            for failure in failures:
+                self._note(failure, span)
+            yield piece
+
+    def _note(self, failure: RowFailure, span: Span) -> None:
+        """Keep a bad row, once."""
+        if failure.row not in self._failures:
+            place = int(np.flatnonzero(self._numbers_of(span) == failure.row)[0])
+            origin = failure.origin or self._source.origin(span, span.start + place)
+            self._failures[failure.row] = replace(failure, origin=origin)
+
+    def _numbers_of(self, span: Span) -> Array:
+        if self._numbers[0] != span.index:
+            self._numbers = span.index, self._source.numbers(span)
+        return self._numbers[1]
+
+
+class Ahead(Generic[Made]):
+    """Batches, or pieces, that a thread makes before they are asked for.
+
+    Args:
+        made: What makes them.
+        count: How many may wait.
+        cancel: Called when they are given up, so that `made` ends soon.
+    """
+
+    def __init__(self, made: Iterator[Made], count: int, cancel: Callable[[], None]) -> None:
+        self._made = made
+        self._cancel = cancel
+        self._room = threading.Semaphore(count)
+        self._ready: queue.SimpleQueue[Made | BaseException | None] = queue.SimpleQueue()
+        self._is_closed = self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="penstock-rows", daemon=True)
+
+    def __enter__(self) -> Iterator[Made]:
+        self._thread.start()
+        return self._take()
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_closed = True
+        if not self._is_over:
+            self._cancel()
+        self._room.release()
+        self._thread.join()
+        while not self._ready.empty():
+            left = self._ready.get()
+            if left is not None and not isinstance(left, BaseException):
+                left.release()
+
+    def _take(self) -> Iterator[Made]:
+        while (item := self._ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            self._room.release()
+            yield item
+        self._is_over = True
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                item = next(self._made, None) if not self._is_closed else None
+                if item is None:
+                    break
+                self._ready.put(item)
+        except BaseException as error:  # raised again where they are taken
+            self._ready.put(error)
+        self._ready.put(None)

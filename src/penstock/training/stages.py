@@ -1,0 +1,130 @@
+"""What the process that trains does at every moment: written on its board for the watchdog, and timed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from penstock.core.stillness import Stillness, Timeouts
+from penstock.core.tracing import NONE, SHORT_S, Mark
+from penstock.pool.processes.board import Board, Notice
+from penstock.pool.processes.supervisor import WorkerProcess
+
+
+class Stage(StrEnum):
+    """What the loop does, as a trace and the summary name it."""
+
+    START = "start"
+    WAIT = "wait for rows"
+    STEP = "step"
+    TEST = "validation"
+    CHECKPOINT = "checkpoint"
+    SAVE = "save the model"
+
+
+class Pace(IntEnum):
+    """Which limit a stage has. The first step with so many rows compiles; a disk may be slow."""
+
+    SLOW = 0
+    READING = 1
+    STEPPING = 2
+
+
+_PACES = {Stage.WAIT: Pace.READING, Stage.STEP: Pace.STEPPING, Stage.TEST: Pace.STEPPING}
+Enter = Callable[[Stage, int], None]
+"""A stage begins, and the one before is over; with the rows of its batch, or 0."""
+
+
+class StageClock:
+    """Times the stages of this process, and writes them on its board. Only one thread enters stages.
+
+    Args:
+        board: Where the coordinator sees that there is progress.
+        is_traced: Whether to note when each stage began and ended.
+        clock: Seconds that all processes share.
+    """
+
+    def __init__(
+        self, board: Board, *, is_traced: bool = False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._seconds: dict[Stage, float] = dict.fromkeys(Stage, 0.0)
+        self._board = board
+        self._is_traced = is_traced
+        self._clock = clock
+        self._stage, self._rows, self._since = Stage.START, 0, clock()
+        self._compiled: set[tuple[Stage, int]] = set()
+        self._marks: list[Mark] = []
+
+    def enter(self, stage: Stage, rows: int = 0) -> None:
+        """Begin a stage."""
+        now = self._clock()
+        self._seconds[self._stage] += now - self._since
+        if self._is_traced and now - self._since > SHORT_S:
+            name = threading.current_thread().name
+            self._marks.append(Mark(self._stage, name, self._since, now, rows=self._rows or NONE))
+        self._stage, self._rows, self._since = stage, rows, now
+        pace = _PACES.get(stage, Pace.SLOW)
+        if rows and (stage, rows) not in self._compiled:
+            self._compiled.add((stage, rows))
+            pace = Pace.SLOW
+        self._board.put(Notice(now, int(pace), 1))
+
+    @property
+    def seconds(self) -> dict[Stage, float]:
+        """How long each stage took, all in all, until now."""
+        return {**self._seconds, self._stage: self._seconds[self._stage] + self._clock() - self._since}
+
+    def beat(self) -> None:
+        """Show that the stage of now makes progress."""
+        self.enter(self._stage, self._rows)
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        """The notes since the last call."""
+        marks, self._marks = self._marks, []
+        return tuple(marks)
+
+
+@dataclass
+class Watchdog:
+    """Finds that a process that trains hangs: a stage takes longer than its limit, and nothing is heard.
+
+    Args:
+        timeouts: How long a step, the reading of a batch, and the start may take.
+    """
+
+    timeouts: Timeouts
+    _still: Mapping[Pace, Stillness] = field(init=False)
+    _pace: Pace = Pace.SLOW
+    _limit: Pace = Pace.SLOW
+
+    def __post_init__(self) -> None:
+        self._still = {
+            Pace.SLOW: Stillness(self.timeouts.start_s, times=0),
+            Pace.READING: Stillness(max(self.timeouts.hang_s, self.timeouts.read_s)),
+            Pace.STEPPING: Stillness(self.timeouts.hang_s),
+        }
+
+    def begin(self) -> None:
+        """Another process starts."""
+        self._pace = Pace.SLOW
+
+    def look(self, process: WorkerProcess, now: float) -> float | None:
+        """For how long the process has hung; None where it works."""
+        notice = process.board.read()
+        if notice is not None:
+            self._pace = Pace(notice.first_row)
+        # A process that somebody stopped does nothing that takes long.
+        self._limit = Pace.STEPPING if process.is_stopped else self._pace
+        hung: dict[int, float] = {}
+        for pace, still in self._still.items():
+            hung |= still.look(now, {process.pid: process.progress} if pace == self._limit else {})
+        return hung.get(process.pid)
+
+    @property
+    def option(self) -> str:
+        """The option that raises the limit of what the process was at."""
+        options = {Pace.SLOW: "--start-timeout", Pace.READING: "--row-timeout", Pace.STEPPING: "--hang-timeout"}
+        return options[self._limit]

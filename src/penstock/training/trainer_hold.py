@@ -1,0 +1,116 @@
+"""The coordinator's hold on the process that trains: it starts it, hears it, and starts it again after its death."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock.core.messages import Failed
+from penstock.core.stillness import Timeouts
+from penstock.core.stopping import StopFlag
+from penstock.errors import Interrupted, WorkersDied
+from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
+from penstock.runtimes.keras.training.environment import environment_for
+from penstock.storage.disk import internal
+from penstock.training.fit_job import Ended, FitJob, Kept, Report, Stop, Train
+from penstock.training.stages import Watchdog
+
+MOST_DEATHS = 3
+"""So often in a row the process may die without a checkpoint in between."""
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass
+class TrainerHold:
+    """Trains a job to its end, whatever happens to the process.
+
+    Args:
+        job: The job.
+        log: What it writes to.
+        stop: When it is raised, the process ends with a checkpoint.
+        say: Takes lines for the user.
+    """
+
+    job: FitJob
+    log: IO[Any]
+    stop: StopFlag
+    say: Callable[[str], None]
+    _kept: int = -1
+    """The step of the newest checkpoint: one that is written again is no progress."""
+
+    def train(self, hear: Callable[[Report], None]) -> Ended:
+        """Train; `hear` takes the reports of the process.
+
+        Raises:
+            PenstockError: What went wrong there.
+            WorkersDied: It died again and again without a checkpoint in between.
+        """
+        launch = LoaderLaunch(self.log, is_verbose=self.job.is_verbose)
+        options = self.job.options
+        watchdog = Watchdog(Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout))
+        deaths = 0
+        try:
+            while True:
+                ended, has_progress, death = self._run_once(launch, watchdog, hear)
+                if ended is not None:
+                    return ended
+                deaths = 1 if has_progress else deaths + 1
+                words = launch.last_words() or "none"
+                launch.note(f"the process that trains {death}")
+                if deaths >= MOST_DEATHS:
+                    raise WorkersDied(
+                        f"the process that trains died {deaths} times without getting further",
+                        received=f"it {death}; its last words: {words}",
+                        hint=f"see {internal(self.job.folder, 'log.txt')}; --verbose shows more. "
+                        "What was kept in checkpoints stays: penstock resume",
+                    )
+                if self.stop.signal_number is not None:
+                    raise Interrupted.by_signal(
+                        self.stop.signal_number,
+                        f"stopped; the process that trains {death}, so the last checkpoint is an older one",
+                        hint=f"go on with: penstock resume {self.job.folder}",
+                    )
+                self.say(f"the process that trains {death}: it is started again, from the last checkpoint")
+        finally:
+            launch.close()
+
+    def _run_once(
+        self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
+    ) -> tuple[Ended | None, bool, str]:
+        """One life of the process: how training ended, whether it got further, and how the process ended."""
+        job = self.job
+        environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
+        environment |= environment_for(job.backend, job.devices, job.threads)
+        process = WorkerProcess("penstock.training.trainer_process", (), (), environment, self.log)
+        is_told, kept, limit = False, self._kept, ""
+        watchdog.begin()
+        try:
+            process.send(Train(job, tuple(sys.path)))
+            while True:
+                if self.stop.is_raised and not is_told:
+                    process.send(Stop())
+                    is_told = True
+                is_silent = not multiprocessing.connection.wait(process.signs, _LOOK_EVERY_S)
+                hung_s = watchdog.look(process, time.monotonic())
+                if hung_s is not None and process.hung_s is None:
+                    limit = f" (more than {watchdog.option})"
+                    process.end_hung(hung_s)
+                if is_silent:
+                    continue
+                try:
+                    report = process.receive()
+                except (EOFError, OSError):
+                    return None, self._kept > kept, process.describe_end() + limit
+                if isinstance(report, Failed):
+                    raise report.as_error("the process that trains")
+                if isinstance(report, Kept):
+                    self._kept = max(self._kept, report.step)
+                if isinstance(report, Ended):
+                    return report, True, ""
+                hear(report)
+        finally:
+            process.close()

@@ -1,0 +1,108 @@
+"""Training that goes on from a checkpoint ends with the same bits as training that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from penstock.crash_points import VARIABLE, Point
+from penstock.training.checkpoints import CheckpointFolder
+from tests.conftest import ENVIRONMENT
+from tests.support import write_checkpoints
+
+QUIET = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
+POINTS = [point for point in get_args(Point) if point.startswith("checkpoint_")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "cases"),
+    [
+        ("tensorflow", ""),
+        pytest.param("tensorflow", "all", marks=pytest.mark.slow),
+        pytest.param("jax", "all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_ends_in_the_same_bits(backend: str, cases: str, tmp_path: Path) -> None:
+    pytest.importorskip(backend)
+    ran = _python("tests.support.fit_checkpoints", tmp_path, *cases.split(), KERAS_BACKEND=backend)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    document = json.loads(ran.stdout.splitlines()[-1])
+    for name, case in document["cases"].items():
+        for step, resumed in case["resumed"].items():
+            assert resumed == case["whole"], f"{name}, from step {step}"
+    assert len(document["refused"]) == 3
+    assert all(answer.startswith("the checkpoint is of another model") for answer in document["refused"])
+    if backend == "tensorflow":
+        assert [2, "batch_loss"] in document["events"]
+        assert [5, "epoch_mae"] in document["events"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_while_a_checkpoint_is_written_leaves_a_good_one(point: str, tmp_path: Path) -> None:
+    ran = _python("tests.support.write_checkpoints", tmp_path, **{VARIABLE: f"{point}:4"})
+    assert ran.returncode == -signal.SIGKILL
+    step = _step_of_newest(tmp_path)
+    assert step in (3, 4, 6)
+    ran = _python("tests.support.write_checkpoints", tmp_path)
+    assert ran.stdout.split() == [str(step)]
+    assert _step_of_newest(tmp_path) == step + write_checkpoints.COUNT
+    assert len(list(tmp_path.iterdir())) == write_checkpoints.KEEP
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o size=64k none {tmp_path} && exec {sys.executable} -m tests.support.write_checkpoints "
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script + f"{tmp_path} full"],
+        capture_output=True,
+        text=True,
+        env=QUIET,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    warned, error, newest = ran.stdout.strip().splitlines()[-3:]
+    assert "No space left on device" in warned
+    assert "the last good one stays (step-0000000001" in warned
+    assert error == "3 checkpoints in a row could not be written"
+    assert newest == "1 in 1 file"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert _python("tests.support.fit_killed", whole).returncode == 0
+    seed = random.randrange(1 << 30)
+    moments = random.Random(seed)
+    for _ in range(10):
+        command = [sys.executable, "-m", "tests.support.fit_killed", str(killed)]
+        with subprocess.Popen(command, env=QUIET, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(moments.randint(1, 18)):
+                assert process.stdout.readline(), "the run ended before it was killed"
+            time.sleep(moments.uniform(0, 0.03))  # at any moment of a step
+            process.kill()
+    assert _python("tests.support.fit_killed", killed).returncode == 0
+    for name in ("weights.txt", "history.csv", "steps.csv"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), f"{name}, with seed {seed}"
+
+
+def _python(module: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=QUIET | environment, check=False)
+
+
+def _step_of_newest(folder: Path) -> Any:
+    found = CheckpointFolder(str(folder)).newest()
+    assert found is not None
+    assert found.damaged == ()
+    return found.checkpoint.progress.position.step

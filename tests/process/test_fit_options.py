@@ -1,0 +1,119 @@
+"""Options of `penstock fit` on files that change how a model is trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ENVIRONMENT, Penstock, summary_of
+from tests.support.fit_models import write_rows
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model.keras` (compiled), `plain.keras` (not compiled) and `rows.parquet`."""
+    folder = tmp_path_factory.mktemp("fit")
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.fit_models", str(folder)], check=True, cwd=REPOSITORY, env=ENVIRONMENT
+    )
+    return folder
+
+
+def fit(made: Path, output: Path, *more: object, model: object = None) -> list[object]:
+    rows = made / "rows.parquet"
+    return ["fit", model or made / "model.keras", rows, "--label", "y", "--batch-size", 16, "-o", output, *more]
+
+
+def config_of(model: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(model) as archive:
+        found: dict[str, Any] = json.loads(archive.read("config.json"))
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_mixed_precision_is_kept_by_a_restart_and_in_the_file_that_predict_takes(
+    made: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
+) -> None:
+    output = tmp_path / "out"
+    asked = ("--mixed-precision", "mixed_float16", "--epochs", 3, "--devices", "cpu:2", "--runtime", runtime)
+    crash = {"PENSTOCK_CRASH_AT": "checkpoint_written:2"}
+    ran = penstock_run(*fit(made, output, *asked, "--checkpoint-every", 10, "--json"), environment=crash)
+    assert "it is started again, from the last checkpoint" in ran.stderr
+    history = summary_of(ran)["history"]
+    assert history[2]["loss"] < history[0]["loss"]
+    config = config_of(output / "model.keras")
+    policies = [
+        layer["config"]["dtype"]["config"]["name"]
+        for layer in config["config"]["layers"]
+        if layer["class_name"] != "InputLayer"
+    ]
+    # The outputs stay float32.
+    assert policies == ["mixed_float16", "mixed_float16", "float32"]
+    assert config["compile_config"]["optimizer"]["class_name"] == "LossScaleOptimizer"
+    found = penstock_run("predict", output / "model.keras", made / "rows.parquet", "-o", tmp_path / "predicted")
+    assert found.returncode == 0, found.stderr
+
+
+def test_mixed_precision_is_one_of_the_two_of_keras(made: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    refused = penstock_run(*fit(made, tmp_path / "out", "--mixed-precision", "int8"))
+    assert refused.returncode == 2
+    assert "mixed_bfloat16" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_batch_size_that_was_measured_is_kept_and_trains_as_one_that_was_given(
+    penstock_run: Penstock, made: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.parquet"
+    write_rows(rows, 3001)
+    asked = ("--label", "y", "--epochs", 2)
+    crash = {"PENSTOCK_CRASH_AT": "checkpoint_written:2"}
+    auto = ("--batch-size", "auto", "--checkpoint-every", 10, "-o", tmp_path / "auto")
+    ran = penstock_run("fit", made / "model.keras", rows, *asked, *auto, environment=crash)
+    assert ran.returncode == 0, ran.stderr
+    assert "it is started again, from the last checkpoint" in ran.stderr
+    # After the crash it is not chosen again.
+    [chosen] = re.findall(r"batch size (\d+), chosen by timing steps", ran.stderr)
+    # 20 steps an epoch need batches of at most 150 rows.
+    assert int(chosen) in (32, 64, 128)
+    given = penstock_run("fit", made / "model.keras", rows, *asked, "--batch-size", chosen, "-o", tmp_path / "given")
+    assert given.returncode == 0, given.stderr
+    assert (tmp_path / "auto" / "history.csv").read_bytes() == (tmp_path / "given" / "history.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_step_function_trains_on_two_devices_as_the_compiled_loss_does(
+    made: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "own_steps.py").write_text(STEP, encoding="utf-8")
+    asked = ("--epochs", 2, "--devices", "cpu:2", "--all-reduce", "one-device", "--json")
+    model = made / "sure.keras"
+    plain = penstock_run(*fit(made, tmp_path / "plain", *asked, model=model), cwd=tmp_path)
+    own = penstock_run(*fit(made, tmp_path / "own", *asked, "--step", "own_steps:step", model=model), cwd=tmp_path)
+    curves = [[row["loss"] for row in summary_of(ran)["history"]] for ran in (own, plain)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    missing = penstock_run(*fit(made, tmp_path / "no", "--step", "own_steps:another"), cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "the step function cannot be imported" in missing.stderr
+    nccl = penstock_run(*fit(made, tmp_path / "no", "--all-reduce", "nccl"))
+    assert nccl.returncode == 2
+    assert "this way to add gradients up is for GPUs" in nccl.stderr
+
+
+STEP = """
+import keras
+
+def step(model, x, y, sample_weight):
+    predictions = model(x, training=True)
+    return keras.losses.sparse_categorical_crossentropy(y, predictions), predictions
+"""

@@ -1,0 +1,42 @@
+"""Train a small model from a file for one epoch, with loader processes: `python -m … FILE`. TensorFlow trains."""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+
+from penstock.core.records import Binding
+from penstock.runtimes.keras.training.keras_trainer import StepSettings
+from penstock.runtimes.keras.training.opening import open_trainer
+from penstock.runtimes.keras.training.packing import pack_by_name
+from penstock.sources.catalog import open_files
+from penstock.training import data as training_data
+from penstock.training.data import Fed, Loading, from_source
+
+WIDTH = 200
+training_data.WINDOW_BYTES = 2 << 20  # several windows also in a small file
+
+
+def main() -> None:
+    (column,) = (source := open_files([sys.argv[1]])).schema()
+    inputs = keras.Input((WIDTH,), name="x")
+    model = keras.Model(inputs, keras.layers.Dense(WIDTH)(inputs))
+    model.compile("sgd", "mse")
+    fed = Fed((Binding("input:x", (column,), "float32", (WIDTH,)), Binding("target:", (column,), "float32", (WIDTH,))))
+    data = from_source(source, fed, Loading(2, sys.stderr.fileno()), batch_size=500, seed=1)
+    pack = pack_by_name(model)
+    trainer = open_trainer(model, pack, None, StepSettings(), 1)
+    rows = 0
+    for batch in trainer.ahead(data.batches(0)):
+        trainer.train_on(batch)
+        rows += batch.rows
+    assert trainer.results()["loss"] > 0
+    trainer.finish()
+    trainer.close()
+    data.close()
+    print(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs `penstock fit` on many inputs and models in one process, the trainer in it: `python -m … FOLDER`.
+
+What it says of every case goes to FOLDER/told.json. A start of TensorFlow for each case would take minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+import keras
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.cli.commands import main as penstock
+from penstock.core.messages import Failed
+from penstock.errors import PenstockError
+from penstock.pool.processes.board import Board
+from penstock.training import file_training
+from penstock.training.fit_job import Ended, Report
+from penstock.training.stages import StageClock
+from penstock.training.trainer_hold import TrainerHold
+from tests.support.fit_models import build, rows
+
+layers = keras.layers
+
+
+def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> Ended:
+    """What the process that trains does, in this one; its errors arrive as they would from there."""
+    ended: list[Ended] = []
+
+    def send(report: Any) -> None:
+        if isinstance(report, Ended):
+            ended.append(report)
+        else:
+            hear(report)
+
+    try:
+        file_training.FileTraining(hold.job, send, lambda: False, StageClock(Board.create())).run()
+    except BaseException as error:
+        known = error if isinstance(error, PenstockError) else None
+        failed = Failed(known, type(error).__name__, "".join(traceback.format_exception(error)))
+        raise failed.as_error("the process that trains") from None
+    return ended[0]
+
+
+def run(*arguments: object) -> dict[str, Any]:
+    """The exit code and the texts of one run of the command."""
+    sys.argv = ["penstock", *map(str, arguments)]
+    code: Any = 0
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                penstock()
+            except SystemExit as ended:
+                code = ended.code
+        output.seek(0)
+        errors.seek(0)
+        return {"code": code, "output": output.read(), "errors": errors.read()}
+
+
+def raising() -> Any:
+    """A model whose own step raises."""
+
+    class Raising(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            raise RuntimeError("the step is broken")
+
+    inputs = keras.Input((8,))
+    model = Raising(inputs, layers.Dense(3, "softmax")(inputs))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def write(folder: Path) -> None:
+    """Models and rows."""
+    model = build()
+    x, y = rows()
+    model.fit(x, y, verbose=0)
+    model.save(folder / "trained.h5")
+    model.trainable = False
+    model.save(folder / "frozen.keras")
+    build(is_compiled=False).save(folder / "plain.keras")
+    inputs = keras.Input((8,), name="x")
+    outputs = {"kind": layers.Dense(3, "softmax", name="kind")(inputs), "size": layers.Dense(1, name="size")(inputs)}
+    keras.Model(inputs, outputs).save(folder / "two.keras")
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+    weights = [1.0] * len(x)
+    columns: dict[str, Any] = {
+        "x": column,
+        "y": y,
+        "size": x.sum(axis=1),
+        "negative": [*weights[:-2], -0.5, 1.0],
+        "infinite": [*weights[:-2], float("inf"), 1.0],
+        "bytes": [(b"\xff", b"b", b"\xe9")[each] for each in y],
+        "lines": [("", "b\n", "\u202ec")[each] for each in y],
+        "name": [("ant", "bee", "cat")[each] for each in y],
+        "four": [f"class {number % 4}" for number in range(len(x))],
+    }
+    pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=50)
+    others = {"x": column, "name": ["owl", *columns["name"][1:]]}
+    pq.write_table(pa.table(others), folder / "others.parquet")
+
+
+def main(folder: Path) -> None:
+    TrainerHold.train = train_here  # type: ignore[assignment, method-assign]
+    vars(file_training)["prepare"] = lambda *arguments: None  # TensorFlow is up already
+    warnings.simplefilter("ignore")
+    write(folder)
+    model, data = folder / "plain.keras", folder / "rows.parquet"
+    cases = {
+        "an HDF5 file": (folder / "trained.h5", data, "--label", "y"),
+        "frozen": (folder / "frozen.keras", data, "--label", "y"),
+        "a step that raises": ("tests.support.fit_in_one_process:raising", data, "--label", "y"),
+        "a negative weight": (model, data, "--label", "y", "--weight", "negative"),
+        "an infinite weight": (model, data, "--label", "y", "--weight", "infinite"),
+        "bytes": (model, data, "--label", "bytes"),
+        "unprintable": (model, data, "--label", "lines"),
+        "another validation": (model, data, "--label", "name", "--validation", folder / "others.parquet"),
+        "in pieces": (model, data, "--label", "y", "--accumulate", 3),
+        "two outputs": (folder / "two.keras", data, "--label", "kind=y", "--label", "size=size"),
+        "too many classes": (model, data, "--label", "four"),
+    }
+    told = {name: run("fit", *case, "-o", folder / name) for name, case in cases.items()}
+    (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,17 @@
+"""The blocks of code in a page of the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(page: Path, language: str) -> Iterator[tuple[int, str]]:
+    """Blocks of a language in order, each with the number of lines in front of its code."""
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        if found[1] == language:
+            yield text.count("\n", 0, found.start(2)), found[2]

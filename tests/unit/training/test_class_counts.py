@@ -1,0 +1,45 @@
+"""Counts of classes agree with scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from penstock.errors import InputError, UsageError
+from penstock.training.class_counts import ClassCounts
+
+
+def test_counts_are_those_of_scikit_learn() -> None:
+    random = np.random.default_rng(1)
+    labels, predictions = random.integers(0, 5, 1000), random.random((1000, 5))
+    counts = ClassCounts((5,), labels=("a", "b", "c", "d", "e"))
+    for start in range(0, 1000, 137):
+        counts.add(labels[start : start + 137], predictions[start : start + 137])
+    best = predictions.argmax(axis=1)
+    assert counts.confusion() == {"classes": list("abcde"), "matrix": confusion_matrix(labels, best).tolist()}
+    expected = precision_recall_fscore_support(labels, best, zero_division=0)
+    found = [[each[name] for each in counts.per_class().values()] for name in ("precision", "recall", "f1", "rows")]
+    np.testing.assert_allclose(found, expected)
+
+
+def test_one_hot_labels_and_whole_numbers_count_alike() -> None:
+    labels, predictions = np.array([2, 0, 1, 1]), np.random.default_rng(2).random((4, 3))
+    whole, vectors = ClassCounts((3,)), ClassCounts((3,))
+    whole.add(labels, predictions)
+    vectors.add(np.eye(3)[labels], predictions)
+    assert whole.matrix.tolist() == vectors.matrix.tolist()
+
+
+@pytest.mark.parametrize(("threshold", "matrix"), [(0.5, [[1, 1], [1, 1]]), (0.0, [[0, 2], [0, 2]])])
+def test_a_single_value_is_class_1_from_the_threshold_on(threshold: float, matrix: list[list[int]]) -> None:
+    counts = ClassCounts((1,), threshold)
+    counts.add(np.array([0, 0, 1, 1]), np.array([[0.1], [0.9], [0.2], [0.5]]))
+    assert counts.matrix.tolist() == matrix
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(InputError, match="from -1 to 7"):
+        ClassCounts((3,)).add(np.array([-1, 7]), np.zeros((2, 3)))
+    with pytest.raises(UsageError, match="20,000 classes"):
+        ClassCounts((20_000,))
