@@ -22,7 +22,7 @@ from bench.gpu_auto import measure_auto
 from bench.measure import interleave
 from bench.shell import BenchError, Finished, run
 from bench.sides import check_counts, penstock_command
-from bench.table import Bar, Line, render
+from bench.table import Bar, Line, show
 
 IMAGE_SHAPE = (224, 224, 3)
 IMAGES_PER_FILE = 10_000
@@ -165,9 +165,7 @@ def main(arguments: list[str]) -> int:
         except BenchError as error:
             print(f"E failed: {error}", file=sys.stderr)
             return 1
-    print(render(lines))
-    if options.json:
-        options.json.write_text(json.dumps({"lines": [line.as_json() for line in lines], "rates": rates}))
+    show(lines, rates, options.json)
     return 0
 
 

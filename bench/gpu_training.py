@@ -17,7 +17,7 @@ from typing import Any
 from bench.measure import interleave
 from bench.photos import photo_folder, warm
 from bench.shell import BenchError, run
-from bench.table import Bar, Line, render
+from bench.table import Bar, Line, show
 
 # The least share of the bare step, by backend; and how many times as fast as Keras's own `fit`.
 OF_BARE = {"jax": Bar(0.97), "tensorflow": Bar(0.90)}
@@ -103,9 +103,7 @@ def main(arguments: list[str]) -> int:
         except BenchError as error:
             print(f"Q failed: {error}", file=sys.stderr)
             return 1
-    print(render(lines))
-    if options.json:
-        options.json.write_text(json.dumps({"lines": [line.as_json() for line in lines], "rates": rates}))
+    show(lines, rates, options.json)
     return 0
 
 

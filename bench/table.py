@@ -1,7 +1,9 @@
 """The lines of the result: what was measured on both sides, the ratio and the bar it is held against."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bench.shell import BenchError
@@ -105,3 +107,10 @@ def _cells(line: Line) -> tuple[str, ...]:
 def _quantity(value: float, unit: str) -> str:
     digits = 0 if value >= 1000 else 1 if value >= 100 else 2
     return f"{value:,.{digits}f} {unit}"
+
+
+def show(lines: Sequence[Line], rates: dict[str, Any], file: Path | None) -> None:
+    """Print the table of a workload that runs by itself, and write every figure to a file where one is named."""
+    print(render(lines))
+    if file is not None:
+        file.write_text(json.dumps({"lines": [line.as_json() for line in lines], "rates": rates}))

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ENVIRONMENT, Penstock, summary_of
+from tests.conftest import Penstock, summary_of
 from tests.support.fit_models import write_rows
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model.keras` (compiled), `plain.keras` (not compiled) and `rows.parquet`."""
-    folder = tmp_path_factory.mktemp("fit")
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.fit_models", str(folder)], check=True, cwd=REPOSITORY, env=ENVIRONMENT
-    )
-    return folder
 
 
 def fit(made: Path, output: Path, *more: object, model: object = None) -> list[object]:

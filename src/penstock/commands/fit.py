@@ -32,6 +32,7 @@ from penstock.options.table import Decides
 from penstock.pool.devices import inventory
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
+from penstock.storage.journal import ALL_FAILURES
 from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
@@ -190,7 +191,7 @@ def _remove(place: Place) -> None:
     folder = place.address()
     with output_errors():
         # The result first: without it, nothing looks finished.
-        failures = f"{INTERNAL}/failures.jsonl"
+        failures = ALL_FAILURES
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
         place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
         # What a run that was killed in between had not put into its place yet.

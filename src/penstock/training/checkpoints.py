@@ -22,7 +22,6 @@ from penstock.errors import OutputError
 from penstock.storage.disk import fsync_folder, make_folders
 from penstock.storage.tensor_file import DamagedTensors, read_tensors, write_tensors
 
-FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
 _TEMPORARY = ".tmp"
 _VERSION = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.core.protocols import Source
 from penstock.core.records import Device, ModelFile
@@ -161,4 +160,3 @@ class Ended:
 
 
 Report = Note | Begun | Stepped | EpochEnded | Kept | Ended
-Document = dict[str, Any]

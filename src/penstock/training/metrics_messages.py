@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.core.job import Job
 from penstock.core.messages import Parcel
 from penstock.core.records import ModelFile, RowFailure, Span
-from penstock.training.metric_records import FoldShape, Measured, MetricRequest, Structure
+from penstock.training.metric_records import FoldShape, MetricRequest, Structure
 from penstock.training.targets import Targets
 
 
@@ -74,6 +74,3 @@ class Added:
 @dataclass(frozen=True)
 class End:
     """No row is left: answer with what was measured."""
-
-
-Answer = Opened | Added | Measured
