@@ -13,19 +13,42 @@ replicas is scheduled by one process.
 """
 
 import bisect
+import enum
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
 
-from penstock.core.records import Span
+
+class Schedulable(Protocol):
+    """A span of one machine's run, or a piece of a part in a cluster's."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def group(self) -> str | None: ...
+
+
+SpanT = TypeVar("SpanT", bound=Schedulable)
+
+
+class NotYet(enum.Enum):
+    """What an iterator of spans gives that has none now and is not at its end."""
+
+    NOT_YET = enum.auto()
+
+
+NOT_YET: Final = NotYet.NOT_YET
 
 
 @dataclass(frozen=True)
-class Assignment:
+class Assignment(Generic[SpanT]):
     """Hand `span` to `replica`."""
 
     replica: int
-    span: Span
+    span: SpanT
 
 
 @dataclass
@@ -36,24 +59,25 @@ class _Held:
     last: int | None = None
 
 
-class Scheduler:
+class Scheduler(Generic[SpanT]):
     """Pull scheduling: a replica with room gets the next span, so unequal devices balance themselves.
 
     Args:
         spans: The spans to be predicted, in order. They are pulled when there is room for them: a source that streams
-            makes them as it goes. An error among them ends them; `check` raises it.
+            makes them as it goes. An error among them ends them; `check` raises it. Where `NOT_YET` comes, it is
+            asked again at the next event; `more` is the event that there are some.
         depth: How many spans a replica holds at once, so that it reads ahead of its model.
         window: How far beyond the oldest unfinished span work may be handed out.
         ahead: How many spans to pull before a replica wants them; None for the whole window, so that replicas find
             spans of other groups. One where every span costs.
     """
 
-    def __init__(self, spans: Iterable[Span], depth: int, window: int, ahead: int | None = None) -> None:
-        self._more: Iterator[Span] | None = iter(spans)
+    def __init__(self, spans: Iterable[SpanT | NotYet], depth: int, window: int, ahead: int | None = None) -> None:
+        self._more: Iterator[SpanT | NotYet] | None = iter(spans)
         self._error: Exception | None = None
         self.order: deque[int] = deque()
         """The indices of the spans that were pulled, in their order. The run removes them as results leave."""
-        self._spans: dict[int, Span] = {}
+        self._spans: dict[int, SpanT] = {}
         self._pulled = 0
         self._position: dict[int, int] = {}
         self._depth = depth
@@ -64,7 +88,9 @@ class Scheduler:
         self._finished: set[int] = set()
         self._head = 0
         self._replicas: dict[int, _Held] = {}
-        self._hungry: set[int] = set()
+        self._hungry: list[tuple[int, int]] = []
+        """A heap of how many spans a replica holds, and its name. Entries of replicas that hold another number by now,
+        or are gone, stay until they come up (`_hungriest`)."""
         self._num_held = 0
         self._readers: Counter[int] = Counter()
         """How many replicas were given this position last."""
@@ -82,28 +108,54 @@ class Scheduler:
         if self._error is not None:
             raise self._error
 
-    def join(self, replica: int) -> list[Assignment]:
+    def join(self, replica: int) -> list[Assignment[SpanT]]:
         """A replica is ready for work. Once for each."""
         self._replicas[replica] = _Held()
-        self._hungry.add(replica)
+        self._note_room(replica)
         return self._assign()
 
-    def finish(self, replica: int, span_index: int) -> list[Assignment]:
+    def more(self) -> list[Assignment[SpanT]]:
+        """There are spans again, or the end is known, where `NOT_YET` came before."""
+        return self._assign()
+
+    def finish(self, replica: int, span_index: int) -> list[Assignment[SpanT]]:
         """A replica has delivered a whole span."""
         position = self._position.pop(span_index)
         self._let_go(replica, position)
-        self._finished.add(position)
-        while self._head in self._finished:
-            self._finished.discard(self._head)
-            # The group of the span before is still asked for; nothing else of what is done is.
-            self._spans.pop(self._head - 1, None)
-            self._head += 1
+        self._settle(position)
         return self._assign()
 
-    def lose(self, replica: int) -> list[Assignment]:
+    def drop(self, span_indices: Iterable[int]) -> list[int]:
+        """Forget spans that nobody wants any more; returns those that replicas hold, which are still to be finished."""
+        held = []
+        for index in span_indices:
+            position = self._position.get(index)
+            if position is None:
+                continue
+            if self._is_pending(position):
+                self._claim(position, -self._readers[position - 1])
+                del self._pending[bisect.bisect_left(self._pending, position)]
+                del self._position[index]
+                self.order.remove(index)
+                self._settle(position)
+            else:
+                held.append(index)
+        return held
+
+    def hand_over(self, holder: int, span_index: int, replica: int) -> None:
+        """A span that one replica holds is another's from now on: both work on it, and the first is about to be lost.
+
+        The other may hold more than its depth by that.
+        """
+        position = self._position[span_index]
+        self._let_go(holder, position)
+        self._replicas[replica].positions.append(position)
+        self._num_held += 1
+        self._note_room(replica)
+
+    def lose(self, replica: int) -> list[Assignment[SpanT]]:
         """A replica is gone: what it held is pending again."""
         held = self._replicas.pop(replica, _Held())
-        self._hungry.discard(replica)
         self._num_held -= len(held.positions)
         self._move_reader(held.last, None)
         for position in held.positions:
@@ -121,7 +173,7 @@ class Scheduler:
         """The indices of the spans that a replica works on."""
         return [span.index for span in self.spans_of(replica)]
 
-    def spans_of(self, replica: int) -> list[Span]:
+    def spans_of(self, replica: int) -> list[SpanT]:
         """The spans that a replica works on."""
         return [self._spans[position] for position in self._replicas.get(replica, _Held()).positions]
 
@@ -131,16 +183,37 @@ class Scheduler:
 
     def _let_go(self, replica: int, position: int) -> None:
         self._replicas[replica].positions.remove(position)
-        self._hungry.add(replica)
+        self._note_room(replica)
         self._num_held -= 1
 
-    def _assign(self) -> list[Assignment]:
-        assignments: list[Assignment] = []
-        while self._hungry and not self._stopped:
+    def _settle(self, position: int) -> None:
+        self._finished.add(position)
+        while self._head in self._finished:
+            self._finished.discard(self._head)
+            # The group of the span before is still asked for; nothing else of what is done is.
+            self._spans.pop(self._head - 1, None)
+            self._head += 1
+
+    def _note_room(self, replica: int) -> None:
+        held = len(self._replicas[replica].positions)
+        if held < self._depth:
+            heapq.heappush(self._hungry, (held, replica))
+
+    def _hungriest(self) -> int | None:
+        """The replica with room that holds least."""
+        while self._hungry:
+            held, replica = self._hungry[0]
+            if replica in self._replicas and len(self._replicas[replica].positions) == held:
+                return replica
+            heapq.heappop(self._hungry)
+        return None
+
+    def _assign(self) -> list[Assignment[SpanT]]:
+        assignments: list[Assignment[SpanT]] = []
+        while not self._stopped and (replica := self._hungriest()) is not None:
             self._pull()
             if not self._pending:
                 break
-            replica = min(self._hungry, key=lambda name: (len(self._replicas[name].positions), name))
             assignments.append(Assignment(replica, self._spans[self._take(replica, self._choose(replica))]))
         return assignments
 
@@ -152,8 +225,7 @@ class Scheduler:
         held.last = position
         held.positions.append(position)
         self._num_held += 1
-        if len(held.positions) >= self._depth:
-            self._hungry.discard(replica)
+        self._note_room(replica)
         return position
 
     def _put_back(self, position: int) -> None:
@@ -168,6 +240,7 @@ class Scheduler:
                 span, self._error = None, error
             if span is None:
                 self._more = None
+            if span is None or span is NOT_YET:
                 return
             self.order.append(span.index)
             self._spans[self._pulled] = span

@@ -88,7 +88,7 @@ class RunState:
         self._at_reading = Stillness(max(timeouts.hang_s, timeouts.read_s))
         self._is_trial = is_trial
         self._taken: run_events.JobTaken | None = None
-        self._scheduler: Scheduler | None = None
+        self._scheduler: Scheduler[Span] | None = None
         self._is_ordered = True
         self._finished: dict[int, Result] = {}
         self._is_stopping = False
@@ -289,7 +289,7 @@ class RunState:
             self._do(run_events.ResizeLoaders(self.loader_count.take_all()))
         self._start_up_to(event.most_replicas)
 
-    def _assign(self, assignments: list[Assignment]) -> None:
+    def _assign(self, assignments: list[Assignment[Span]]) -> None:
         for assignment in assignments:
             span = assignment.span
             self._do(

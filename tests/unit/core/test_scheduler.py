@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.records import Span
-from penstock.core.scheduler import Assignment, Scheduler
+from penstock.core.scheduler import NOT_YET, Assignment, NotYet, Scheduler
 from penstock.errors import InputError
 
 
@@ -19,7 +19,7 @@ def spans_of(groups: Sequence[str | None], first_index: int = 0) -> list[Span]:
     return [Span(first_index + i, 10 * i, 10, (), group) for i, group in enumerate(groups)]
 
 
-def indices(assignments: list[Assignment], replica: int) -> list[int]:
+def indices(assignments: list[Assignment[Span]], replica: int) -> list[int]:
     return [assignment.span.index for assignment in assignments if assignment.replica == replica]
 
 
@@ -30,8 +30,25 @@ def pulling(spans: Iterable[Span], pulled: list[int]) -> Iterator[Span]:
         yield span
 
 
+class Arriving:
+    """Spans that come while a run goes on: `NOT_YET` where `released` of them were taken."""
+
+    def __init__(self, spans: Sequence[Span], released: int) -> None:
+        self.spans = spans
+        self.released = released
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[Span | NotYet]:
+        while self.taken < len(self.spans):
+            if self.taken == self.released:
+                yield NOT_YET
+                continue
+            self.taken += 1
+            yield self.spans[self.taken - 1]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Joins, finishes, losses, returns and a stop, in any order, against a plain record of who holds what."""
+    """Joins, finishes, losses, arrivals, returns and a stop, in any order, against a plain record of who holds what."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,20 +64,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         runs=st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=8),
         depth=st.integers(1, 3),
         window=st.integers(1, 12),
+        released=st.integers(0, 40),
     )
-    def start(self, runs: list[tuple[int, bool]], depth: int, window: int) -> None:
+    def start(self, runs: list[tuple[int, bool]], depth: int, window: int, released: int) -> None:
         for number, (length, is_group) in enumerate(runs):
             self.groups += [f"g{number}" if is_group else None] * length
         self.depth = depth
         self.window = max(window, depth)
-        self.pending = set(range(len(self.groups)))
-        self.pulled: list[int] = []
-        self.scheduler = Scheduler(pulling(spans_of(self.groups), self.pulled), depth, window)
+        self.feed = Arriving(spans_of(self.groups), min(released, len(self.groups)))
+        self.pending = set(range(self.feed.released))
+        self.scheduler: Scheduler[Span] = Scheduler(self.feed, depth, window)
 
     @invariant()
     def no_span_is_pulled_beyond_the_window(self) -> None:
         if hasattr(self, "scheduler"):
-            assert len(self.pulled) <= self.oldest_unfinished() + self.window
+            assert self.feed.taken <= self.oldest_unfinished() + self.window
 
     @precondition(lambda self: len(self.held) < 4)
     @rule()
@@ -86,6 +104,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.last.pop(replica, None)
         self.check(self.scheduler.lose(replica))
 
+    @precondition(lambda self: hasattr(self, "feed") and self.feed.released < len(self.groups))
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        first = self.feed.released
+        self.feed.released = data.draw(st.integers(first + 1, len(self.groups)))
+        self.pending.update(range(first, self.feed.released))
+        self.check(self.scheduler.more())
+
+    @precondition(lambda self: self.held and not self.is_stopped)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        held = {index for indices in self.held.values() for index in indices}
+        pulled = sorted(held | {index for index in self.pending if index < self.feed.taken})
+        if pulled:
+            dropped = set(data.draw(st.lists(st.sampled_from(pulled), min_size=1, unique=True)))
+            assert set(self.scheduler.drop(sorted(dropped))) == dropped & held
+            self.pending -= dropped
+            self.finished |= dropped - held
+            self.check(self.scheduler.more())
+
+    @precondition(lambda self: len(self.held) > 1 and any(self.held.values()))
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(sorted(name for name, held in self.held.items() if held)))
+        index = data.draw(st.sampled_from(self.held[holder]))
+        other = data.draw(st.sampled_from(sorted(self.held.keys() - {holder})))
+        self.held[holder].remove(index)
+        self.held[other].append(index)
+        self.scheduler.hand_over(holder, index, other)
+        self.pending.update(self.held.pop(holder))
+        self.last.pop(holder, None)
+        self.check(self.scheduler.lose(holder))
+
     @precondition(lambda self: self.is_stopped and any(self.held.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
@@ -102,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.is_stopped = True
         self.scheduler.stop()
 
-    def check(self, assignments: list[Assignment]) -> None:
+    def check(self, assignments: list[Assignment[Span]]) -> None:
         """Every assignment is allowed at the moment when it is made."""
         assert not (self.is_stopped and assignments), "a stopped scheduler hands something out"
         for assignment in assignments:
@@ -137,7 +188,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def every_span_is_pending_or_held_by_one_or_finished(self) -> None:
         held = [index for positions in self.held.values() for index in positions]
         assert len(held) == len(set(held))
-        assert sorted([*self.pending, *held, *self.finished]) == list(range(len(self.groups)))
+        assert sorted([*self.pending, *held, *self.finished]) == list(
+            range(self.feed.released if hasattr(self, "feed") else 0)
+        )
 
     @invariant()
     def scheduler_agrees_on_who_holds_what(self) -> None:
@@ -150,8 +203,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             idle = not any(self.held.values())
             # Spans are pulled for those who want them: that there are none is known once somebody asked.
-            is_known = bool(self.groups) or self.next_replica > 0
-            assert self.scheduler.is_finished == (idle and (self.is_stopped or (is_known and not self.pending)))
+            is_known = self.feed.released == len(self.groups) and bool(self.held)
+            if self.is_stopped or is_known or self.pending or not idle:
+                assert self.scheduler.is_finished == (idle and (self.is_stopped or (is_known and not self.pending)))
 
     @invariant()
     def nobody_waits_beside_work_that_is_free(self) -> None:
@@ -236,7 +290,7 @@ def test_stopped_scheduler_lets_what_is_held_finish_and_hands_out_nothing() -> N
 
 
 def test_nothing_to_do_is_finished_as_soon_as_somebody_asks() -> None:
-    scheduler = Scheduler([], depth=2, window=4)
+    scheduler: Scheduler[Span] = Scheduler([], depth=2, window=4)
     assert scheduler.join(0) == []
     assert scheduler.is_finished
 
@@ -342,6 +396,34 @@ def test_group_of_a_lost_replica_goes_to_another_from_its_first_unfinished_span(
     scheduler.lose(0)
     assert indices(scheduler.finish(1, 5), 1) == [1]
     assert indices(scheduler.finish(1, 1), 1) == [2]
+
+
+def test_spans_that_arrive_later_are_handed_out_when_they_are_there() -> None:
+    feed = Arriving(spans_of([None] * 4), released=1)
+    scheduler: Scheduler[Span] = Scheduler(feed, depth=2, window=4)
+    assert indices(scheduler.join(0), 0) == [0]
+    assert scheduler.finish(0, 0) == []
+    assert not scheduler.is_finished
+    feed.released = 4
+    assert indices(scheduler.more(), 0) == [1, 2]
+
+
+def test_dropped_span_that_a_replica_holds_is_still_awaited() -> None:
+    scheduler = Scheduler(spans_of([None] * 3), depth=1, window=4)
+    scheduler.join(0)
+    assert scheduler.drop([0, 1]) == [0]
+    assert indices(scheduler.finish(0, 0), 0) == [2]
+
+
+def test_span_that_was_handed_over_does_not_come_back_with_its_first_holder() -> None:
+    scheduler = Scheduler(spans_of([None]), depth=1, window=4)
+    scheduler.join(0)
+    scheduler.join(1)
+    scheduler.hand_over(0, 0, 1)
+    assert scheduler.lose(0) == []
+    assert scheduler.held_by(1) == [0]
+    scheduler.finish(1, 0)
+    assert scheduler.is_finished
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 5])
