@@ -18,8 +18,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import TensorSpec
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.jobs import output_columns
-from penstock.jobs.bring_up import Started
+from penstock.jobs.settled import Settled
 from penstock.options.records import PredictOptions
 from penstock.sources.catalog import open_listed
 from penstock.sources.derived.generations import Generations
@@ -148,27 +147,24 @@ def unfinished_generations(manifest: Manifest, records: Iterable[PartRecord]) ->
     return {number for number, size in enumerate(sizes) if committed[number] < size}
 
 
-def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
+def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
     """The manifest of a job with its new files as one more generation: fixed from here on, as the first one was.
 
     Raises:
         InputError: They have other columns.
     """
-    schema = output_columns.output_schema(started, started.options)
-    if schema != manifest.schema:
+    if settled.schema != manifest.schema:
         raise InputError(
             "the new files do not give the columns that this job writes",
-            received=named(schema.columns),
+            received=named(settled.schema.columns),
             allowed=named(manifest.schema.columns),
             hint="predict them in another job, with another --output",
         )
-    how_divided = started.division(task.options.part_rows)
-    spans = list(started.source.divide(*how_divided))
-    part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
+    spans = list(settled.source.divide(*settled.division))
     new = task.source.source.fragments()
     fragments = (*manifest.fragments, *new)
     generation = replace(
-        first_generation(task.source.source, len(new), how_divided),
+        first_generation(task.source.source, len(new), settled.division),
         first_fragment=len(manifest.fragments),
         first_span=len(manifest.spans),
         first_part=len(manifest.parts),
@@ -179,7 +175,7 @@ def begin(manifest: Manifest, task: FolderJob, started: Started) -> Manifest:
         fingerprint=fingerprint(task.model_digest, fragments, task.request),
         fragments=fragments,
         spans=(*manifest.spans, *spans),
-        parts=(*manifest.parts, *division.divide_into_parts(spans, part_rows)),
+        parts=(*manifest.parts, *division.divide_into_parts(spans, settled.part_rows)),
         generations=(*manifest.generations, generation),
     )
 

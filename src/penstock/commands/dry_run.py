@@ -16,6 +16,7 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.settled import settled_by
 from penstock.options.records import PredictOptions
 from penstock.planning import start_by_plan
 from penstock.sources.files.paths import NoRows
@@ -85,8 +86,9 @@ def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest,
         started = start_by_plan.start(task.model, request, context, may_search=False)
         with contextlib.closing(started):
             output_columns.start_finisher(started, context.meter, None if before is None else before.schema)
+            settled = settled_by(started)
             manifest = (
-                to_folder.make_manifest(task, started) if before is None else appending.begin(before, task, started)
+                to_folder.make_manifest(task, settled) if before is None else appending.begin(before, task, settled)
             )
             checked = None
             if task.options.check and isinstance(task.model, ModelFile):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,19 +14,21 @@ from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.figures import counted
-from penstock.core.records import ModelFile, Result, Span
+from penstock.core.records import ModelFile, Result
 from penstock.core.state import VARIABLES
-from penstock.errors import InputError, Interrupted, OutputError, PenstockError, TooManyFailures
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request, Resumed
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.settled import Settled, settled_by
+from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
 from penstock.sources.files.paths import NoRows
 from penstock.storage.disk import output_errors
-from penstock.storage.journal import PartRecord
+from penstock.storage.journal import PartRecord, rows_in
 from penstock.storage.ledger import (
     Ledger,
     OpenParts,
@@ -265,11 +264,6 @@ def resumed_from(manifest: Manifest, *, is_append: bool) -> Resumed:
     return Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
 
 
-def rows_in(records: Sequence[PartRecord]) -> int:
-    """All rows that committed parts account for, also those that failed."""
-    return sum(record.rows + record.failed for record in records)
-
-
 @dataclass
 class Run:
     """One execution of a job in a place that is locked."""
@@ -300,14 +294,14 @@ class Run:
                 self.progress.note(self._check(started))
             output_columns.start_finisher(started, self.meter, None if manifest is None else manifest.schema)
             if manifest is None:
-                manifest = make_manifest(task, started)
+                manifest = make_manifest(task, settled_by(started))
                 with output_errors():
                     # Only now that the new job is known to begin is the old one removed.
                     if existing is not None:
                         remove_job(self.place, existing)
                     manifest.save(self.place)
             elif is_append:
-                manifest = appending.begin(manifest, task, started)
+                manifest = appending.begin(manifest, task, settled_by(started))
                 with output_errors():
                     manifest.save(self.place)
             elif manifest.recipe.state == VARIABLES:
@@ -348,7 +342,7 @@ class Run:
                 # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
                 results = started.engine.run(spans, is_ordered=started.is_streamed)
                 order = None if started.is_streamed else ledger.pending
-                limit = _FailureLimit(self.task.options.max_failures, before, order)
+                limit = FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
             finally:
                 self.progress.end()
@@ -379,7 +373,7 @@ class Run:
             ended.save(self.place)
         return ended
 
-    def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: _FailureLimit) -> None:
+    def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: FailureLimit) -> None:
         """Commit every result. Too many failures, or an error of the run, end that; what came before stays."""
         problem: PenstockError | None = None
         parts = OpenParts(
@@ -392,7 +386,7 @@ class Run:
         with (
             # Closed before an error is raised: finishers would go on with rows that nobody takes.
             contextlib.closing(output_columns.finished(started, results)) as finished,
-            contextlib.closing(_Writer(parts, self.meter, digester)) as writer,
+            contextlib.closing(Writer(parts, self.meter, digester)) as writer,
         ):
             try:
                 for result in finished:
@@ -441,120 +435,29 @@ class Run:
         )
 
 
-class _FailureLimit:
-    """Counts failed rows in the order of the input: a job ends at the same row in whatever order its spans finish.
-
-    Args:
-        allowed: The share of rows that may fail.
-        records: What was committed before.
-        order: The spans in their order; None where results come in order.
-    """
-
-    def __init__(self, allowed: float, records: Sequence[PartRecord], order: Sequence[Span] | None) -> None:
-        self._allowed = allowed
-        self._rows = rows_in(records)
-        self._failed = sum(record.failed for record in records)
-        self._is_streamed = order is None
-        self._order = deque(span.index for span in order or ())
-        self._waiting: dict[int, Result] = {}
-
-    def check(self, result: Result) -> TooManyFailures | None:
-        """The error with which the job ends, once too many rows failed."""
-        if self._is_streamed:
-            self._order.append(result.span.index)
-        self._waiting[result.span.index] = replace(result, columns={})
-        while self._order and self._order[0] in self._waiting:
-            each = self._waiting.pop(self._order.popleft())
-            self._rows += each.span.rows
-            self._failed += len(each.failures)
-            if exceeds(self._failed, self._rows, self._allowed, is_whole=False):
-                last = f"; the last: {each.failures[-1].reason}" if each.failures else ""
-                return too_many(
-                    f"{self._failed:,} of the first {self._rows:,} rows{last}",
-                    self._allowed,
-                    "see _penstock/failures.jsonl; raise --max-failures and run it again, or mend the input and "
-                    "--overwrite",
-                )
-        return None
-
-
-def make_manifest(task: FolderJob, started: Started) -> Manifest:
+def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
-    schema = output_columns.output_schema(started, started.options)
     sink = kinds.sink(task.options.format)
-    sink.check(schema)
-    how_divided = started.division(task.options.part_rows)
-    spans = [] if started.is_streamed else list(started.source.divide(*how_divided))
-    part_rows = task.options.part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second())
+    sink.check(settled.schema)
+    spans = [] if settled.is_streamed else list(settled.source.divide(*settled.division))
     fragments = tuple(task.source.fragments())
     return Manifest(
         request=task.request,
         model_digest=task.model_digest,
         fingerprint=fingerprint(task.model_digest, fragments, task.request),
         fragments=fragments,
-        recipe=started.recipe,
-        bindings=started.job.bindings,
-        schema=schema,
+        recipe=settled.recipe,
+        bindings=settled.bindings,
+        schema=settled.schema,
         spans=tuple(spans),
-        parts=tuple(division.divide_into_parts(spans, part_rows)),
-        versions=versions(started.recipe.runtime),
-        weights=started.signature.weights,
+        parts=tuple(division.divide_into_parts(spans, settled.part_rows)),
+        versions=versions(settled.recipe.runtime),
+        weights=settled.weights,
         max_failures=task.options.max_failures,
-        part_rows=part_rows if started.is_streamed else None,
-        split=started.split,
-        columns=started.job.columns,
+        part_rows=settled.part_rows if settled.is_streamed else None,
+        split=settled.split,
+        columns=settled.columns,
         part_suffix=sink.suffix,
-        part_folders=sink.folders(schema),
-        generations=(appending.first_generation(task.source, len(fragments), how_divided),),
+        part_folders=sink.folders(settled.schema),
+        generations=(appending.first_generation(task.source, len(fragments), settled.division),),
     )
-
-
-class _Writer:
-    """Commits on a thread of its own, so that an fsync does not keep the replicas waiting for their slots."""
-
-    _DEPTH = 4
-
-    def __init__(self, parts: OpenParts, meter: Meter, digester: unchanged.Digester) -> None:
-        self._parts = parts
-        self._meter = meter
-        self._digester = digester
-        self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
-        self._error: BaseException | None = None
-        self._is_dropped = False
-        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
-        self._thread.start()
-
-    def put(self, result: Result) -> None:
-        self._raise()
-        with self._meter.waiting_for_writer(result.span.index):
-            self._queue.put(result)
-
-    def finish(self) -> None:
-        """Commit everything that was put, also a part that an interrupt cut short."""
-        with self._meter.waiting_for_writer():
-            self._queue.put(None)
-            self._thread.join()
-        self._raise()
-        self._parts.commit_all()
-
-    def close(self) -> None:
-        """After an error: write no more."""
-        self._is_dropped = True
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
-        self._parts.close()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _write(self) -> None:
-        for result in iter(self._queue.get, None):
-            if self._error is not None or self._is_dropped:
-                continue
-            try:
-                with output_errors(), self._meter.writing(result.span.index, result.rows):
-                    self._parts.accept(replace(result, digest=self._digester.digest(result.span)))
-            except BaseException as error:
-                self._error = error

@@ -378,7 +378,8 @@ class Device:
     """One place where a replica can run. `uuid` and `memory_bytes` are known for GPUs.
 
     `memory_limit` is what this replica may take of the memory, set before its framework starts; 0 where nothing
-    limits it. Several replicas on one device have the same index and a share each.
+    limits it. Several replicas on one device have the same index and a share each. `node` is the name of its machine
+    in a cluster, and empty for this machine.
     """
 
     kind: str
@@ -388,9 +389,10 @@ class Device:
     memory_bytes: int = 0
     free_bytes: int = 0
     memory_limit: int = 0
+    node: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}"
+        return f"{self.node}/{self.kind}:{self.index}" if self.node else f"{self.kind}:{self.index}"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class PartRecord:
     recipe for all others. `digests` maps spans to the digests of the bytes that they were read from, where these lie in
     files. `not_finite` of the rows have a prediction that is NaN or infinite. `checksums` maps the names of all files,
     that of the failures too, to the CRC32C of their content; it is empty in records of an older penstock.
-    `written_at` is the time of the clock when it was written, which only `penstock status` uses.
+    `written_at` is the time of the clock when it was written, which only `penstock status` uses. `kind` is the kind of
+    node that it was built on, and so its recipe in the manifest; empty for the first kind.
     """
 
     part: int
@@ -54,6 +55,7 @@ class PartRecord:
     not_finite: int = 0
     checksums: Mapping[str, str] = field(default_factory=dict)
     written_at: float = 0.0
+    kind: str = ""
 
     @property
     def failures_file(self) -> str:
@@ -64,6 +66,11 @@ class PartRecord:
     def all_files(self) -> dict[str, int]:
         """Names and sizes of the part's files, and of its failures where there are any."""
         return {**self.files, **({self.failures_file: self.failures_bytes} if self.failed else {})}
+
+
+def rows_in(records: Sequence[PartRecord]) -> int:
+    """All rows that committed parts account for, also those that failed."""
+    return sum(record.rows + record.failed for record in records)
 
 
 def piece_number(part: int, cut: int) -> str:
@@ -209,7 +216,7 @@ def _record_name(number: int) -> str:
 
 def encode_record(record: PartRecord) -> bytes:
     """A record as a line that begins with the checksum of the rest. Rare fields are left out where they are empty."""
-    rare = ("reduced", "digests", "not_finite", "checksums", "written_at")
+    rare = ("reduced", "digests", "not_finite", "checksums", "written_at", "kind")
     fields = {name: value for name, value in asdict(record).items() if name not in rare or value}
     body = json.dumps(fields, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)

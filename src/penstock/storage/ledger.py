@@ -20,6 +20,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from penstock.core.protocols import Sink
 from penstock.core.records import Result, Span
@@ -174,20 +175,32 @@ class Ledger:
         put_failures_together(self._place, self.records)
 
 
+class PieceDesk(Protocol):
+    """Says what a span belongs to, and takes pieces that are written: the ledger, or a node that has no ledger."""
+
+    def piece_of(self, span_index: int) -> PartPiece: ...
+
+    def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder: ...
+
+    def commit(self, staged: StagedPart) -> bool:
+        """Take a piece; False where it is not wanted any more."""
+        ...
+
+
 class OpenParts:
     """The parts that this process builds itself. Each is committed as soon as it is whole.
 
     Args:
-        ledger: Takes the parts.
+        desk: Takes the parts.
         sink: The format.
         on_commit: Called with the record of every part that was committed.
         step: Called around each step of writing.
     """
 
     def __init__(
-        self, ledger: Ledger, sink: Sink, on_commit: Callable[[PartRecord], None], step: Step = not_traced
+        self, desk: PieceDesk, sink: Sink, on_commit: Callable[[PartRecord], None], step: Step = not_traced
     ) -> None:
-        self._ledger = ledger
+        self._desk = desk
         self._sink = sink
         self._on_commit = on_commit
         self._step = step
@@ -199,9 +212,9 @@ class OpenParts:
 
     def accept(self, result: Result) -> None:
         """Take a result; commits the part that it completes."""
-        piece = self._ledger.piece_of(result.span.index)
+        piece = self._desk.piece_of(result.span.index)
         if piece.part not in self._builders:
-            self._builders[piece.part] = self._ledger.builder(piece, self._sink, self._step)
+            self._builders[piece.part] = self._desk.builder(piece, self._sink, self._step)
         builder = self._builders[piece.part]
         builder.add(result)
         self._write(builder)
@@ -229,7 +242,7 @@ class OpenParts:
         staged = self._builders[part].finish()
         if staged is not None:
             with self._step(PUBLISH, NONE, staged.record.rows):
-                is_committed = self._ledger.commit(staged)
+                is_committed = self._desk.commit(staged)
             if is_committed:
                 self._on_commit(staged.record)
         del self._builders[part]

@@ -19,9 +19,12 @@ from penstock.storage.places import Place
 from penstock.storage.stored_spans import StoredSpans, entries_of, nested_tuples
 from penstock.storage.typed import check_types
 
-MANIFEST_VERSION = 6
+MANIFEST_VERSION = 7
+_CONTINUED_VERSION = 6
+"""Jobs since then are gone on with."""
 _READABLE_VERSION = 4
-"""What folders since then hold can be looked at and removed. Only jobs of today's version are gone on with."""
+"""What folders since then hold can be looked at and removed."""
+_GONE_ON_WITH = f"{_CONTINUED_VERSION} to {MANIFEST_VERSION}"
 _SEALED = re.compile(rb'\{"checksum": "([0-9a-f]{8})", ')
 """How a manifest begins: with the checksum of everything behind it. One that was edited by hand does not go on."""
 MANIFEST = f"{INTERNAL}/manifest.json"
@@ -82,6 +85,15 @@ def unpack_paths(packed: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class NodeKind:
+    """How nodes of one kind run the job: the recipe of parts that were built there, its split, and its versions."""
+
+    recipe: Recipe
+    split: tuple[int, int] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A job as it was started, and as each append changed it.
 
@@ -106,6 +118,8 @@ class Manifest:
         part_suffix: How the names of part files end; kept because the sink may be gone when they are to be removed.
         part_folders: The folders that hold part files, relative to the output; "" is the output itself.
         generations: The files that the job began with, and those of each append.
+        kinds: The kinds of nodes of a cluster that run the job, by name. `recipe`, `split` and `versions` are those of
+            the first, which is all there is to a job that never ran on a cluster.
         version: Of the manifest's format.
     """
 
@@ -128,12 +142,21 @@ class Manifest:
     part_suffix: str = ".parquet"
     part_folders: tuple[str, ...] = ("",)
     generations: tuple[Generation, ...] = (Generation(),)
+    kinds: dict[str, NodeKind] = field(default_factory=dict)
     version: int = MANIFEST_VERSION
 
     @property
     def is_older(self) -> bool:
         """Whether an older penstock wrote this: it can be looked at and removed."""
-        return self.version < MANIFEST_VERSION
+        return self.version < _CONTINUED_VERSION
+
+    def kind(self, name: str) -> NodeKind:
+        """How nodes of a kind run the job; "" is the first kind.
+
+        Raises:
+            KeyError: No node of this kind has run it.
+        """
+        return self.kinds[name] if name else NodeKind(self.recipe, self.split, self.versions)
 
     @property
     def rows(self) -> int:
@@ -169,6 +192,7 @@ class Manifest:
             "schema": asdict(self.schema),
             "spans": entries_of(self.spans),
             "generations": [asdict(generation) for generation in self.generations],
+            "kinds": {name: vars(kind) | {"recipe": kind.recipe.as_json()} for name, kind in self.kinds.items()},
         }
         del document["version"]
         body = json.dumps({_VERSION: MANIFEST_VERSION, **document}).encode()[1:]
@@ -201,11 +225,11 @@ def load_manifest(place: Place) -> Manifest | None:
         raise OutputError(
             "the manifest is of another version of penstock",
             received=f"{path}: version {version}" + (f", {_SINCE_THEN}" if is_older else ""),
-            allowed=f"version {MANIFEST_VERSION}",
+            allowed=f"versions {_GONE_ON_WITH}",
             hint="go on with the penstock that began it, or begin again in another folder",
         )
     try:
-        if version == MANIFEST_VERSION:
+        if version >= _CONTINUED_VERSION:
             _check_seal(content)
         else:
             document = _converted(document)
@@ -262,6 +286,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
             Generation(**{name: nested_tuples(value) for name, value in entry.items()})
             for entry in document["generations"]
         ),
+        "kinds": {name: _kind(entry) for name, entry in document.get("kinds", {}).items()},
         "version": document[_VERSION],
     }
     others = (*records, _VERSION, "checksum")
@@ -291,11 +316,15 @@ def older_job(place: Place, manifest: Manifest) -> OutputError:
         "the job in the output folder was written by an older version of penstock",
         received=f"{place.address()}: penstock {manifest.versions.get('penstock', 'unknown')}, "
         f"manifest version {manifest.version}",
-        allowed=f"manifest version {MANIFEST_VERSION}",
+        allowed=f"manifest versions {_GONE_ON_WITH}",
         hint="go on with the penstock that began it; or begin again in another folder, or here with --overwrite. "
         f"What is there can be read, but this penstock, also where its number is the same, goes on only with "
-        f"manifests of version {MANIFEST_VERSION}, and this one has version {manifest.version}",
+        f"manifests of versions {_GONE_ON_WITH}, and this one has version {manifest.version}",
     )
+
+
+def _kind(entry: dict[str, Any]) -> NodeKind:
+    return NodeKind(Recipe(**entry["recipe"]), nested_tuples(entry["split"]), entry["versions"])
 
 
 def _binding(entry: dict[str, Any]) -> Binding:

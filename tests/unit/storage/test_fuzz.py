@@ -129,7 +129,7 @@ def test_anything_in_the_place_of_a_manifest_is_refused(content: bytes) -> None:
 @settings(max_examples=CASES)
 @given(
     st.dictionaries(st.sampled_from(list(DOCUMENT)), anything, min_size=1, max_size=3),
-    st.sampled_from([5, 6]),
+    st.sampled_from([5, 6, 7]),
 )
 @example({"spans": []}, 5)
 @example({"parts": []}, 5)
@@ -139,10 +139,12 @@ def test_anything_in_the_place_of_a_manifest_is_refused(content: bytes) -> None:
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": 0}}, 5)
 @example({"recipe": DOCUMENT["recipe"] | {"batch_size": "32"}}, 6)
 @example({"spans": [[0, 5, [], None, None], [6, 7, [], None, None]]}, 6)
+@example({"kinds": {"cpu": {}}}, 7)
+@example({"kinds": []}, 7)
 @example({"bindings": [DOCUMENT["bindings"][0] | {"columns": 5}]}, 5)
 def test_manifest_of_any_fields_is_refused_or_can_be_worked_with(fields: dict[str, Any], version: int) -> None:
     document = DOCUMENT | fields | {"penstock_manifest": version}
-    manifest = loaded(sealed(document) if version == 6 else json.dumps(document).encode())
+    manifest = loaded(sealed(document) if version >= 6 else json.dumps(document).encode())
     if manifest is not None:
         assert manifest.rows == 13
         is_finished(manifest, planned_records(RECORDS, manifest))
@@ -155,4 +157,4 @@ def test_the_edits_that_people_make_are_refused() -> None:
         assert loaded(json.dumps(json.loads(SAVED) | {name: value}).encode()) is None, name
     assert loaded(SAVED) == MANIFEST
     assert loaded(json.dumps(json.loads(SAVED)).encode()) == MANIFEST, "the same content, put down again"
-    assert loaded(sealed(DOCUMENT | {"penstock_manifest": 7})) is None
+    assert loaded(sealed(DOCUMENT | {"penstock_manifest": 8})) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from penstock.storage.disk import internal
 from penstock.storage.manifest import (
     Generation,
     Manifest,
+    NodeKind,
     changed_files,
     describe_difference,
     is_fresh,
@@ -50,6 +52,10 @@ MANIFEST = Manifest(
     part_suffix=".npy",
     part_folders=("row", "y", "s", "id"),
     generations=(Generation(), Generation(1, 2, 1, pack_paths(["/data/c.parquet"]))),
+    kinds={
+        "cpu": NodeKind(Recipe("tensorflow", "cpu", 32, 1), (2, 1), {"python": "3.11.7"}),
+        "H200": NodeKind(Recipe("tensorflow", "gpu", 64, 1)),
+    },
 )
 
 
@@ -153,7 +159,7 @@ def test_version_of_another_penstock_is_told(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 1" in (caught.value.received or "")
-    assert caught.value.allowed == "version 6"
+    assert caught.value.allowed == "versions 6 to 7"
     assert "begin again" in (caught.value.hint or "")
 
 
@@ -162,7 +168,7 @@ def test_older_job_is_told_why_it_is_not_gone_on_with(output: str) -> None:
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "version 3, which made other pixels of images than --interpolation" in (caught.value.received or "")
-    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 7}', encoding="utf-8")
+    Path(internal(output, "manifest.json")).write_text('{"penstock_manifest": 8}', encoding="utf-8")
     with pytest.raises(OutputError) as caught:
         load_manifest(place_of(output))
     assert "pixels" not in (caught.value.received or "")
@@ -177,6 +183,19 @@ def test_manifest_of_the_version_before_is_read_and_not_gone_on_with(output: str
     older = load_manifest(place_of(output))
     assert older == replace(MANIFEST, version=5, generations=(Generation(),))
     assert older.is_older
+
+
+def test_manifest_of_version_6_is_gone_on_with_as_a_job_of_one_kind(output: str) -> None:
+    MANIFEST.save(place_of(output))
+    path = Path(internal(output, "manifest.json"))
+    document = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "checksum"}
+    del document["kinds"]
+    body = json.dumps(document | {"penstock_manifest": 6}).encode()[1:]
+    path.write_bytes(b'{"checksum": "%08x", %s' % (zlib.crc32(body), body))
+    older = load_manifest(place_of(output))
+    assert older == replace(MANIFEST, version=6, kinds={})
+    assert not older.is_older
+    assert older.kind("") == NodeKind(MANIFEST.recipe, MANIFEST.split, MANIFEST.versions)
 
 
 def test_absent_and_empty_folders_are_fresh(tmp_path: Path) -> None:

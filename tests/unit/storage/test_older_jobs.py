@@ -61,4 +61,4 @@ def test_error_says_which_version_wrote_it_and_what_can_be_done(folder: Path) ->
     assert "written by an older version of penstock" in error.problem
     assert error.received == f"{folder}: penstock 0.1.0, manifest version 4"
     assert "--overwrite" in (error.hint or "")
-    assert "only with manifests of version 6, and this one has version 4" in (error.hint or "")
+    assert "only with manifests of versions 6 to 7, and this one has version 4" in (error.hint or "")
