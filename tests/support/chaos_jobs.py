@@ -35,6 +35,7 @@ TORN = "journal_torn"
 BUCKET = "chaos"
 
 _BEGINNING = ("lock", "manifest")
+_ON_CLUSTERS = ("attempt_",)
 _RETRYING = ("retry", "replace")
 _NOT_RETRYING = ("part_begun", "part_span_written", "part_synced")
 _ONLY_ON_DISKS = ("manifest_written", "manifest_synced", "manifest_renamed", "publish_unsettled", "journal_written")
@@ -76,7 +77,7 @@ class Setup:
     @property
     def points(self) -> tuple[str, ...]:
         """The crash points that its runs come to."""
-        others = _NOT_RETRYING if self.command == "retry" else _RETRYING
+        others = (*_ON_CLUSTERS, *(_NOT_RETRYING if self.command == "retry" else _RETRYING))
         points = tuple(point for point in POINTS if not point.startswith(others))
         return tuple(point for point in points if point not in _ONLY_ON_DISKS) if self.is_remote else (*points, TORN)
 

@@ -38,6 +38,10 @@ MOST_OPEN_PARTS = 8
 bounds: it hands out no span that lies far beyond the oldest unfinished one."""
 
 
+class NotAsWritten(OutputError):
+    """The files of a part are not what its record says. Nothing was recorded; it can be built again."""
+
+
 class Ledger:
     """Commits the parts of one job. Opening it brings the place to the state that the journal describes.
 
@@ -49,6 +53,7 @@ class Ledger:
         self._manifest = manifest
         self._journal = place.journal()
         self._by_part: dict[int, list[PartRecord]] = {}
+        self._has_attempts = False
         self.repairs = [f"the journal: {problem}" for problem in self._journal.problems]
         """What was damaged or missing, in words: it is to be predicted again."""
         self._recover(altered)
@@ -98,11 +103,16 @@ class Ledger:
         return PartBuilder(piece, sink, self._manifest.schema, self.staging, step)
 
     def commit(self, staged: StagedPart) -> bool:
-        """Commit a part, or the next piece of it; False where its spans are committed already: then it is dropped."""
+        """Commit a part, or the next piece of it; False where its spans are committed already: then it is dropped.
+
+        Raises:
+            NotAsWritten: Its files are not what its record says.
+        """
         record = staged.record
         if self._manifest.part_rows is None and self.piece_of(record.first_span).first_span != record.first_span:
-            for path in staged.paths:
-                os.remove(path)
+            if not staged.attempt:
+                for path in staged.paths:
+                    os.remove(path)
             return False
         self._publish(staged)
         self._append(record)
@@ -130,6 +140,9 @@ class Ledger:
 
     def finish(self) -> None:
         """Leave everything as people read it. Nothing is built after this."""
+        if self._has_attempts:
+            # On object storage, attempts that came too late may have created names of their own.
+            self._place.remove(_unknown_files(self._place, self._manifest, self.records))
         put_failures_together(self._place, self.records)
 
     def close(self) -> None:
@@ -142,9 +155,13 @@ class Ledger:
         return parts[part], parts[part + 1] if part + 1 < len(parts) else len(self._manifest.spans)
 
     def _publish(self, staged: StagedPart) -> None:
-        sizes = self._place.publish(staged.paths)
+        if staged.attempt:
+            self._has_attempts = True
+            sizes = self._place.confirm(staged.paths, staged.record)
+        else:
+            sizes = self._place.publish(staged.paths)
         if sizes != staged.record.all_files:
-            raise OutputError(
+            raise NotAsWritten(
                 "a part is not as it was written",
                 received=f"{self._place.address()}: {sizes}",
                 allowed=str(staged.record.all_files),

@@ -8,9 +8,14 @@ from typing import IO, Any
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
-from penstock.storage.disk import fsync_folder, internal, make_folders, output_errors, regular, write_whole
+from penstock.storage.disk import INTERNAL, fsync_folder, internal, make_folders, output_errors, regular, write_whole
 from penstock.storage.journal import Journal, PartRecord, read_journal
 from penstock.storage.lock import OutputLock, holder_of
+
+
+def attempt_folder(run: str, attempt: str = "") -> str:
+    """Where nodes of a cluster build parts, relative to the output: a folder of the run, in it one of each attempt."""
+    return os.path.join(INTERNAL, "staging", run, attempt)
 
 
 class LocalFolder:
@@ -19,6 +24,10 @@ class LocalFolder:
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
         self._shown = path
+
+    @property
+    def path(self) -> str:
+        return self._path
 
     def address(self, name: str = "") -> str:
         return os.path.join(self._shown, name) if name else self._shown
@@ -95,6 +104,23 @@ class LocalFolder:
         crash_point("publish_settled")
         return sizes
 
+    def open_attempts(self, run: str) -> None:
+        os.makedirs(self._at(attempt_folder(run)))
+
+    def drop_attempt(self, run: str, attempt: str) -> None:
+        shutil.rmtree(self._at(attempt_folder(run, attempt)), ignore_errors=True)
+
+    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
+        paths = {self._at(temporary): name for temporary, name in staged.items()}
+        sizes = {name: _size(path) for path, name in paths.items()}
+        crash_point("attempt_confirmed")
+        if sizes != record.all_files:
+            return sizes  # it stays where it is: what has a name in the output is whole
+        self.publish(paths)
+        for folder in {os.path.dirname(path) for path in paths}:
+            shutil.rmtree(folder, ignore_errors=True)
+        return sizes
+
     def settle(self) -> None:
         fsync_folder(internal(self._path))
         fsync_folder(self._path)
@@ -124,3 +150,12 @@ class LocalFolder:
 
     def _at(self, name: str) -> str:
         return os.path.join(self._path, name)
+
+
+def _size(path: str) -> int:
+    """The size of a file that another machine wrote; -1 where there is none. Opening it asks a shared disk anew."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return os.fstat(file.fileno()).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return -1

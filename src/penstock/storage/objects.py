@@ -16,16 +16,18 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from penstock.core.retrying import http_status, may_pass, retrying
 from penstock.errors import DeviceError, OutputError, UsageError
-from penstock.storage.disk import RESUMABLE
+from penstock.storage.disk import RESUMABLE, checksum_of
 
 T = TypeVar("T")
 
+ATTEMPT, CHECKSUM = "penstock-attempt", "penstock-crc32c"
+"""The names of the metadata of an object that a node of a cluster has created."""
 _AT_ONCE = 16
 _TRIES = 9
 """Half a minute in all: an hour of predictions is worth that."""
@@ -141,16 +143,49 @@ class Objects:
         self.write(name, content)
         return True
 
-    def upload(self, path: str, name: str, *, only_new: bool) -> bool:
-        """Put a local file, which appears when it is complete; False where `only_new` finds one there."""
+    def upload(self, path: str, name: str, *, only_new: bool, metadata: Mapping[str, str] | None = None) -> bool:
+        """Put a local file, which appears when it is complete; False where `only_new` finds one there.
+
+        The `metadata` are kept with it by stores that have such.
+        """
         mode = "create" if only_new else "overwrite"
+        options = {"Metadata": dict(metadata)} if metadata and self._is_s3 else {}
         try:
-            self._tell(name, lambda: self._store.put_file(path, self._path(name), mode=mode))
+            self._tell(name, lambda: self._store.put_file(path, self._path(name), mode=mode, **options))
         except ConditionFailed:
             return False
         except NoConditions:
-            return name not in self.sizes(os.path.dirname(name)) and self.upload(path, name, only_new=False)
+            is_free = name not in self.sizes(os.path.dirname(name))
+            return is_free and self.upload(path, name, only_new=False, metadata=metadata)
         return True
+
+    def has_content(self, name: str, size: int, checksum: str) -> bool:
+        """Whether an object has this size and this CRC32C: by its metadata, or by reading it where it has none."""
+        said = self._described(name)
+        if said is None or said[0] != size:
+            return False
+        if said[1]:
+            return said[1] == checksum
+        content = self.read(name)
+        return content is not None and checksum_of(content) == checksum
+
+    def sizes_of(self, checksums: Mapping[str, str]) -> dict[str, int]:
+        """The sizes of objects; -1 of one that is not there, or whose metadata has another CRC32C."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            said = dict(zip(checksums, threads.map(self._described, checksums), strict=True))
+        return {
+            name: each[0] if each is not None and each[1] in ("", checksums[name]) else -1
+            for name, each in said.items()
+        }
+
+    def _described(self, name: str) -> tuple[int, str] | None:
+        """The size of an object, and the CRC32C in its metadata or ""; None where there is no object."""
+        if not self._is_s3:
+            entry = self._ask(name, lambda: self._store.info(self._path(name)))
+            return None if entry is None else (int(entry["size"]), "")
+        bucket, key, _ = self._store.split_path(self._path(name))
+        head = self._ask(name, lambda: self._store.call_s3("head_object", Bucket=bucket, Key=key))
+        return None if head is None else (int(head["ContentLength"]), head["Metadata"].get(CHECKSUM, ""))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects. One that is not there is as good as removed."""

@@ -52,18 +52,21 @@ class PartPiece:
 class StagedPart:
     """A part that is written and fsynced, under temporary names.
 
-    `paths` maps temporary paths to names in the output folder; `record` is what the journal will say.
+    `paths` maps temporary paths to names in the output folder; `record` is what the journal will say. `attempt` is the
+    name of the attempt, where a node of a cluster brought it to the output (`attempts`): then the temporary paths, too,
+    are relative to the output.
     """
 
     record: PartRecord
     paths: Mapping[str, str]
+    attempt: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        return cls(PartRecord(**document["record"]), document["paths"])
+        return cls(PartRecord(**document["record"]), document["paths"], document["attempt"])
 
 
 def write_failures(path: str, failures: Sequence[str]) -> int:

@@ -87,6 +87,21 @@ class Place(Protocol):
         """Bring local files under their final names, each whole or not at all; returns the sizes by name."""
         ...
 
+    def open_attempts(self, run: str) -> None:
+        """Let the nodes of a run on a cluster deliver parts (`attempts.node_output`)."""
+        ...
+
+    def drop_attempt(self, run: str, attempt: str) -> None:
+        """Remove what an attempt has written, where no other attempt can have a part in it."""
+        ...
+
+    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
+        """Bring what an attempt delivered under its final names; returns the sizes by name, -1 of what is not there.
+
+        Nothing that differs from its record comes under a final name by this.
+        """
+        ...
+
     def settle(self) -> None:
         """Wait until every removal is as lasting as a commit."""
         ...

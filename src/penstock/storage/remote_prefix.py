@@ -104,6 +104,18 @@ class RemotePrefix:
         crash_point("publish_settled")
         return sizes
 
+    def open_attempts(self, run: str) -> None:
+        """Nodes build in folders of their own."""
+
+    def drop_attempt(self, run: str, attempt: str) -> None:
+        """What it created may be what another attempt delivers. Names that no record knows go when the run ends."""
+
+    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
+        names = list(staged.values())
+        checked = self._objects.sizes_of({name: record.checksums[name] for name in names})
+        crash_point("attempt_confirmed")
+        return checked
+
     def settle(self) -> None:
         """The store has answered: it is done."""
 
