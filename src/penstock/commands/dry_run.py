@@ -16,7 +16,7 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.settled import settled_by
+from penstock.jobs.settled import resumed_from, settled_by
 from penstock.options.records import PredictOptions
 from penstock.planning import start_by_plan
 from penstock.sources.files.paths import NoRows
@@ -79,7 +79,7 @@ def describe(
 
 def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest, str | None]:
     """All that happens before the first span: the engine, closed again, the manifest, and what `--check` says."""
-    resumed = None if before is None else to_folder.resumed_from(before, is_append=True)
+    resumed = None if before is None else resumed_from(before, is_append=True)
     with tempfile.TemporaryFile(buffering=0) as log:
         context = RunContext(log, StopFlag())
         request = Request(task.source, task.options, resumed)

@@ -19,10 +19,10 @@ from penstock.core.state import VARIABLES
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
-from penstock.jobs.decide import Request, Resumed
+from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.settled import Settled, settled_by
+from penstock.jobs.settled import Settled, resumed_from, settled_by
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
@@ -256,12 +256,6 @@ def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
         "not_finite": sum(record.not_finite for record in records),
         "parts": sum(bool(record.files) for record in records),
     }
-
-
-def resumed_from(manifest: Manifest, *, is_append: bool) -> Resumed:
-    """What is fixed for a run that goes on with a job, or appends to it."""
-    sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
-    return Resumed(manifest.recipe, manifest.bindings, sample, manifest.weights, manifest.split)
 
 
 @dataclass

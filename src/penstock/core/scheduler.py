@@ -103,6 +103,11 @@ class Scheduler(Generic[SpanT]):
         """Nothing is held, and nothing more will be handed out."""
         return not self._num_held and (self._stopped or (self._more is None and not self._pending))
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a replica holds a span."""
+        return self._num_held > 0
+
     def check(self) -> None:
         """Raise the error that ended the spans. Called when everything before it is done."""
         if self._error is not None:
@@ -136,7 +141,8 @@ class Scheduler(Generic[SpanT]):
                 self._claim(position, -self._readers[position - 1])
                 del self._pending[bisect.bisect_left(self._pending, position)]
                 del self._position[index]
-                self.order.remove(index)
+                if index in self.order:  # results that leave in any order empty it
+                    self.order.remove(index)
                 self._settle(position)
             else:
                 held.append(index)

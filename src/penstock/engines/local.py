@@ -15,6 +15,7 @@ from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Observe, ShowLine, show_nothing
 from penstock.core.records import Placement, Result, Shortage, Signature, Span
+from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.core.source import Source
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.core.stopping import StopFlag
@@ -22,6 +23,7 @@ from penstock.engines import run_events
 from penstock.engines.loader_feed import LoaderFeed
 from penstock.engines.memory_watch import ReplicaEnd
 from penstock.engines.run_state import RunState
+from penstock.engines.span_feed import SpanFeed
 from penstock.pool.devices.memory import has_address_limit, oom_kills
 from penstock.pool.processes.supervisor import Launch, ReplicaHandle
 
@@ -125,20 +127,42 @@ class LocalEngine:
 
     def run(self, spans: Iterable[Span], *, is_ordered: bool = True) -> Iterator[Result]:
         assert self._job is not None
-        source = self._job.source
         most = len(spans) if isinstance(spans, Sequence) else self._placement.replicas
-        ahead = None if source.traits.is_resumable else 1
+        ahead = None if self._job.source.traits.is_resumable else 1
         self._leaving.clear()
         self._handle(run_events.RunBegan(spans, self._depth(), most, ahead, is_ordered))
         while not self._state.is_finished:
-            if self._stop.is_raised:
-                self._handle(run_events.StopRequested())
-            self._pump()
-            while self._leaving:
-                result = self._leaving.popleft()
-                yield result
-                source.release(result.span)
+            yield from self._next_results()
         self._state.check()
+
+    def run_fed(self, feed: SpanFeed) -> Iterator[Result | NotYet]:
+        """The results of spans that are added while it runs, as they are finished; ends when the feed does.
+
+        `NOT_YET` says that all results of what was added have left. A feed that changes is looked at after one wait of
+        `_pump` at the latest.
+        """
+        self._leaving.clear()
+        self._handle(run_events.RunBegan(feed, self._depth(), self._placement.replicas, is_ordered=False))
+        while not self._state.is_finished:
+            for result in self._next_results():
+                feed.finish(result.span)
+                yield result
+            if feed.take_news(self._state.drop):
+                self._handle(run_events.SpansArrived())
+            if self._state.is_idle:
+                yield NOT_YET
+        self._state.check()
+
+    def _next_results(self) -> Iterator[Result]:
+        """Wait for something to happen; the results that are there then."""
+        assert self._job is not None
+        if self._stop.is_raised:
+            self._handle(run_events.StopRequested())
+        self._pump()
+        while self._leaving:
+            result = self._leaving.popleft()
+            yield result
+            self._job.source.release(result.span)
 
     def close(self) -> None:
         if self._feed is not None:

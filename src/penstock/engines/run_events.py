@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from penstock.core import messages
 from penstock.core.job import Job
 from penstock.core.records import Device, Placement, Result, Span, Timings
+from penstock.core.scheduler import NotYet
 from penstock.engines.memory_watch import ReplicaEnd
 
 
@@ -54,7 +55,7 @@ class RunBegan(Event):
         is_ordered: Whether results leave in the order of the spans, or as they are finished.
     """
 
-    spans: Iterable[Span]
+    spans: Iterable[Span | NotYet]
     depth: int
     most_replicas: int
     ahead: int | None = None
@@ -99,6 +100,11 @@ class SpansWithdrawn(Event):
     """The answer to `WithdrawSpans`: spans that no loader process had begun."""
 
     spans: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SpansArrived(Event):
+    """The spans of the run, which come from outside, have changed: there are more, or the end is known."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.core import messages
@@ -113,6 +113,15 @@ class RunState:
         """How the devices ran out of memory and went on, and how often."""
         return self._memory.shortages
 
+    @property
+    def is_idle(self) -> bool:
+        """No replica has anything to do, and no result is on its way."""
+        return self._scheduler is None or not self._scheduler.is_holding
+
+    def drop(self, spans: Collection[int]) -> list[int]:
+        """Forget spans that nobody wants any more; returns those that replicas work on, which are finished."""
+        return self._scheduler.drop(spans) if self._scheduler is not None else []
+
     def check(self) -> None:
         """Raise the error that ended the spans of the run. Called when everything before it is done."""
         if self._scheduler is not None:
@@ -149,6 +158,9 @@ class RunState:
                 self._route(message)
             case run_events.SpansWithdrawn(spans=spans):
                 self._withdraw(spans)
+            case run_events.SpansArrived():
+                if self._scheduler is not None:
+                    self._assign(self._scheduler.more())
             case run_events.StopRequested():
                 self._stop()
             case run_events.Tick():

@@ -1,30 +1,36 @@
-"""Spans that are added while a run goes on: a source of work for an engine that is fed from outside."""
+"""Spans that are added while a run goes on: work for an engine that is fed from outside."""
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from penstock.core.records import Span
 from penstock.core.scheduler import NOT_YET, NotYet
 
 
 class SpanFeed(Iterator[Span | NotYet]):
-    """Spans in the order in which they were added. Any thread may add; one engine takes.
+    """Spans in the order in which they were added. Any thread adds and withdraws; one engine takes.
 
-    `next` gives a span, or `NOT_YET` where there is none now, and ends when the feed was ended and is empty.
+    `next` gives a span, or `NOT_YET` where there is none now, and ends when the feed was ended and is empty. A span is
+    in the feed at most once until its result is there: one that is withdrawn and added again while it is predicted is
+    not predicted twice.
     """
 
     def __init__(self) -> None:
         self._spans: deque[Span] = deque()
+        self._taken: set[int] = set()
+        self._withdrawn: set[int] = set()
+        """Of those that were taken."""
         self._is_ended = False
+        self._has_news = False
         self._lock = threading.Lock()
-        self.on_change: Callable[[], None] = lambda: None
-        """Called from any thread after spans were added, or the feed was ended; the engine sets it."""
 
     def __next__(self) -> Span | NotYet:
         with self._lock:
             if self._spans:
-                return self._spans.popleft()
+                span = self._spans.popleft()
+                self._taken.add(span.index)
+                return span
             if self._is_ended:
                 raise StopIteration
             return NOT_YET
@@ -38,18 +44,38 @@ class SpanFeed(Iterator[Span | NotYet]):
         with self._lock:
             if self._is_ended:
                 raise ValueError("the feed was ended")
-            self._spans.extend(spans)
-        self.on_change()
+            for span in spans:
+                self._withdrawn.discard(span.index)
+                if span.index not in self._taken:
+                    self._spans.append(span)
+            self._has_news = True
 
-    def withdraw(self, first: int, stop: int) -> list[int]:
-        """Take back the spans from `first` up to `stop` that no engine has taken; returns their indices."""
+    def withdraw(self, first: int, stop: int) -> None:
+        """Take back the spans from `first` up to `stop`: nobody wants their results any more."""
         with self._lock:
-            taken_back = [span.index for span in self._spans if first <= span.index < stop]
             self._spans = deque(span for span in self._spans if not first <= span.index < stop)
-        return taken_back
+            self._withdrawn |= {index for index in self._taken if first <= index < stop}
+            self._has_news = True
 
     def end(self) -> None:
         """No more spans will be added. May be called twice."""
         with self._lock:
             self._is_ended = True
-        self.on_change()
+            self._has_news = True
+
+    def take_news(self, drop: Callable[[Collection[int]], Iterable[int]]) -> bool:
+        """Whether anything changed since this was called last. For the engine.
+
+        `drop` gets the withdrawn spans that the engine has taken, and returns those that are predicted all the same.
+        """
+        with self._lock:
+            if self._withdrawn:
+                self._taken -= self._withdrawn - set(drop(self._withdrawn))
+                self._withdrawn.clear()
+            has_news, self._has_news = self._has_news, False
+            return has_news
+
+    def finish(self, span: Span) -> None:
+        """The result of a span is there. For the engine."""
+        with self._lock:
+            self._taken.discard(span.index)

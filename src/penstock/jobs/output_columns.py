@@ -12,6 +12,7 @@ from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, wit
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
+from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.errors import UsageError
 from penstock.jobs import steps
 from penstock.jobs.bring_up import Started, timeouts_of
@@ -130,11 +131,14 @@ def start_finisher(started: Started, meter: Meter, schema: OutputSchema | None =
     started.finisher.learn(sample.columns)
 
 
-def finished(started: Started, results: Iterable[Result]) -> Generator[Result]:
-    """Results as they are written: under their names, and as the user's function makes them."""
-    named = (renamed(result, started.options) for result in results)
+def finished(started: Started, results: Iterable[Result | NotYet]) -> Generator[Result]:
+    """Results as they are written: under their names, and as the user's function makes them.
+
+    `NOT_YET` among them says that more may come much later: what is under way is waited for, and given.
+    """
+    named = (result if result is NOT_YET else renamed(result, started.options) for result in results)
     if started.finisher is None:
-        yield from named
+        yield from (result for result in named if result is not NOT_YET)
         return
     with contextlib.closing(started.finisher.run(named)) as running:
         for result, made in running:

@@ -1,4 +1,4 @@
-"""What a started job settles for its manifest, apart from its processes: a record that travels between machines."""
+"""What a started job settles for its manifest, and what a resumed one takes from there: records without processes."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ from penstock.core.protocols import Source
 from penstock.core.records import Binding, OutputSchema, Recipe
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Resumed
+from penstock.storage.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,10 @@ def settled_by(started: Started) -> Settled:
         part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second()),
         started.is_streamed,
     )
+
+
+def resumed_from(manifest: Manifest, kind: str = "", *, is_append: bool = False) -> Resumed:
+    """What is fixed for a run that goes on with a job, on this kind of node, or appends to it."""
+    sample = None if is_append else manifest.spans[manifest.generations[-1].first_span]
+    settings = manifest.kind(kind)
+    return Resumed(settings.recipe, manifest.bindings, sample, manifest.weights, settings.split)

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.core.failure_limit import exceeds, too_many
@@ -67,7 +67,8 @@ class Writer:
         self._parts = parts
         self._meter = meter
         self._digester = digester
-        self._queue: queue.Queue[Result | None] = queue.Queue(self._DEPTH)
+        self._queue: queue.Queue[Result | Callable[[], None] | None] = queue.Queue(self._DEPTH)
+        """Results, calls between them, and None at the end."""
         self._error: BaseException | None = None
         self._is_dropped = False
         self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
@@ -77,6 +78,16 @@ class Writer:
         self._raise()
         with self._meter.waiting_for_writer(result.span.index):
             self._queue.put(result)
+
+    def drop(self, part: int, then: Callable[[], None]) -> None:
+        """Forget what was put so far of a part, which nobody wants any more; `then` removes its files."""
+
+        def drop() -> None:
+            self._parts.drop(part)
+            then()
+
+        if self._thread.is_alive():
+            self._queue.put(drop)
 
     def finish(self) -> None:
         """Commit everything that was put, also a part that an interrupt cut short."""
@@ -99,10 +110,13 @@ class Writer:
             raise self._error
 
     def _write(self) -> None:
-        for result in iter(self._queue.get, None):
+        while (result := self._queue.get()) is not None:
             if self._error is not None or self._is_dropped:
                 continue
             try:
+                if not isinstance(result, Result):
+                    result()
+                    continue
                 with output_errors(), self._meter.writing(result.span.index, result.rows):
                     self._parts.accept(replace(result, digest=self._digester.digest(result.span)))
             except BaseException as error:

@@ -195,7 +195,9 @@ class Ledger:
 class PieceDesk(Protocol):
     """Says what a span belongs to, and takes pieces that are written: the ledger, or a node that has no ledger."""
 
-    def piece_of(self, span_index: int) -> PartPiece: ...
+    def piece_of(self, span_index: int) -> PartPiece | None:
+        """What a span belongs to; None where nobody wants it any more."""
+        ...
 
     def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder: ...
 
@@ -230,6 +232,8 @@ class OpenParts:
     def accept(self, result: Result) -> None:
         """Take a result; commits the part that it completes."""
         piece = self._desk.piece_of(result.span.index)
+        if piece is None:
+            return
         if piece.part not in self._builders:
             self._builders[piece.part] = self._desk.builder(piece, self._sink, self._step)
         builder = self._builders[piece.part]
@@ -239,6 +243,12 @@ class OpenParts:
             self._finish(piece.part)
             for _, waiting in sorted(self._builders.items()):
                 self._write(waiting)
+
+    def drop(self, part: int) -> None:
+        """Forget what is open of a part, where anything is: nobody wants it any more."""
+        builder = self._builders.pop(part, None)
+        if builder is not None:
+            builder.abandon()
 
     def commit_all(self) -> None:
         """Commit of every open part what is there from its beginning on: an interrupt cuts parts short."""

@@ -122,8 +122,9 @@ class PartBuilder:
         return self._next_span + len(self._waiting) == self._piece.stop_span
 
     def add(self, result: Result) -> None:
-        """Take the result of a span. `write` writes it."""
-        self._waiting[result.span.index] = result
+        """Take the result of a span. `write` writes it. One that comes twice counts once."""
+        if result.span.index >= self._next_span:
+            self._waiting[result.span.index] = result
 
     def write(self) -> None:
         """Write every result whose turn has come."""

@@ -30,14 +30,33 @@ def test_spans_that_were_not_taken_are_withdrawn() -> None:
     feed = SpanFeed()
     feed.add(SPANS)
     next(feed)
-    assert feed.withdraw(0, 3) == [1, 2]
+    feed.withdraw(0, 3)
     feed.end()
     assert list(feed) == SPANS[3:]
 
 
-def test_engine_is_woken_by_what_changes() -> None:
-    feed, woken = SpanFeed(), []
-    feed.on_change = lambda: woken.append(1)
+def test_engine_drops_what_was_withdrawn_and_is_not_yet_predicted() -> None:
+    feed = SpanFeed()
     feed.add(SPANS)
+    assert feed.take_news(lambda indices: ())
+    assert not feed.take_news(lambda indices: ())
+    for _ in range(3):
+        next(feed)
+    feed.withdraw(1, 6)
+    assert feed.take_news(lambda indices: [2] if set(indices) == {1, 2} else pytest.fail(str(indices)))
+    feed.add(SPANS[1:4])  # the result of 2 is still to come
     feed.end()
-    assert len(woken) == 2
+    assert list(feed) == [SPANS[1], SPANS[3]]
+
+
+def test_span_that_is_wanted_again_before_it_was_dropped_is_not_predicted_twice() -> None:
+    feed = SpanFeed()
+    feed.add(SPANS[:2])
+    next(feed)
+    feed.withdraw(0, 2)
+    feed.add(SPANS[:2])
+    assert feed.take_news(lambda indices: pytest.fail(str(indices)))
+    assert next(feed) == SPANS[1]
+    feed.finish(SPANS[0])
+    feed.add(SPANS[:1])
+    assert next(feed) == SPANS[0]

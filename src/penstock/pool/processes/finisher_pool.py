@@ -19,6 +19,7 @@ from dataclasses import replace
 from penstock.core.messages import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
 from penstock.core.records import UNWATCHED, Block, Column, Result
+from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.core.stillness import Stillness, Timeouts
 from penstock.errors import WorkersDied
 from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
@@ -44,9 +45,11 @@ class FinishedHere:
         rows = len(next(iter(columns.values())))
         self.function = self.function.on(columns).learn([Block(0, rows, columns)], UNWATCHED)
 
-    def run(self, results: Iterable[Result]) -> Generator[tuple[Result, Finished]]:
+    def run(self, results: Iterable[Result | NotYet]) -> Generator[tuple[Result, Finished]]:
         """Every result with what the function made of it."""
         for result in results:
+            if result is NOT_YET:
+                continue
             with self._timed(result.span.rows):
                 made = finish(self.function, result.columns, self._kept, UNWATCHED) if result.rows else _NOTHING
             yield result, made
@@ -89,14 +92,16 @@ class Finishers:
         assert learnt.learnt is not None
         self.function = learnt.learnt
 
-    def run(self, results: Iterable[Result]) -> Generator[tuple[Result, Finished]]:
-        """Every result with what the function made of it, in order."""
+    def run(self, results: Iterable[Result | NotYet]) -> Generator[tuple[Result, Finished]]:
+        """Every result with what the function made of it, in order. `NOT_YET` among them waits for all before it."""
         waiting: deque[tuple[Result, Future[Finished]]] = deque()
         executor = ThreadPoolExecutor(self._count, "finisher")
         try:
             for result in results:
-                waiting.append((result, executor.submit(self._finish, result)))
-                while waiting and (len(waiting) > _AHEAD * self._count or waiting[0][1].done()):
+                if result is not NOT_YET:
+                    waiting.append((result, executor.submit(self._finish, result)))
+                most = 0 if result is NOT_YET else _AHEAD * self._count
+                while waiting and (len(waiting) > most or waiting[0][1].done()):
                     yield self._wait_for(*waiting.popleft())
             for first, future in waiting:
                 yield self._wait_for(first, future)

@@ -1,0 +1,247 @@
+"""One machine of a cluster: the whole local engine, which builds the pieces that the driver hands out.
+
+`Node` is plain Python. A transport puts it into a process of its own on its machine (`ray_transport`), or into threads
+of a test; either calls its methods from several threads at once. The driver calls, nodes answer.
+"""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from penstock.cluster.node_parts import NodePieces
+from penstock.core import kinds
+from penstock.core.records import Device, ModelFile, Timings
+from penstock.core.source import Source
+from penstock.core.stopping import StopFlag
+from penstock.engines.local import LocalEngine
+from penstock.engines.span_feed import SpanFeed
+from penstock.errors import InputError, OutputError, PenstockError, one_line
+from penstock.jobs import output_columns
+from penstock.jobs.bring_up import Started
+from penstock.jobs.decide import Request, Resumed
+from penstock.jobs.run_context import RunContext
+from penstock.jobs.settled import Settled, resumed_from, settled_by
+from penstock.jobs.writing import Writer
+from penstock.options.records import PredictOptions
+from penstock.planning import start_by_plan
+from penstock.sources.files import unchanged
+from penstock.storage.ledger import OpenParts
+from penstock.storage.manifest import Manifest, load_manifest
+from penstock.storage.part_builder import PartPiece, StagedPart
+from penstock.storage.places import place_of
+from penstock.telemetry.meter import Meter
+
+_MOST_LOG_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """What a node needs to know of a job before there is a manifest."""
+
+    model: ModelFile
+    source: Source
+    options: PredictOptions
+    output: str
+    is_verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What happened on a node since the beat before.
+
+    Args:
+        rows: The rows of every attempt that are predicted.
+        timings: The replica, its device and its timings, of every span that was finished.
+        lines: Lines that people should see.
+        log: What processes wrote, as much of it as fits.
+    """
+
+    rows: Mapping[str, int]
+    timings: tuple[tuple[int, Device, Timings], ...] = ()
+    lines: tuple[str, ...] = ()
+    log: bytes = b""
+
+
+@dataclass
+class _Run:
+    """The engine at work on what it is fed."""
+
+    feed: SpanFeed
+    pieces: NodePieces
+    writer: Writer
+    manifest: Manifest
+    error: PenstockError | None = None
+    thread: threading.Thread | None = None
+
+
+class _NodeMeter(Meter):
+    """A meter whose timings also go to the driver."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+        self.news: deque[tuple[int, Device, Timings]] = deque()
+
+    def observe(self, number: int, device: Device, timings: Timings) -> None:
+        super().observe(number, device, timings)
+        self.news.append((number, replace(device, node=self._node), timings))
+
+
+class Node:
+    """See above.
+
+    Args:
+        name: What people call its machine.
+        staging: The folder, relative to the output, under which its attempts are written.
+    """
+
+    def __init__(self, name: str, staging: str = "_penstock/staging") -> None:
+        self.name = name
+        self._staging = staging
+        self._stop = StopFlag()
+        self._lines: deque[str] = deque()
+        self._started: Started | None = None
+        self._run: _Run | None = None
+        self._lock = threading.Lock()
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the node
+        self._log_read = 0
+        self._meter = _NodeMeter(name)
+
+    def settle(self, job: NodeJob, resumed: Resumed | None = None) -> Settled:
+        """Find the plan for a job on this machine, and bring the job up.
+
+        `resumed` is what the manifest fixes, where files are appended to a job.
+        """
+        return settled_by(self._bring_up(job, resumed, None))
+
+    def open(self, job: NodeJob, kind: str = "") -> None:
+        """Take the job as its manifest says; `build` may be called from now on."""
+        place = place_of(job.output)
+        manifest = load_manifest(place)
+        if manifest is None:
+            raise OutputError(
+                f"node {self.name} does not see the output of the driver",
+                received=place.address(),
+                hint="an output on a cluster is a folder that all nodes share, or a URL",
+            )
+        if self._started is not None and self._started.recipe != manifest.kind(kind).recipe:
+            self._started.close()
+            self._started = None
+        started = self._started or self._bring_up(job, resumed_from(manifest, kind), manifest)
+        pieces = NodePieces(manifest.schema, lambda attempt: os.path.join(job.output, self._staging, attempt))
+        parts = OpenParts(pieces, kinds.sink(job.options.format), lambda record: None, self._meter.step)
+        writer = Writer(parts, self._meter, unchanged.Digester(started.source, started.job.columns))
+        self._run = run = _Run(SpanFeed(), pieces, writer, manifest)
+        run.thread = threading.Thread(target=self._work, args=(started, run), name=f"node {self.name}", daemon=True)
+        run.thread.start()
+
+    def build(self, attempt: str, piece: PartPiece) -> StagedPart | None:
+        """Build a piece; returns when it is written, whole or as far as a stop allowed. None where nothing is there.
+
+        Raises:
+            PenstockError: The engine cannot go on.
+        """
+        return self._begin(self._running(), attempt, piece).result()
+
+    def withdraw(self, attempt: str) -> None:
+        """Give an attempt up; its `build` returns None."""
+        with self._lock:
+            self._withdraw(self._running(), attempt)
+
+    def beat(self) -> Beat:
+        """What happened since the last call."""
+        news = self._meter.news
+        timings = tuple(news.popleft() for _ in range(len(news)))
+        lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
+        return Beat(self._run.pieces.rows() if self._run is not None else {}, timings, lines, self._new_log())
+
+    def stop(self, signal_number: int) -> None:
+        """Begin no more spans, and stage what is there."""
+        self._stop.signal_number = signal_number
+
+    def close(self) -> None:
+        """End all processes. May be called twice."""
+        if self._run is not None and self._run.thread is not None:
+            self._stop.signal_number = self._stop.signal_number or 15
+            self._run.feed.end()
+            self._run.thread.join()
+        if self._started is not None:
+            self._started.close()
+            self._started = None
+        self._log.close()
+
+    def _bring_up(self, job: NodeJob, resumed: Resumed | None, manifest: Manifest | None) -> Started:
+        context = RunContext(self._log, self._stop, self._lines.append, job.is_verbose, self._meter)
+        started = start_by_plan.start(job.model, Request(job.source, job.options, resumed), context)
+        try:
+            if manifest is None:
+                described = (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started))
+                self._lines.extend(described)
+            output_columns.start_finisher(started, self._meter, None if manifest is None else manifest.schema)
+        except BaseException:
+            started.close()
+            raise
+        self._started = started
+        return started
+
+    def _running(self) -> _Run:
+        if self._run is None:
+            raise RuntimeError("the node was not opened")
+        if self._run.error is not None:
+            raise self._run.error
+        return self._run
+
+    def _begin(self, run: _Run, attempt: str, piece: PartPiece) -> Future[StagedPart | None]:
+        with self._lock:
+            before = run.pieces.of_part(piece.part)
+            if before is not None:
+                self._withdraw(run, before)  # the call that withdraws it is still on its way
+            staged = run.pieces.add(attempt, piece)
+            try:
+                run.feed.add(run.manifest.spans[piece.first_span : piece.stop_span])
+            except ValueError:
+                run.pieces.remove(attempt)  # it ends
+            return staged
+
+    def _withdraw(self, run: _Run, attempt: str) -> None:
+        """The caller holds the lock: results of a later attempt come behind what is dropped here."""
+        piece = run.pieces.remove(attempt)
+        if piece is not None and piece.stop_span is not None:
+            run.feed.withdraw(piece.first_span, piece.stop_span)
+            run.writer.drop(piece.part, lambda: run.pieces.drop_files(attempt))
+
+    def _work(self, started: Started, run: _Run) -> None:
+        """Predict and write whatever comes, until a stop or an error."""
+        assert isinstance(started.engine, LocalEngine)
+        try:
+            results = started.engine.run_fed(run.feed)
+            with (
+                contextlib.closing(output_columns.finished(started, results)) as finished,
+                contextlib.closing(run.writer) as writer,
+            ):
+                for result in finished:
+                    run.pieces.count(result)
+                    writer.put(result)
+                run.feed.end()
+                writer.finish()
+        except InputError as error:
+            run.error = unchanged.find_changed(started.source.fragments()) or error
+        except PenstockError as error:
+            run.error = error
+        except Exception as error:
+            run.error = PenstockError(f"node {self.name} failed", received=one_line(error))
+        finally:
+            run.feed.end()
+            run.pieces.end(run.error)
+
+    def _new_log(self) -> bytes:
+        descriptor = self._log.fileno()
+        end = os.fstat(descriptor).st_size
+        start = max(self._log_read, end - _MOST_LOG_BYTES)
+        self._log_read = end
+        return os.pread(descriptor, end - start, start)
