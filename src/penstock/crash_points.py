@@ -35,6 +35,7 @@ Point = Literal[
     "journal_begun",
     "journal_written",
     "journal_synced",
+    "segment_written",
     "summary_begun",
     "summary_done",
     "retry_copied",

@@ -159,6 +159,26 @@ def test_attempt_that_stopped_after_any_of_its_files_is_adopted_or_left_aside(is
     MemoryFileSystem.store.clear()
 
 
+def test_parts_that_come_together_are_committed_together_and_each_is_judged_alone(
+    place: Place,  # noqa: F811
+    node: NodeOutput,
+    output: str,  # noqa: F811
+) -> None:
+    with closing(Cluster(place, "jsonl")) as cluster:
+        pieces = cluster.ledger.pending_pieces()
+        parts = [cluster.deliver(node, f"{RUN}-0-{piece.part}", piece) for piece in pieces]
+        again = cluster.deliver(node, f"{RUN}-1-0", pieces[0])
+        torn = next(iter(parts[1].paths))
+        place.write(torn, b"torn") if output.startswith(("s3:", "memory:")) else os.truncate(f"{output}/{torn}", 3)
+        outcomes = cluster.ledger.commit_delivered([*parts, again])
+        assert isinstance(outcomes[1], NotAsWritten)
+        assert [outcome for place, outcome in enumerate(outcomes) if place != 1] == [True, True, True, False]
+        assert output.startswith("/") or len(place.sizes("_penstock/journal")) == 1
+        assert [piece.part for piece in cluster.ledger.pending_pieces()] == [1]
+        cluster.commit_rest(node)
+    assert_whole(place, "jsonl")
+
+
 def test_late_node_writes_nothing_into_the_output(place: Place, node: NodeOutput, output: str) -> None:  # noqa: F811
     with closing(Cluster(place, "jsonl")) as cluster:
         piece = cluster.ledger.pending_pieces()[0]

@@ -35,7 +35,7 @@ TORN = "journal_torn"
 BUCKET = "chaos"
 
 _BEGINNING = ("lock", "manifest")
-_ON_CLUSTERS = ("attempt_",)
+_ON_CLUSTERS = ("attempt_", "segment_")
 _RETRYING = ("retry", "replace")
 _NOT_RETRYING = ("part_begun", "part_span_written", "part_synced")
 _ONLY_ON_DISKS = ("manifest_written", "manifest_synced", "manifest_renamed", "publish_unsettled", "journal_written")

@@ -5,16 +5,16 @@ of a part replaces what earlier records of that part hold from its first span on
 back, and a record of the whole part takes the place of all its pieces; no other part is touched by either.
 
 A local journal is a file of lines. A line that is torn or altered counts as never written: its part is predicted again,
-and all others stay. An object cannot be appended to: a remote journal is one numbered object for each record, and ends
-before the first that is altered.
+and all others stay. An object cannot be appended to: a remote journal is one numbered object for each record, or for
+records that were committed together, and ends before the first that is altered.
 """
 
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
@@ -23,6 +23,9 @@ from penstock.storage.objects import Objects
 from penstock.storage.typed import check_types
 
 JOURNAL = f"{INTERNAL}/journal"
+SEGMENT_OBJECTS = 1000
+_OBJECT = re.compile(rf"{JOURNAL}/\d{{8}}")
+_SEGMENT = re.compile(rf"{JOURNAL}/segment-\d{{8}}")
 FAILURES = f"{INTERNAL}/failures"
 ALL_FAILURES = f"{INTERNAL}/failures.jsonl"
 """The failures of all parts in one file, for people to read."""
@@ -66,6 +69,37 @@ class PartRecord:
     def all_files(self) -> dict[str, int]:
         """Names and sizes of the part's files, and of its failures where there are any."""
         return {**self.files, **({self.failures_file: self.failures_bytes} if self.failed else {})}
+
+
+class _SpanDigests(Mapping[str, str]):
+    """The digests of spans that follow each other, in a few bytes each: a job has millions of them."""
+
+    def __init__(self, first: int, count: int, joined: str) -> None:
+        self._first = first
+        self._count = count
+        self._joined = joined
+
+    def __getitem__(self, span: str) -> str:
+        place = int(span) - self._first if span.isdecimal() else -1
+        if not 0 <= place < self._count:
+            raise KeyError(span)
+        width = len(self._joined) // self._count
+        return self._joined[place * width : (place + 1) * width]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(self._first, self._first + self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def lean(record: PartRecord) -> PartRecord:
+    """The same record in less memory."""
+    digests = record.digests
+    spans = [str(span) for span in range(record.first_span, record.first_span + len(digests))]
+    if not digests or list(digests) != spans or len(set(map(len, digests.values()))) != 1:
+        return record
+    return replace(record, digests=_SpanDigests(record.first_span, len(digests), "".join(digests.values())))
 
 
 def rows_in(records: Sequence[PartRecord]) -> int:
@@ -117,16 +151,16 @@ class Journal:
             self._file.truncate(sum(map(len, kept)))
             os.fsync(self._file.fileno())
 
-    def append(self, record: PartRecord) -> None:
-        """Make a part exist: when this returns, the record is on the disk."""
+    def append_all(self, records: Sequence[PartRecord]) -> None:
+        """Make parts exist: when this returns, their records are on the disk, by one write and one fsync."""
         crash_point("journal_begun")
-        raw = memoryview(encode_record(record))
+        raw = memoryview(b"".join(map(encode_record, records)))
         while raw:
             raw = raw[self._file.write(raw) :]
         crash_point("journal_written")
         os.fsync(self._file.fileno())
         crash_point("journal_synced")
-        self.records.append(record)
+        self.records.extend(records)
 
     def close(self) -> None:
         self._file.close()
@@ -157,68 +191,136 @@ def _lines(path: str) -> list[bytes]:
 
 
 class NumberedJournal:
-    """Records as numbered objects. Opening it removes what lies beyond the first gap or altered record.
+    """Records as numbered objects, each of one record or of several that were committed together.
 
-    A record is created only where there is none: two runs can never both write number 12, whatever became of the lock
-    between them. It carries the token of its run, by which a run whose answer was lost recognizes its own record.
+    Opening it removes what lies beyond the first gap or altered record. An object is created only where there is none:
+    two runs can never both write number 12, whatever became of the lock between them. It carries the token of its run,
+    by which a run whose answer was lost recognizes its own record.
+
+    A thousand objects are put together into a segment, which takes their place: a long journal is read in few requests.
     """
 
     def __init__(self, objects: Objects, token: str, fence: Callable[[], None]) -> None:
         self._objects = objects
         self._token = token
         self._fence = fence
-        self.records, beyond = read_numbered(objects)
-        self.problems = numbered_damage(self.records, beyond)
-        if beyond:
+        read = _read_numbered(objects)
+        self.records = read.records
+        self.problems = read.problems
+        self._number = read.number
+        self._unsealed = read.unsealed
+        if read.beyond or read.sealed:
             # A crash in the middle leaves a gap, and what is beyond a gap is removed before anything is appended.
             fence()
-            objects.remove(beyond)
+            objects.remove([*read.beyond, *read.sealed])
 
-    def append(self, record: PartRecord) -> None:
-        """Make a part exist: when this returns, the store has the record.
+    def append_all(self, records: Sequence[PartRecord]) -> None:
+        """Make parts exist: when this returns, the store has all of their records.
 
         Raises:
             OutputError: The lock was lost, or another run wrote this record.
         """
         self._fence()
-        name = _record_name(len(self.records))
         crash_point("journal_begun")
-        if not self._objects.create(name, encode_record(record) + f"run {self._token}\n".encode()):
-            raise OutputError("another run writes to this output", received=self._objects.address(name), hint=RESUMABLE)
+        lines = b"".join(map(encode_record, records))
+        self._create(_object_name(self._number), lines + f"run {self._token}\n".encode())
         crash_point("journal_synced")
-        self.records.append(record)
+        self.records.extend(records)
+        self._number += 1
+        self._unsealed.append(lines)
+        while len(self._unsealed) >= SEGMENT_OBJECTS:
+            self._seal()
 
     def close(self) -> None:
         """Nothing is open."""
 
+    def _seal(self) -> None:
+        first = self._number - len(self._unsealed)
+        self._create(_segment_name(first // SEGMENT_OBJECTS), b"".join(self._unsealed[:SEGMENT_OBJECTS]))
+        crash_point("segment_written")
+        self._objects.remove(map(_object_name, range(first, first + SEGMENT_OBJECTS)))
+        del self._unsealed[:SEGMENT_OBJECTS]
 
-def read_numbered(objects: Objects) -> tuple[list[PartRecord], Sequence[str]]:
-    """The records up to the first gap or altered one, and the names of those beyond. Touches nothing."""
-    there = sorted(name for name in objects.sizes(JOURNAL) if re.fullmatch(r"\d{8}", name.rpartition("/")[2]))
-    unbroken = [name for number, name in enumerate(there) if name == _record_name(number)]
-    records: list[PartRecord] = []
-    for name, content in objects.read_each(unbroken):
-        record = decode_record(content[: content.find(b"\n") + 1])
-        if record is None or name != _record_name(len(records)):
+    def _create(self, name: str, content: bytes) -> None:
+        if not self._objects.create(name, content):
+            raise OutputError("another run writes to this output", received=self._objects.address(name), hint=RESUMABLE)
+
+
+@dataclass
+class _Numbered:
+    """What is in a journal of objects.
+
+    `number` is that of the first object that is not there; `unsealed` the lines of the objects that are in no segment;
+    `sealed` the names of objects that a segment holds, too: a crash came before they were removed.
+    """
+
+    records: list[PartRecord]
+    number: int
+    unsealed: list[bytes]
+    sealed: list[str]
+    beyond: list[str]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        if not self.beyond:
+            return []
+        return [f"record {len(self.records)} is missing or altered: {len(self.beyond)} records do not count"]
+
+
+def read_numbered(objects: Objects) -> tuple[list[PartRecord], list[str]]:
+    """The records up to the first gap or altered one, and what is wrong, in words. Touches nothing."""
+    read = _read_numbered(objects)
+    return read.records, read.problems
+
+
+def _read_numbered(objects: Objects) -> _Numbered:
+    there = objects.sizes(JOURNAL)
+    read = _Numbered([], 0, [], [], [])
+    segments = sorted(name for name in there if _SEGMENT.fullmatch(name))
+    for name, content in objects.read_each(segments):
+        records = _decoded(content)
+        if records is None or name != _segment_name(read.number // SEGMENT_OBJECTS):
             break
-        records.append(record)
-    return records, there[len(records) :]
+        read.records += records
+        read.number += SEGMENT_OBJECTS
+    used = segments[: read.number // SEGMENT_OBJECTS]
+    single = sorted(name for name in there if _OBJECT.fullmatch(name))
+    read.sealed = [name for name in single if name < _object_name(read.number)]
+    rest = single[len(read.sealed) :]
+    unbroken = [name for number, name in enumerate(rest, read.number) if name == _object_name(number)]
+    for name, content in objects.read_each(unbroken):
+        lines = content[: content.rfind(b"\nrun ") + 1]
+        records = _decoded(lines)
+        if not records or name != _object_name(read.number):
+            break
+        read.records += records
+        read.number += 1
+        read.unsealed.append(lines)
+    read.beyond = [name for name in (*segments, *rest) if name not in used and name >= _object_name(read.number)]
+    return read
 
 
-def numbered_damage(records: Sequence[PartRecord], beyond: Sequence[str]) -> list[str]:
-    """What is wrong with a journal of objects, in words, from what `read_numbered` found."""
-    return [f"record {len(records)} is missing or altered: {len(beyond)} records do not count"] if beyond else []
+def _decoded(lines: bytes) -> list[PartRecord] | None:
+    """The records of lines; None where one is torn or altered."""
+    records = list(map(decode_record, lines.splitlines(keepends=True)))
+    whole = [record for record in records if record is not None]
+    return whole if len(whole) == len(records) else None
 
 
-def _record_name(number: int) -> str:
+def _object_name(number: int) -> str:
     return f"{JOURNAL}/{number:08d}"
+
+
+def _segment_name(number: int) -> str:
+    return f"{JOURNAL}/segment-{number:08d}"
 
 
 def encode_record(record: PartRecord) -> bytes:
     """A record as a line that begins with the checksum of the rest. Rare fields are left out where they are empty."""
     rare = ("reduced", "digests", "not_finite", "checksums", "written_at", "kind")
-    fields = {name: value for name, value in asdict(record).items() if name not in rare or value}
-    body = json.dumps(fields, sort_keys=True).encode()
+    fields = {name: value for name, value in vars(record).items() if name not in rare or value}
+    body = json.dumps(fields | {"digests": dict(record.digests)} if record.digests else fields, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -232,4 +334,4 @@ def decode_record(line: bytes) -> PartRecord | None:
         check_types(record)
     except (ValueError, TypeError, RecursionError):
         return None  # the checksum of nothing is right for nothing
-    return record
+    return lean(record)

@@ -18,7 +18,7 @@ loses nothing; the next start does it. `remote_prefix` says the same of object s
 import bisect
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from penstock.core.tracing import NONE, PUBLISH
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
-from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, valid_records
+from penstock.storage.journal import ALL_FAILURES, FAILURES, JOURNAL, PartRecord, lean, valid_records
 from penstock.storage.manifest import MANIFEST, Manifest
 from penstock.storage.part_builder import PartBuilder, PartPiece, StagedPart, Step, not_traced
 from penstock.storage.places import Place
@@ -108,15 +108,44 @@ class Ledger:
         Raises:
             NotAsWritten: Its files are not what its record says.
         """
-        record = staged.record
-        if self._manifest.part_rows is None and self.piece_of(record.first_span).first_span != record.first_span:
-            if not staged.attempt:
-                for path in staged.paths:
-                    os.remove(path)
+        if staged.attempt:
+            [outcome] = self.commit_delivered([staged])
+            if isinstance(outcome, NotAsWritten):
+                raise outcome
+            return outcome
+        if self._is_late(staged):
+            for path in staged.paths:
+                os.remove(path)
             return False
-        self._publish(staged)
-        self._append(record)
+        sizes = self._place.publish(staged.paths)
+        if sizes != staged.record.all_files:
+            raise self._not_as_written(staged, sizes)
+        self._append([staged.record])
         return True
+
+    def commit_delivered(self, parts: Sequence[StagedPart]) -> list[bool | NotAsWritten]:
+        """Commit what nodes of a cluster delivered, all of it by one append to the journal.
+
+        Returns:
+            Of each part: True; False where its spans are committed already; the error where its files are not what its
+            record says: that attempt has failed, and the part can be built again.
+        """
+        self._has_attempts = True
+        outcomes: list[bool | NotAsWritten] = [False] * len(parts)
+        firsts: set[int] = set()
+        wanted = []
+        for place, staged in enumerate(parts):
+            if not self._is_late(staged) and staged.record.first_span not in firsts:
+                firsts.add(staged.record.first_span)
+                wanted.append(place)
+        sizes = self._place.confirm([parts[place] for place in wanted])
+        for place, found in zip(wanted, sizes, strict=True):
+            is_whole = found == parts[place].record.all_files
+            outcomes[place] = is_whole or self._not_as_written(parts[place], found)
+        records = [parts[place].record for place in wanted if outcomes[place] is True]
+        if records:
+            self._append(records)
+        return outcomes
 
     def replace(self, staged: StagedPart) -> None:
         """Put a part that was built again in the place of what is committed of it. No other part is touched.
@@ -130,10 +159,12 @@ class Ledger:
         old = self._by_part.get(record.part, [])
         if record.cut in {each.cut for each in old}:
             raise ValueError(f"part {record.part} has a piece of the name {record.cut} already: build it again")
-        self._publish(staged)
+        sizes = self._place.publish(staged.paths)
+        if sizes != record.all_files:
+            raise self._not_as_written(staged, sizes)
         self._place.remove([ALL_FAILURES])
         crash_point("replace_begun")
-        self._append(record)
+        self._append([record])
         crash_point("replace_recorded")
         self._place.remove(name for each in old for name in each.all_files)
         crash_point("replace_done")
@@ -154,22 +185,22 @@ class Ledger:
         parts = self._manifest.parts
         return parts[part], parts[part + 1] if part + 1 < len(parts) else len(self._manifest.spans)
 
-    def _publish(self, staged: StagedPart) -> None:
-        if staged.attempt:
-            self._has_attempts = True
-            sizes = self._place.confirm(staged.paths, staged.record)
-        else:
-            sizes = self._place.publish(staged.paths)
-        if sizes != staged.record.all_files:
-            raise NotAsWritten(
-                "a part is not as it was written",
-                received=f"{self._place.address()}: {sizes}",
-                allowed=str(staged.record.all_files),
-            )
+    def _is_late(self, staged: StagedPart) -> bool:
+        first = staged.record.first_span
+        return self._manifest.part_rows is None and self.piece_of(first).first_span != first
 
-    def _append(self, record: PartRecord) -> None:
-        self._journal.append(record)
-        self._by_part[record.part] = valid_records([*self._by_part.get(record.part, ()), record])
+    def _not_as_written(self, staged: StagedPart, sizes: Mapping[str, int]) -> NotAsWritten:
+        return NotAsWritten(
+            "a part is not as it was written",
+            received=f"{self._place.address()}: {sizes}",
+            allowed=str(staged.record.all_files),
+        )
+
+    def _append(self, records: Sequence[PartRecord]) -> None:
+        records = list(map(lean, records))
+        self._journal.append_all(records)
+        for record in records:
+            self._by_part[record.part] = valid_records([*self._by_part.get(record.part, ()), record])
 
     def _recover(self, altered: Collection[str]) -> None:
         """Remove what no record knows, and take parts out of the journal whose files are not what they were."""
@@ -183,7 +214,7 @@ class Ledger:
         self.repairs += [f"part {part} is missing or altered" for part in sorted(damaged)]
         for record in damaged.values():
             nothing = replace(record, stop_span=record.first_span, rows=0, failed=0, files={}, failures_bytes=0)
-            self._append(replace(nothing, reduced={}, digests={}, not_finite=0, checksums={}, written_at=0.0))
+            self._append([replace(nothing, reduced={}, digests={}, not_finite=0, checksums={}, written_at=0.0)])
         self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
         crash_point("recovery_begun")
         self._place.remove(_unknown_files(self._place, self._manifest, self.records))

@@ -11,6 +11,7 @@ from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL, fsync_folder, internal, make_folders, output_errors, regular, write_whole
 from penstock.storage.journal import Journal, PartRecord, read_journal
 from penstock.storage.lock import OutputLock, holder_of
+from penstock.storage.part_builder import StagedPart
 
 
 def attempt_folder(run: str, attempt: str = "") -> str:
@@ -110,12 +111,12 @@ class LocalFolder:
     def drop_attempt(self, run: str, attempt: str) -> None:
         shutil.rmtree(self._at(attempt_folder(run, attempt)), ignore_errors=True)
 
-    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
-        paths = {self._at(temporary): name for temporary, name in staged.items()}
-        sizes = {name: _size(path) for path, name in paths.items()}
+    def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
+        sizes = [{name: _size(self._at(path)) for path, name in part.paths.items()} for part in parts]
         crash_point("attempt_confirmed")
-        if sizes != record.all_files:
-            return sizes  # it stays where it is: what has a name in the output is whole
+        # What is not as its record says stays where it is: what has a name in the output is whole.
+        whole = [part for part, found in zip(parts, sizes, strict=True) if found == part.record.all_files]
+        paths = {self._at(path): name for part in whole for path, name in part.paths.items()}
         self.publish(paths)
         for folder in {os.path.dirname(path) for path in paths}:
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol
 from penstock.errors import UsageError
 from penstock.storage.journal import PartRecord
 from penstock.storage.local_folder import LocalFolder
+from penstock.storage.part_builder import StagedPart
 from penstock.storage.remote_prefix import RemotePrefix
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -31,7 +32,9 @@ class Records(Protocol):
         """What was wrong with it when it was opened, in words."""
         ...
 
-    def append(self, record: PartRecord) -> None: ...
+    def append_all(self, records: Sequence[PartRecord]) -> None:
+        """Append records; after any crash there are none of them, or some from the first on, or all."""
+        ...
 
     def close(self) -> None: ...
 
@@ -95,8 +98,8 @@ class Place(Protocol):
         """Remove what an attempt has written, where no other attempt can have a part in it."""
         ...
 
-    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
-        """Bring what an attempt delivered under its final names; returns the sizes by name, -1 of what is not there.
+    def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
+        """Bring what attempts delivered under final names; gives the sizes by name, -1 of what is not there or altered.
 
         Nothing that differs from its record comes under a final name by this.
         """

@@ -23,9 +23,10 @@ from typing import IO, Any
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
-from penstock.storage.journal import NumberedJournal, PartRecord, numbered_damage, read_numbered
+from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
 from penstock.storage.lease import OutputLease, holder_of
 from penstock.storage.objects import Objects
+from penstock.storage.part_builder import StagedPart
 from penstock.storage.scratch import Scratch
 
 _LOG = f"{INTERNAL}/log.txt"
@@ -110,11 +111,10 @@ class RemotePrefix:
     def drop_attempt(self, run: str, attempt: str) -> None:
         """What it created may be what another attempt delivers. Names that no record knows go when the run ends."""
 
-    def confirm(self, staged: Mapping[str, str], record: PartRecord) -> dict[str, int]:
-        names = list(staged.values())
-        checked = self._objects.sizes_of({name: record.checksums[name] for name in names})
+    def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
+        sizes = self._objects.sizes_of({name: value for part in parts for name, value in part.record.checksums.items()})
         crash_point("attempt_confirmed")
-        return checked
+        return [{name: sizes[name] for name in part.paths.values()} for part in parts]
 
     def settle(self) -> None:
         """The store has answered: it is done."""
@@ -124,8 +124,7 @@ class RemotePrefix:
         return NumberedJournal(self._objects, token, self._fence)
 
     def read_journal(self) -> tuple[list[PartRecord], list[str]]:
-        records, beyond = read_numbered(self._objects)
-        return records, numbered_damage(records, beyond)
+        return read_numbered(self._objects)
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:

@@ -81,7 +81,7 @@ def test_edited_journal_gives_records_that_were_written_and_no_others(content: b
         found = read_journal(path)[0]
         assert all(record in RECORDS for record in found)
         journal = Journal(path)
-        journal.append(RECORDS[0])
+        journal.append_all([RECORDS[0]])
         journal.close()
         assert journal.records == read_journal(path)[0] == [*found, RECORDS[0]]
         assert read_journal(path)[1] == []

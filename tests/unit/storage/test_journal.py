@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.journal import Journal, PartRecord, read_journal, valid_records
+from penstock.storage.journal import Journal, PartRecord, lean, read_journal, valid_records
 
 RECORDS = [
     PartRecord(0, 0, 0, 2, 10, 0, {"part-00000000.parquet": 1234}, 0),
@@ -32,7 +32,7 @@ def write(path: str, records: list[PartRecord]) -> list[int]:
     ends: list[int] = []
     journal = Journal(path)
     for record in records:
-        journal.append(record)
+        journal.append_all([record])
         ends.append(os.path.getsize(path))
     journal.close()
     return ends
@@ -49,6 +49,34 @@ def test_records_are_read_back(path: str) -> None:
     assert reopen(path) == read_journal(path)[0] == RECORDS
 
 
+def test_records_that_are_appended_together_are_read_back(path: str) -> None:
+    journal = Journal(path)
+    journal.append_all(RECORDS)
+    journal.close()
+    assert reopen(path) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "digests",
+    [
+        {"9": "0a", "10": "1b", "11": "--"},
+        {"9": "0a", "11": "1b"},
+        {"9": "0a", "10": "1b1b"},
+        {"8": "0a", "9": "1b"},
+        {},
+    ],
+)
+def test_digests_are_the_same_in_less_memory(path: str, digests: dict[str, str]) -> None:
+    record = replace(RECORDS[0], first_span=9, stop_span=12, digests=digests)
+    write(path, [record, lean(record)])
+    assert reopen(path) == [record, record]
+    found = reopen(path)[0].digests
+    assert dict(found) == digests
+    assert [found.get(key) for key in ("8", "9", "10", "11", "12", "x", "-1")] == [
+        digests.get(key) for key in ("8", "9", "10", "11", "12", "x", "-1")
+    ]
+
+
 def test_new_journal_is_empty(path: str) -> None:
     assert reopen(path) == []
     assert os.path.getsize(path) == 0
@@ -61,7 +89,7 @@ def test_absent_journal_has_no_records_and_is_not_made_by_looking(path: str) -> 
 
 def test_appended_record_is_on_the_disk_when_append_returns(path: str) -> None:
     journal = Journal(path)
-    journal.append(RECORDS[0])
+    journal.append_all([RECORDS[0]])
     assert read_journal(path)[0] == [RECORDS[0]]
     journal.close()
 
@@ -87,7 +115,7 @@ def test_journal_that_was_cut_goes_on(path: str) -> None:
     for length in range(ends[0] + 1, ends[1]):
         Path(path).write_bytes(raw[:length])
         journal = Journal(path)
-        journal.append(RECORDS[2])
+        journal.append_all([RECORDS[2]])
         journal.close()
         assert read_journal(path)[0] == [RECORDS[0], RECORDS[2]]
 

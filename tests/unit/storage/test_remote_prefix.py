@@ -16,6 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
 from penstock.errors import OutputError
+from penstock.storage import journal
 from penstock.storage.journal import valid_records
 from penstock.storage.lease import LOCK
 from penstock.storage.ledger import committed_records, is_finished, part_files, put_failures_together, remove_job
@@ -181,6 +182,57 @@ def test_record_that_is_damaged_ends_the_journal_and_the_rest_is_redone(damage: 
         assert running.ledger.pending == SPANS[:4]
     assert_consistent()
     run()
+    assert_complete()
+
+
+@pytest.fixture
+def segments_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_OBJECTS", 2)
+
+
+def journal_names() -> list[str]:
+    return [name.removeprefix("_penstock/journal/") for name in names() if "/journal/" in name]
+
+
+@pytest.mark.usefixtures("segments_of_two")
+def test_records_are_put_together_into_segments_and_read_back() -> None:
+    run()
+    assert journal_names() == ["segment-00000000", "segment-00000001"]
+    assert_complete()
+    before = content("_penstock/journal/segment-00000001")
+    run()
+    assert content("_penstock/journal/segment-00000001") == before
+
+
+@pytest.mark.usefixtures("segments_of_two")
+@pytest.mark.parametrize("after", [False, True], ids=["before the step", "after the step"])
+def test_crash_at_any_step_of_a_journal_in_segments_loses_and_doubles_no_row(after: bool) -> None:
+    test_crash_at_any_step_loses_and_doubles_no_row(after)
+    assert journal_names()[0] == "segment-00000000"
+
+
+@pytest.mark.usefixtures("segments_of_two")
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "altered"])
+@pytest.mark.parametrize("segment", [0, 1])
+def test_segment_that_is_damaged_ends_the_journal_and_the_rest_is_redone(segment: int, is_gone: bool) -> None:
+    run()
+    name = f"{URL}/_penstock/journal/segment-{segment:08d}"
+    STORE.rm_file(name) if is_gone else STORE.pipe_file(name, STORE.cat_file(name)[:-9])
+    problems = RemotePrefix(URL).read_journal()[1]
+    assert bool(problems) == (segment == 0 or not is_gone)
+    with opened() as running:
+        assert len(running.ledger.records) == 2 * segment
+    run()
+    assert_complete()
+
+
+def test_journal_that_was_not_put_together_in_time_is_when_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    run()
+    assert journal_names() == [f"{number:08d}" for number in range(4)]
+    STORE.rm_file(f"{URL}/part-00000000.jsonl")
+    monkeypatch.setattr(journal, "SEGMENT_OBJECTS", 2)
+    run()
+    assert journal_names() == [f"segment-{number:08d}" for number in range(3)]
     assert_complete()
 
 

@@ -78,7 +78,7 @@ def test_opening_a_job_of_ten_million_rows_makes_only_the_spans_that_are_left(
     journal = place.journal()
     for part, first in enumerate(parts[:-1]):
         digests = {str(span): "0" * 8 for span in range(first, first + part_spans)}
-        journal.append(PartRecord(part, 0, first, first + part_spans, 0, 0, {}, 0, digests=digests))
+        journal.append_all([PartRecord(part, 0, first, first + part_spans, 0, 0, {}, 0, digests=digests)])
     journal.close()
     assert (tmp_path / "_penstock" / "journal").stat().st_size < 32 * count, "the bytes of a span in the journal"
 
