@@ -24,6 +24,7 @@ from penstock.sources.catalog import open_listed
 from penstock.sources.derived.generations import Generations
 from penstock.sources.files import unchanged
 from penstock.sources.files.listing import Paths
+from penstock.storage import stored_spans
 from penstock.storage.journal import PartRecord
 from penstock.storage.manifest import IS_NEW, Generation, Manifest, pack_paths
 
@@ -160,7 +161,7 @@ def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
             allowed=named(manifest.schema.columns),
             hint="predict them in another job, with another --output",
         )
-    spans = list(settled.source.divide(*settled.division))
+    spans = stored_spans.store(settled.source.divide(*settled.division))
     new = task.source.source.fragments()
     fragments = (*manifest.fragments, *new)
     generation = replace(
@@ -174,7 +175,7 @@ def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
         request=task.request,
         fingerprint=fingerprint(task.model_digest, fragments, task.request),
         fragments=fragments,
-        spans=(*manifest.spans, *spans),
+        spans=stored_spans.store(itertools.chain(manifest.spans, spans)),
         parts=(*manifest.parts, *division.divide_into_parts(spans, settled.part_rows)),
         generations=(*manifest.generations, generation),
     )

@@ -27,6 +27,7 @@ from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
 from penstock.sources.files.paths import NoRows
+from penstock.storage import stored_spans
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord, rows_in
 from penstock.storage.ledger import (
@@ -433,7 +434,7 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
     """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
     sink = kinds.sink(task.options.format)
     sink.check(settled.schema)
-    spans = [] if settled.is_streamed else list(settled.source.divide(*settled.division))
+    spans = () if settled.is_streamed else stored_spans.store(settled.source.divide(*settled.division))
     fragments = tuple(task.source.fragments())
     return Manifest(
         request=task.request,
@@ -443,7 +444,7 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
         recipe=settled.recipe,
         bindings=settled.bindings,
         schema=settled.schema,
-        spans=tuple(spans),
+        spans=spans,
         parts=tuple(division.divide_into_parts(spans, settled.part_rows)),
         versions=versions(settled.recipe.runtime),
         weights=settled.weights,

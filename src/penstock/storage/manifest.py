@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
 from penstock.errors import OutputError
 from penstock.options.records import Nulls
+from penstock.storage import stored_spans
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
-from penstock.storage.stored_spans import StoredSpans, entries_of, nested_tuples
+from penstock.storage.stored_spans import StoredSpans, nested_tuples
 from penstock.storage.typed import check_types
 
 MANIFEST_VERSION = 7
@@ -190,7 +191,7 @@ class Manifest:
             "recipe": self.recipe.as_json(),
             "bindings": [asdict(binding) for binding in self.bindings],
             "schema": asdict(self.schema),
-            "spans": entries_of(self.spans),
+            "spans": stored_spans.as_json(self.spans),
             "generations": [asdict(generation) for generation in self.generations],
             "kinds": {name: vars(kind) | {"recipe": kind.recipe.as_json()} for name, kind in self.kinds.items()},
         }
