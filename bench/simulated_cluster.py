@@ -114,10 +114,6 @@ class Figures:
 class NamedFolder(LocalFolder):
     """A folder whose parts have names and sizes, and no files."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._names: dict[str, dict[str, int]] = {}
-
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
         return [part.record.all_files for part in parts]
 
@@ -151,11 +147,10 @@ def manifest_of(rows: int) -> Manifest:
     )
 
 
-def record_of(piece: PartPiece, manifest: Manifest) -> PartRecord:
+def record_of(piece: PartPiece, rows: int) -> PartRecord:
     """What a node would say of a part that it built: 64 MB of Parquet, and a digest of the bytes behind each span."""
     assert piece.stop_span is not None
     name = f"{piece.name}.parquet"
-    rows = rows_of(manifest, piece)
     digests = {str(span): f"{hash((span, 1)) & 0xFFFFFFFF:08x}" for span in range(piece.first_span, piece.stop_span)}
     return PartRecord(
         piece.part,
@@ -197,7 +192,6 @@ class Simulation:
     def __init__(self, scenario: Scenario, place: NamedFolder, manifest: Manifest, figures: Figures) -> None:
         self._scenario = scenario
         self._chance = random.Random(scenario.seed)
-        self._manifest = manifest
         self._figures = figures
         self._ledger = Ledger(place, manifest)
         place.open_attempts("run")
@@ -211,8 +205,6 @@ class Simulation:
         self._nodes: dict[int, _SimulatedNode] = {}
         self._staged: list[events.Commit] = []
         self._num_machines = 0
-        self.machine_s = 0.0
-        """Rows that all machines could have predicted, in rows."""
 
     def run(self) -> None:
         with closing(self._ledger):
@@ -300,9 +292,14 @@ class Simulation:
 
     def _build(self, number: int, attempt: str, piece: PartPiece) -> None:
         node = self._nodes[number]
-        node.queue.append((attempt, piece, rows_of(self._manifest, piece)))
+        node.queue.append((attempt, piece, self._rows_of(piece)))
         if len(node.queue) == 1:
             self._begin(number)
+
+    def _rows_of(self, piece: PartPiece) -> int:
+        """As a node knows them, which has read the manifest itself."""
+        assert piece.stop_span is not None
+        return min(self._scenario.rows, piece.stop_span * ROWS_A_SPAN) - piece.first_span * ROWS_A_SPAN
 
     def _begin(self, number: int) -> None:
         node = self._nodes[number]
@@ -314,10 +311,10 @@ class Simulation:
         node = self._nodes.get(number)
         if node is None or not node.queue or node.queue[0][0] != attempt:
             return  # it failed, or the attempt was withdrawn
-        _, piece, _ = node.queue.pop(0)
+        _, piece, rows = node.queue.pop(0)
         if node.queue:
             self._begin(number)
-        staged = StagedPart(record_of(piece, self._manifest), {}, attempt)
+        staged = StagedPart(record_of(piece, rows), {}, attempt)
         self._send(events.PieceStaged(number, attempt, staged))
 
     def _withdraw(self, number: int, attempt: str) -> None:

@@ -209,10 +209,13 @@ class PieceAttempts:
             return []
         idle = [(self._speed(self._builders[node], usual), node) for node in idle_nodes]
         running = sorted(self._running(usual), key=lambda each: -each[0])
+        least_rows = min((attempt.wanted.rows for _, attempt in running), default=0)
         commands: list[Command] = []
         for speed, node in sorted(idle, key=lambda each: (-each[0], each[1])):
             kinds = (ANY_KIND, self._builders[node].kind)
             for place, (left_s, attempt) in enumerate(running):
+                if left_s * speed <= least_rows:
+                    break  # the others will be done even sooner
                 if attempt.wanted.kind in kinds and attempt.wanted.rows < left_s * speed:
                     del running[place]
                     commands.append(self._begin(attempt.wanted, node))

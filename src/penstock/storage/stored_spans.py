@@ -21,8 +21,8 @@ from penstock.errors import OutputError
 
 MOST_LISTED = 1 << 16
 """So many spans a manifest lists one by one."""
-_BLOCK = 1 << 14
-_KEPT_BLOCKS = 4
+_BLOCK = 1 << 12
+_KEPT_BLOCKS = 16
 _Entry = Sequence[Any]
 """Start, rows, locator, group, numbers."""
 
