@@ -71,14 +71,16 @@ def ledger_of(output: Path) -> Ledger:
     place = place_of(str(output))
     manifest = load_manifest(place)
     assert manifest is not None
-    return Ledger(place, manifest)
+    ledger = Ledger(place, manifest)
+    place.open_attempts("run")
+    return ledger
 
 
 def test_pieces_that_a_node_builds_are_the_parts_of_a_local_run(
     job: NodeJob, node: Node, output: Path, undisturbed: Path
 ) -> None:
     ledger = ledger_of(output)
-    node.open(job)
+    node.open(job, "run")
     pieces = ledger.pending_pieces()
     assert len(pieces) == 8
     with ThreadPoolExecutor(3) as calls:
@@ -99,7 +101,7 @@ def test_withdrawn_attempt_gives_nothing_and_its_piece_can_be_built_again(
     job: NodeJob, node: Node, output: Path, undisturbed: Path
 ) -> None:
     ledger = ledger_of(output)
-    node.open(job)
+    node.open(job, "run")
     pieces = ledger.pending_pieces()
     with ThreadPoolExecutor(8) as calls:
         first = [calls.submit(node.build, f"first-{piece.part}", piece) for piece in pieces]
@@ -117,7 +119,7 @@ def test_withdrawn_attempt_gives_nothing_and_its_piece_can_be_built_again(
 
 def test_stop_stages_what_is_there(job: NodeJob, node: Node, output: Path) -> None:
     ledger = ledger_of(output)
-    node.open(job)
+    node.open(job, "run")
     pieces = ledger.pending_pieces()
     with ThreadPoolExecutor(8) as calls:
         builds = [calls.submit(node.build, f"attempt-{piece.part}", piece) for piece in pieces]
@@ -136,11 +138,12 @@ def test_node_settles_what_a_local_run_does(job: NodeJob, node: Node, output: Pa
     settled = node.settle(job)
     assert (settled.recipe, settled.bindings, settled.schema) == (manifest.recipe, manifest.bindings, manifest.schema)
     assert tuple(settled.source.divide(*settled.division)) == tuple(manifest.spans)
-    node.open(job)
+    place_of(str(output)).open_attempts("run")
+    node.open(job, "run")
     assert node.build("one", PartPiece(0, 0, 0, 1)) is not None
 
 
 def test_node_that_does_not_see_the_output_says_so(job: NodeJob, node: Node, output: Path) -> None:
     shutil.rmtree(output)
     with pytest.raises(penstock.OutputError, match="does not see the output"):
-        node.open(job)
+        node.open(job, "run")

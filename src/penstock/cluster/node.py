@@ -6,15 +6,19 @@ of a test; either calls its methods from several threads at once. The driver cal
 
 import contextlib
 import os
+import platform
+import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from importlib import metadata
 
 from penstock.cluster.node_parts import NodePieces
 from penstock.core import kinds
+from penstock.core.node_kinds import NodeFacts
 from penstock.core.records import Device, ModelFile, Timings
 from penstock.core.source import Source
 from penstock.core.stopping import StopFlag
@@ -27,9 +31,11 @@ from penstock.jobs.decide import Request, Resumed
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.settled import Settled, resumed_from, settled_by
 from penstock.jobs.writing import Writer
-from penstock.options.records import PredictOptions
+from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.planning import start_by_plan
+from penstock.pool.devices import inventory
 from penstock.sources.files import unchanged
+from penstock.storage.attempts import node_output
 from penstock.storage.ledger import OpenParts
 from penstock.storage.manifest import Manifest, load_manifest
 from penstock.storage.part_builder import PartPiece, StagedPart
@@ -79,6 +85,23 @@ class _Run:
     thread: threading.Thread | None = None
 
 
+def facts_here(devices: DeviceRequest) -> NodeFacts:
+    """What this machine has for a job on these devices.
+
+    Raises:
+        DeviceError: It has no such device.
+    """
+    device = inventory.choose(devices)[0]
+    return NodeFacts(
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        penstock=metadata.version("penstock"),
+        architecture=platform.machine(),
+        cores=inventory.usable_cores(),
+        device_kind=device.kind,
+        device_name=device.name,
+    )
+
+
 class _NodeMeter(Meter):
     """A meter whose timings also go to the driver."""
 
@@ -97,12 +120,10 @@ class Node:
 
     Args:
         name: What people call its machine.
-        staging: The folder, relative to the output, under which its attempts are written.
     """
 
-    def __init__(self, name: str, staging: str = "_penstock/staging") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._staging = staging
         self._stop = StopFlag()
         self._lines: deque[str] = deque()
         self._started: Started | None = None
@@ -112,6 +133,14 @@ class Node:
         self._log_read = 0
         self._meter = _NodeMeter(name)
 
+    def look(self, devices: DeviceRequest) -> NodeFacts:
+        """What this machine has for a job on these devices.
+
+        Raises:
+            DeviceError: It has no such device.
+        """
+        return facts_here(devices)
+
     def settle(self, job: NodeJob, resumed: Resumed | None = None) -> Settled:
         """Find the plan for a job on this machine, and bring the job up.
 
@@ -119,8 +148,8 @@ class Node:
         """
         return settled_by(self._bring_up(job, resumed, None))
 
-    def open(self, job: NodeJob, kind: str = "") -> None:
-        """Take the job as its manifest says; `build` may be called from now on."""
+    def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:
+        """Take the job as its manifest says, for a run of this name; `build` may be called from now on."""
         place = place_of(job.output)
         manifest = load_manifest(place)
         if manifest is None:
@@ -133,7 +162,7 @@ class Node:
             self._started.close()
             self._started = None
         started = self._started or self._bring_up(job, resumed_from(manifest, kind), manifest)
-        pieces = NodePieces(manifest.schema, lambda attempt: os.path.join(job.output, self._staging, attempt))
+        pieces = NodePieces(manifest.schema, node_output(job.output, run_name))
         parts = OpenParts(pieces, kinds.sink(job.options.format), lambda record: None, self._meter.step)
         writer = Writer(parts, self._meter, unchanged.Digester(started.source, started.job.columns))
         self._run = run = _Run(SpanFeed(), pieces, writer, manifest)
@@ -170,6 +199,7 @@ class Node:
             self._stop.signal_number = self._stop.signal_number or 15
             self._run.feed.end()
             self._run.thread.join()
+            self._run.pieces.close()
         if self._started is not None:
             self._started.close()
             self._started = None

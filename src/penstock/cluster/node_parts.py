@@ -1,15 +1,14 @@
 """The pieces that a node builds: what `OpenParts` asks of a ledger, which only the driver has."""
 
 import bisect
-import os
-import shutil
+import secrets
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from penstock.core.protocols import Sink
 from penstock.core.records import OutputSchema, Result
+from penstock.storage.attempts import NodeOutput
 from penstock.storage.part_builder import PartBuilder, PartPiece, StagedPart, Step, not_traced
 
 
@@ -30,12 +29,12 @@ class NodePieces:
 
     Args:
         schema: What is written.
-        folder_of: The folder for the temporary files of an attempt, whose name is given. It is made when it is needed.
+        output: Where attempts are written.
     """
 
-    def __init__(self, schema: OutputSchema, folder_of: Callable[[str], str]) -> None:
+    def __init__(self, schema: OutputSchema, output: NodeOutput) -> None:
         self._schema = schema
-        self._folder_of = folder_of
+        self._output = output
         self._attempts: dict[int, _Attempt] = {}
         """By the first span of their pieces."""
         self._firsts: list[int] = []
@@ -94,10 +93,9 @@ class NodePieces:
 
     def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder:
         attempt = self._at(piece.first_span)
-        # Withdrawn just now: what is written goes nowhere.
-        folder = self._folder_of(attempt.name if attempt is not None else "withdrawn")
-        os.makedirs(folder, exist_ok=True)
-        return PartBuilder(piece, sink, self._schema, folder, step)
+        # One that was withdrawn just now is dropped by the next that happens to it.
+        name = attempt.name if attempt is not None else f"withdrawn-{secrets.token_hex(8)}"
+        return PartBuilder(piece, sink, self._schema, self._output.begin(name), step)
 
     def commit(self, staged: StagedPart) -> bool:
         with self._lock:
@@ -106,12 +104,20 @@ class NodePieces:
                 self._forget(attempt)
         if attempt is None:
             return False
-        attempt.staged.set_result(staged)
+        try:
+            attempt.staged.set_result(self._output.deliver(attempt.name, staged))
+        except BaseException as error:
+            attempt.staged.set_exception(error)
+            raise
         return True
 
     def drop_files(self, name: str) -> None:
         """Remove what an attempt wrote."""
-        shutil.rmtree(self._folder_of(name), ignore_errors=True)
+        self._output.drop(name)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._output.close()
 
     def _at(self, span_index: int) -> _Attempt | None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,18 +59,19 @@ from penstock.telemetry.trace import trace_to
 _MOST_TOLD = 5
 
 
-def run(task: FolderJob, progress: Progress, began: float) -> Summary:
+def run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun | None = None) -> Summary:
     """Run a job to its end, or resume it, or find that it is finished.
 
     Args:
         task: The job.
         progress: Where it is shown.
         began: When the call began, by `time.perf_counter`.
+        make_run: What executes it; None for this machine.
 
     Raises:
         TooManyFailures: More rows failed than the job allows, or all of them. Those that did not are written.
     """
-    summary = _run(task, progress, began)
+    summary = _run(task, progress, began, make_run or Run)
     rows, allowed = summary.rows + summary.failed, task.options.max_failures
     if exceeds(summary.failed, rows, allowed, is_whole=True):
         failed = "all" if not summary.rows else f"{summary.failed:,} of"
@@ -78,7 +79,7 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     return summary
 
 
-def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
+def _run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun) -> Summary:
     place = place_of(task.output)
     check_place(place, overwrite=task.overwrite)
     existed = place.children() is not None
@@ -87,15 +88,17 @@ def _run(task: FolderJob, progress: Progress, began: float) -> Summary:
             check_place(place, overwrite=task.overwrite)
             existing = load_manifest(place)
             if existing is None or task.overwrite:
-                return _execute(task, place, progress, began, existing)
-            summary, is_behind = _go_on(task, place, progress, began, existing)
+                return _execute(task, place, progress, began, existing, make_run)
+            summary, is_behind = _go_on(task, place, progress, began, existing, make_run)
         finally:
             _leave_no_trace(place, existed)
     # What was unfinished is finished now: files that are new since then are one more append.
-    return _run(task, progress, began) if is_behind else summary
+    return _run(task, progress, began, make_run) if is_behind else summary
 
 
-def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest) -> tuple[Summary, bool]:
+def _go_on(
+    task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest, make_run: MakeRun
+) -> tuple[Summary, bool]:
     """Go on with the job in a place, or append to it; also tells whether files are left that can be appended now."""
     if existing.is_older:
         raise older_job(place, existing)
@@ -115,12 +118,12 @@ def _go_on(task: FolderJob, place: Place, progress: Progress, began: float, exis
             raise appending.unfinished(task.output)
         here = appending.reading_only(arranged.task, appending.unfinished_generations(existing, records))
         del records  # the ledger reads them again
-        summary = _execute(here, place, progress, began, existing, altered=altered)
+        summary = _execute(here, place, progress, began, existing, make_run, altered=altered)
         return summary, task.append and arranged.grown is not None
     if task.append and arranged.grown is not None:
         progress.note(f"appending {counted(arranged.num_new, 'new file')} after {existing.rows:,} rows")
         try:
-            return _execute(arranged.grown, place, progress, began, existing, is_append=True), False
+            return _execute(arranged.grown, place, progress, began, existing, make_run, is_append=True), False
         except NoRows:
             progress.note("nothing to append: the new files have no rows")
     elif task.append:
@@ -136,6 +139,7 @@ def _execute(
     progress: Progress,
     began: float,
     existing: Manifest | None,
+    make_run: MakeRun,
     *,
     is_append: bool = False,
     altered: Collection[str] = (),
@@ -147,7 +151,8 @@ def _execute(
     ):
         meter = Meter(trace)
         context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-        return Run(task, place, progress, began, context, meter, altered).execute(existing, is_append=is_append)
+        made = make_run(task, place, progress, began, context, meter, altered)
+        return made.execute(existing, is_append=is_append)
 
 
 def _same_job(
@@ -319,39 +324,52 @@ class Run:
 
     def predict(self, started: Started, manifest: Manifest) -> Summary:
         """Predict what is not committed."""
-        ready, stop = time.perf_counter(), self.context.stop
+        ready = time.perf_counter()
         with output_errors():
             ledger = Ledger(self.place, manifest, self.altered)
         with contextlib.closing(ledger):
-            for damage in ledger.repairs[:_MOST_TOLD]:
-                self.progress.note(f"{damage}: what it held is predicted again")
-            before = ledger.records
+            before = self.begin_progress(ledger, manifest)
             rows_before = rows_in(before)
-            self.meter.failed = sum(record.failed for record in before)
-            if before:
-                self.progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
-            self.meter.begin()
-            self.progress.begin(self.meter, manifest.rows, rows_before)
             try:
                 spans = started.divide(manifest.part_rows) if started.is_streamed else ledger.pending
                 # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
                 results = started.engine.run(spans, is_ordered=started.is_streamed)
-                order = None if started.is_streamed else ledger.pending
+                order = None if started.is_streamed else [span.index for span in ledger.pending]
                 limit = FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
             finally:
                 self.progress.end()
             if started.is_streamed:
                 manifest = self._end_stream(manifest, ledger)
-            elif stop.signal_number is not None and ledger.pending:
-                keeps_state = manifest.recipe.state == VARIABLES
-                how = "the model keeps state: begin again with" if keeps_state else "go on with"
-                raise Interrupted.by_signal(
-                    stop.signal_number,
-                    f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-                    hint=f"{how}: penstock resume {self.task.output}",
-                )
+            else:
+                self.check_stopped(manifest, ledger)
             return self.summarise(started, manifest, ledger, rows_before, ready)
+
+    def begin_progress(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
+        """Show the run from now on; returns what was committed before."""
+        for damage in ledger.repairs[:_MOST_TOLD]:
+            self.progress.note(f"{damage}: what it held is predicted again")
+        before = ledger.records
+        rows_before = rows_in(before)
+        self.meter.failed = sum(record.failed for record in before)
+        if before:
+            self.progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
+        self.meter.begin()
+        self.progress.begin(self.meter, manifest.rows, rows_before)
+        return before
+
+    def check_stopped(self, manifest: Manifest, ledger: Ledger) -> None:
+        """Raise Interrupted where the run was stopped before its end."""
+        signal_number = self.context.stop.signal_number
+        if signal_number is None or not ledger.pending:
+            return
+        keeps_state = manifest.recipe.state == VARIABLES
+        how = "the model keeps state: begin again with" if keeps_state else "go on with"
+        raise Interrupted.by_signal(
+            signal_number,
+            f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
+            hint=f"{how}: penstock resume {self.task.output}",
+        )
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
         """Record how many rows a stream had: it is known only at its end, and then the job is finished."""
@@ -406,26 +424,33 @@ class Run:
     def summarise(
         self, started: Started, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float
     ) -> Summary:
+        short = started.engine.shortages().items()
+        return replace(
+            self.summary(manifest, ledger, rows_before, ready),
+            search_seconds=started.search_s,
+            devices=tuple(str(device) for device in started.placement.devices),
+            loaders=started.engine.loaders(),
+            plan=f"{started.plan.choice}; {started.plan.reason}" if started.plan is not None else "",
+            memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
+        )
+
+    def summary(self, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float) -> Summary:
+        """What the run did, as far as the ledger and the meter say it."""
         now = time.perf_counter()
         records = ledger.records
-        short = started.engine.shortages().items()
         return Summary(
             output=self.task.output,
             **_counted(records),
             seconds=now - self.began,
             start_seconds=ready - self.began,
-            search_seconds=started.search_s,
             run_seconds=now - ready,
             rows_per_s=(rows_in(records) - rows_before) / (now - ready),
             rows_before=rows_before,
-            devices=tuple(str(device) for device in started.placement.devices),
+            devices=tuple(dict.fromkeys(str(each.device) for each in self.meter.snapshot())),
             recipe=manifest.recipe.as_json(),
             where=self.meter.where(),
             bottleneck=self.meter.bottleneck(),
-            loaders=started.engine.loaders(),
             padding=self.meter.padding(),
-            plan=f"{started.plan.choice}; {started.plan.reason}" if started.plan is not None else "",
-            memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
             trace=self.meter.traced_to(),
         )
 
@@ -456,3 +481,7 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
         part_folders=sink.folders(settled.schema),
         generations=(appending.first_generation(task.source, len(fragments), settled.division),),
     )
+
+
+MakeRun = Callable[[FolderJob, Place, Progress, float, RunContext, Meter, Collection[str]], Run]
+"""Makes what executes a job, from the fields of `Run`."""

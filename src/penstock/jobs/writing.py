@@ -3,11 +3,11 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.core.failure_limit import exceeds, too_many
-from penstock.core.records import Result, Span
+from penstock.core.records import Result
 from penstock.errors import TooManyFailures
 from penstock.sources.files import unchanged
 from penstock.storage.disk import output_errors
@@ -22,15 +22,16 @@ class FailureLimit:
     Args:
         allowed: The share of rows that may fail.
         records: What was committed before.
-        order: The spans in their order; None where results come in order.
+        order: The numbers of the spans, or of other things that are counted, in their order; None where results come in
+            order.
     """
 
-    def __init__(self, allowed: float, records: Sequence[PartRecord], order: Sequence[Span] | None) -> None:
+    def __init__(self, allowed: float, records: Sequence[PartRecord], order: Iterable[int] | None) -> None:
         self._allowed = allowed
         self._rows = rows_in(records)
         self._failed = sum(record.failed for record in records)
         self._is_streamed = order is None
-        self._order = deque(span.index for span in order or ())
+        self._order = deque(order or ())
         self._waiting: dict[int, tuple[int, int, str]] = {}
 
     def check(self, result: Result) -> TooManyFailures | None:

@@ -1,0 +1,274 @@
+"""The driver of a run on a cluster: one loop that turns answers of nodes into events, and commands into calls.
+
+`ClusterState` decides. The driver owns the output: it alone commits parts, and only what a living attempt delivered.
+"""
+
+import functools
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import IO, Any, Protocol
+
+from penstock.cluster.node import Beat, NodeJob
+from penstock.cluster.transport import NodeGone, Transport
+from penstock.core.node_kinds import NodeFacts
+from penstock.core.protocols import ShowLine
+from penstock.core.stopping import StopFlag
+from penstock.engines import cluster_events
+from penstock.engines.cluster_state import ClusterState
+from penstock.errors import PenstockError, one_line
+from penstock.jobs.decide import Resumed
+from penstock.jobs.settled import Settled
+from penstock.storage.ledger import NotAsWritten
+from penstock.storage.part_builder import StagedPart
+from penstock.telemetry.meter import Meter
+
+_TICK_S = 1.0
+_BEATS_PER_S = 200
+_POLL_S = 0.2
+_MOST_REPLICAS = 1 << 16
+"""Of one node: replicas of all nodes are told apart by one number."""
+
+
+class Desk(Protocol):
+    """What the driver does at the output, in the order of the run."""
+
+    def settle(self, kind: str, settled: Settled) -> None:
+        """Put the recipe of a kind of node into the manifest, and make the manifest with the first.
+
+        Raises:
+            PenstockError: The kind does not fit the others.
+        """
+        ...
+
+    def commit(self, staged: StagedPart) -> bool:
+        """Commit a part; False where it is there already.
+
+        Raises:
+            NotAsWritten: Its files are not what its record says.
+        """
+        ...
+
+    def discard(self, attempt: str) -> None:
+        """Remove what an attempt wrote."""
+        ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a driver runs with: the log, the stop flag, where lines are shown, and the meter."""
+
+    log: IO[Any]
+    stop: StopFlag
+    show: ShowLine
+    meter: Meter
+
+
+class Driver:
+    """One run on a cluster.
+
+    Args:
+        transport: The cluster.
+        state: Decides.
+        job: What nodes are started with.
+        desk: The output.
+        around: Log, stop flag, display and meter.
+        run: The name of this run.
+        resumed: What the manifest fixes for nodes that settle, where files are appended.
+        here: What the driver's own machine has, with which nodes are compared.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        state: ClusterState,
+        job: NodeJob,
+        desk: Desk,
+        around: Surroundings,
+        *,
+        run: str,
+        here: NodeFacts,
+        resumed: Resumed | None = None,
+    ) -> None:
+        self._transport = transport
+        self._state = state
+        self._job = job
+        self._desk = desk
+        self._around = around
+        self._run = run
+        self._here = here
+        self._resumed = resumed
+        self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
+        self._events: deque[cluster_events.Event] = deque()
+        self._names: dict[int, str] = {}
+        self._kinds: dict[int, str] = {}
+        self._beating: set[int] = set()
+        """The nodes that have not answered their last beat."""
+        self._ticked_at = float("-inf")
+        self._beat_at = float("-inf")
+
+    def run(self) -> None:
+        """Build every piece, or what a stop allows.
+
+        Raises:
+            PenstockError: What the job ends with. What is committed stays.
+        """
+        try:
+            while not self._state.is_finished:
+                if self._around.stop.is_raised:
+                    self._events.append(cluster_events.StopRequested())
+                self._look()
+                self._hear()
+                self._handle_all()
+            self._state.check()
+        finally:
+            self._transport.close()
+
+    def _look(self) -> None:
+        """See which machines there are, and whether their nodes live."""
+        now = time.monotonic()
+        if now - self._ticked_at < _TICK_S:
+            return
+        self._ticked_at = now
+        there = self._transport.names()
+        self._events.extend(map(cluster_events.NodeJoined, there))
+        for node, name in self._names.items():
+            if name not in there:
+                self._events.append(cluster_events.NodeLost(node, "left the cluster", is_gone=True))
+        if now - self._beat_at >= max(_TICK_S, len(self._names) / _BEATS_PER_S):
+            self._beat_at = now
+            for node in self._names.keys() - self._beating:
+                self._beating.add(node)
+                self._call(node, "beat", then=functools.partial(self._note_beat, node))
+        self._events.append(cluster_events.Tick(now))
+
+    def _hear(self) -> None:
+        """Wait for an answer, and take all that are there."""
+        if self._events:
+            return
+        try:
+            node, future, then = self._answers.get(timeout=_POLL_S)
+            while True:
+                self._take(node, future, then)
+                node, future, then = self._answers.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, node: int, future: Future[Any], then: Callable[[Any], None]) -> None:
+        if node not in self._names:
+            # Of a node that was given up. A part that it staged is nobody's: its folder was removed with the attempt.
+            return
+        try:
+            answer = future.result()
+        except PenstockError as error:
+            self._events.append(cluster_events.NodeFailed(node, error))
+        except NodeGone as error:
+            self._events.append(cluster_events.NodeLost(node, str(error)))
+        except Exception as error:
+            self._events.append(cluster_events.NodeLost(node, f"failed: {one_line(error)}"))
+        else:
+            then(answer)
+
+    def _call(self, node: int, method: str, *arguments: Any, then: Callable[[Any], None] = lambda answer: None) -> None:
+        future = self._transport.call(node, method, *arguments)
+        future.add_done_callback(lambda done: self._answers.put((node, done, then)))
+
+    def _handle_all(self) -> None:
+        while self._events:
+            for command in self._state.handle(self._events.popleft()):
+                self._carry_out(command)
+
+    def _carry_out(self, command: cluster_events.Command) -> None:
+        match command:
+            case cluster_events.Build(node=node, attempt=attempt, piece=piece):
+                self._call(node, "build", attempt, piece, then=lambda staged: self._note_built(node, attempt, staged))
+            case cluster_events.Commit():
+                self._commit(command)
+            case cluster_events.Discard(attempt=attempt):
+                self._desk.discard(attempt)
+            case cluster_events.Withdraw(node=node, attempt=attempt):
+                self._call(node, "withdraw", attempt)
+            case cluster_events.StopNode(node=node):
+                self._call(node, "stop", self._around.stop.signal_number)
+            case cluster_events.EndNode(node=node):
+                self._names.pop(node, None)
+                self._beating.discard(node)
+                self._transport.kill(node)
+            case cluster_events.Report(line=line, is_shown=is_shown):
+                self._note(line, is_shown=is_shown)
+            case cluster_events.Raise(error=error):
+                raise error
+            case _:
+                self._carry_out_start(command)
+
+    def _carry_out_start(self, command: cluster_events.Command) -> None:
+        match command:
+            case cluster_events.StartNode(node=node, name=name):
+                self._names[node] = name
+                self._transport.start(node, name)
+                devices = self._job.options.devices
+                self._call(node, "look", devices, then=lambda facts: self._note_facts(node, facts))
+            case cluster_events.Settle(node=node, kind=kind):
+                self._call(
+                    node, "settle", self._job, self._resumed, then=lambda settled: self._settle(node, kind, settled)
+                )
+            case cluster_events.Open(node=node, kind=kind):
+                self._call(
+                    node,
+                    "open",
+                    self._job,
+                    self._run,
+                    kind,
+                    then=lambda _: self._events.append(cluster_events.NodeReady(node)),
+                )
+
+    def _note_facts(self, node: int, facts: NodeFacts) -> None:
+        misfit = facts.misfit(self._here)
+        if misfit is not None:
+            self._events.append(cluster_events.NodeUnfit(node, misfit))
+            return
+        self._kinds[node] = facts.kind
+        self._note(f"node {self._names[node]} is up: {facts.kind}")
+        self._events.append(cluster_events.NodeUp(node, facts.kind))
+
+    def _settle(self, node: int, kind: str, settled: Settled) -> None:
+        try:
+            self._desk.settle(kind, settled)
+        except PenstockError as error:
+            self._events.append(cluster_events.NodeFailed(node, error))
+        else:
+            self._events.append(cluster_events.KindSettled(node, kind))
+
+    def _note_built(self, node: int, attempt: str, staged: StagedPart | None) -> None:
+        if staged is None:
+            self._events.append(cluster_events.PieceGivenBack(node, attempt))
+        else:
+            self._events.append(cluster_events.PieceStaged(node, attempt, staged))
+
+    def _commit(self, command: cluster_events.Commit) -> None:
+        staged = command.staged
+        staged = replace(staged, record=replace(staged.record, kind=self._kinds[command.node]))
+        try:
+            is_new = self._desk.commit(staged)
+        except NotAsWritten as error:
+            self._events.append(cluster_events.PieceFailed(command.node, command.attempt, error))
+        else:
+            self._events.append(cluster_events.PieceCommitted(command.attempt, is_new))
+
+    def _note_beat(self, node: int, beat: Beat) -> None:
+        self._beating.discard(node)
+        self._events.append(cluster_events.NodeBeat(node, beat.rows))
+        for replica, device, timings in beat.timings:
+            self._around.meter.observe(node * _MOST_REPLICAS + replica, device, timings)
+        for line in beat.lines:
+            self._around.show(f"{self._names[node]}: {line}")
+        if beat.log:
+            self._around.log.write(beat.log)
+
+    def _note(self, line: str, *, is_shown: bool = False) -> None:
+        self._around.log.write(f"penstock: {line}\n".encode())
+        if is_shown:
+            self._around.show(line)

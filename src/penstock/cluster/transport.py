@@ -1,0 +1,33 @@
+"""What a driver asks of a cluster: which machines there are, and calls to the node on each."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+
+class NodeGone(Exception):
+    """The process of a node is over, or cannot be reached; the text says how it ended."""
+
+
+class Transport(Protocol):
+    """A cluster. A node has the number of its life, and the name of its machine."""
+
+    def names(self) -> Collection[str]:
+        """The machines that are there now and may be used."""
+        ...
+
+    def start(self, node: int, name: str) -> None:
+        """Start the process of a node on a machine. Where that fails, its calls end with `NodeGone`."""
+        ...
+
+    def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method of `cluster.node.Node`. The future ends with its result, its PenstockError or `NodeGone`."""
+        ...
+
+    def kill(self, node: int) -> None:
+        """End what is left of a node's process. May be called twice."""
+        ...
+
+    def close(self) -> None:
+        """End all nodes, and whatever was started for them."""
+        ...

@@ -1,0 +1,208 @@
+"""A job that writes to a folder, on a cluster: nodes predict and write, and this process commits."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from penstock.cluster.driver import Driver, Surroundings
+from penstock.cluster.node import NodeJob, facts_here
+from penstock.cluster.transport import Transport
+from penstock.commands import appending
+from penstock.commands.folder_job import FolderJob, versions
+from penstock.commands.to_folder import Run, make_manifest
+from penstock.core.records import ModelFile
+from penstock.core.state import VARIABLES
+from penstock.engines.cluster_state import ClusterState
+from penstock.errors import InputError, ModelError, PenstockError, UsageError
+from penstock.jobs import output_columns
+from penstock.jobs.bring_up import timeouts_of
+from penstock.jobs.settled import Settled, resumed_from
+from penstock.jobs.writing import FailureLimit
+from penstock.storage.disk import output_errors
+from penstock.storage.journal import rows_in
+from penstock.storage.ledger import Ledger, remove_job
+from penstock.storage.manifest import Manifest, NodeKind
+from penstock.storage.part_builder import PartPiece, StagedPart
+from penstock.telemetry.summary import Summary
+
+
+def node_job(task: FolderJob) -> NodeJob:
+    """What nodes need of a job.
+
+    Raises:
+        UsageError: It cannot run anywhere else than here.
+    """
+    if not isinstance(task.model, ModelFile):
+        raise UsageError(
+            "a model of this process cannot run on other machines",
+            received="a live model with engine='ray'",
+            hint="save it, and give its path",
+        )
+    if not task.source.traits.is_resumable or not task.source.paths:
+        raise InputError(
+            "this input cannot be read on other machines",
+            received="rows of this process, or a stream, with --engine ray",
+            hint="write them to files that all nodes see, or leave --engine ray out",
+        )
+    return NodeJob(task.model, task.source, task.options, task.output, task.is_verbose)
+
+
+@dataclass
+class ClusterRun(Run):
+    """One execution on the nodes of a cluster. `connect` gives the cluster, once everything else was checked."""
+
+    connect: Callable[[], Transport] | None = None
+    most_nodes: int | None = None
+    _name: str = field(default_factory=lambda: secrets.token_hex(8))
+    _old: Manifest | None = None
+    """What is replaced when the job begins."""
+    _manifest: Manifest | None = None
+    _is_append: bool = False
+    _ledger: Ledger | None = None
+    _limit: FailureLimit | None = None
+    _problem: PenstockError | None = None
+    _rows_before: int = 0
+    _ready: float = 0.0
+
+    def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
+        assert self.connect is not None
+        job = node_job(self.task)
+        self._old = existing
+        self._manifest = None if self.task.overwrite else existing
+        self._is_append = is_append
+        self._check_state(self._manifest.recipe.state if self._manifest is not None else "")
+        if existing is None:
+            for line in output_columns.describe_output(self.task.output, self.task.options.format):
+                self.progress.note(line)
+        resumed = None
+        if self._manifest is not None and is_append:
+            resumed = resumed_from(self._manifest, is_append=True)
+        transport = self.connect()
+        with contextlib.ExitStack() as held:
+            held.callback(transport.close)
+            if self._manifest is not None and not is_append:
+                self._open(self._manifest)
+            state = ClusterState(
+                self._pieces(),
+                self._rows_of,
+                self._name,
+                settled=self._manifest.kinds if self._manifest is not None and not is_append else (),
+                most_nodes=self.most_nodes,
+                timeouts=timeouts_of(self.task.options),
+            )
+            around = Surroundings(self.context.log, self.context.stop, self.progress.note, self.meter)
+            here = facts_here(self.task.options.devices)
+            driver = Driver(transport, state, job, self, around, run=self._name, here=here, resumed=resumed)
+            held.callback(self._close)
+            try:
+                driver.run()
+            except PenstockError as error:
+                self._problem = self._problem or error
+            return self._end()
+
+    def settle(self, kind: str, settled: Settled) -> None:
+        """Put the recipe of a kind into the manifest, and make the manifest with the first one."""
+        self._check_state(settled.recipe.state)
+        before = self._manifest
+        if self._ledger is None:
+            manifest = (
+                make_manifest(self.task, settled) if before is None else appending.begin(before, self.task, settled)
+            )
+            manifest = replace(manifest, kinds=manifest.kinds | {kind: _of_kind(settled)})
+            with output_errors():
+                if before is None and self._old is not None:
+                    remove_job(self.place, self._old)
+                manifest.save(self.place)
+            self._open(manifest)
+            return
+        assert before is not None
+        if (settled.bindings, settled.schema) != (before.bindings, before.schema):
+            raise ModelError(
+                "the model takes or gives something else on this kind of node",
+                received=f"{kind}: {appending.named(settled.schema.columns)}",
+                allowed=appending.named(before.schema.columns),
+                hint="--resources leaves such nodes out",
+            )
+        of_kind = _of_kind(settled)
+        if not before.kinds and settled.recipe.device_kind == before.recipe.device_kind:
+            # The job began on one machine, whose kind is not known: a device of this kind goes on with its recipe.
+            of_kind = before.kind("")
+        self._manifest = replace(before, kinds=before.kinds | {kind: of_kind})
+        with output_errors():
+            self._manifest.save(self.place)
+
+    def commit(self, staged: StagedPart) -> bool:
+        """Commit a part, and count its rows."""
+        assert self._ledger is not None
+        assert self._limit is not None
+        with output_errors():
+            is_new = self._ledger.commit(staged)
+        if is_new:
+            record = staged.record
+            self.meter.commit(record.rows, record.failed)
+            self.meter.failed += record.failed
+            problem = self._limit.count(record.first_span, record.rows + record.failed, record.failed)
+            if problem is not None:
+                raise problem
+        return is_new
+
+    def discard(self, attempt: str) -> None:
+        """Remove what an attempt wrote."""
+        self.place.drop_attempt(self._name, attempt)
+
+    def _open(self, manifest: Manifest) -> None:
+        """Open the ledger, and show the run from now on."""
+        self._manifest = manifest
+        with output_errors():
+            self._ledger = Ledger(self.place, manifest, self.altered)
+            self.place.open_attempts(self._name)
+        self._ready = time.perf_counter()
+        before = self.begin_progress(self._ledger, manifest)
+        self._rows_before = rows_in(before)
+        order = [piece.first_span for piece in self._ledger.pending_pieces()]
+        self._limit = FailureLimit(self.task.options.max_failures, before, order)
+
+    def _pieces(self) -> Iterator[PartPiece]:
+        """What is to be built. Asked for when a node is ready: the manifest is there by then."""
+        assert self._ledger is not None
+        yield from self._ledger.pending_pieces()
+
+    def _rows_of(self, piece: PartPiece) -> int:
+        assert self._manifest is not None
+        return sum(span.rows for span in self._manifest.spans[piece.first_span : piece.stop_span])
+
+    def _end(self) -> Summary:
+        """What a run that is over ends with: its error, the interrupt, or its summary."""
+        ledger, manifest = self._ledger, self._manifest
+        if ledger is None or manifest is None:
+            self.context.stop.check()
+            assert self._problem is not None
+            raise self._problem
+        self.progress.end()
+        with output_errors():
+            ledger.finish()
+        if self._problem is not None:
+            raise self._problem
+        self.check_stopped(manifest, ledger)
+        return self.summary(manifest, ledger, self._rows_before, self._ready)
+
+    def _close(self) -> None:
+        self.progress.end()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _check_state(self, state: str) -> None:
+        if state == VARIABLES:
+            raise ModelError(
+                "a model that keeps state runs on one machine",
+                received="--engine ray",
+                hint="what it answers depends on all rows before: leave --engine ray out",
+            )
+
+
+def _of_kind(settled: Settled) -> NodeKind:
+    return NodeKind(settled.recipe, settled.split, versions(settled.recipe.runtime))
