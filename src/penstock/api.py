@@ -17,6 +17,7 @@ from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
+from penstock.commands.on_cluster import ClusterKeywords, runner_of
 from penstock.commands.trained import Trained as Trained
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
@@ -120,7 +121,7 @@ def predict(
             )
     task = make_task(model, data, _folder(output), options)
     task = replace(task, overwrite=overwrite, append=append, is_verbose=verbose is True)
-    return to_folder.run(task, shown(), began)
+    return to_folder.run(task, shown(), began, runner_of(options))
 
 
 class _FitKeywords(FitKeywords, FitFileKeywords, total=False):
@@ -219,8 +220,8 @@ def _check_returned(options: PredictOptions, on_error: str | None, steps: int | 
         raise UsageError("a trace is written of jobs with an output folder", received=f"trace={options.trace}")
 
 
-_OF_FOLDERS = ("format", "part_rows", "max_failures")
-"""Options that say how predictions are written."""
+_OF_FOLDERS = ("format", "part_rows", "max_failures", "engine", "address", "resources", "max_nodes")
+"""Options that say how predictions are written, and where."""
 
 
 def _refuse_unused(given: Mapping[str, Any], *names: str) -> None:
@@ -326,13 +327,12 @@ def resume(
     verify: bool = False,
     progress: bool | Progress | None = None,
     verbose: bool = False,
+    **cluster: Unpack[ClusterKeywords],
 ) -> Summary | Trained:
-    """Go on with the job in a folder, on the devices of its kind that are here now.
+    """Go on with the job in a folder, on the devices of its kind that are here now, or on a cluster.
 
-    A training job goes on from its newest checkpoint.
-
-    Parts that are missing, or have another size than when they were written, are predicted again, and nothing else is
-    touched.
+    A training job goes on from its newest checkpoint. Parts that are missing, or have another size than when they were
+    written, are predicted again, and nothing else is touched.
 
     Args:
         output: The folder, or the URL of a remote prefix.
@@ -341,6 +341,7 @@ def resume(
         verify: Read all parts first, and predict again those whose content is not what was written.
         progress: Whether to show progress, or the object that shows it.
         verbose: Let the frameworks write all they want.
+        **cluster: engine, address, resources and max_nodes, as in `predict`.
 
     Raises:
         OutputError: The folder holds no job, or one whose model or input was in memory.
@@ -350,7 +351,7 @@ def resume(
     if fit_status(_folder(output)) is not None:
         changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose}
         return resume_fit(_folder(output), _progress(progress)(), began, changes)
-    given = {} if max_failures is None else {"max_failures": max_failures}
+    given = {**cluster, **({} if max_failures is None else {"max_failures": max_failures})}
     try:
         task = _opened_again(output, is_verbose=verbose, devices=devices, **given)
     except OutputError:
@@ -359,7 +360,7 @@ def resume(
         if finished is None:
             raise
         return finished
-    return to_folder.run(replace(task, verify=verify), _progress(progress)(), began)
+    return to_folder.run(replace(task, verify=verify), _progress(progress)(), began, runner_of(task.options))
 
 
 def retry(

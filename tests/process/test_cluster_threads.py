@@ -119,15 +119,18 @@ def test_node_that_leaves_gives_its_work_back_and_one_that_joins_takes_some(
     inputs: Path, undisturbed: dict[str, bytes], cluster: ThreadCluster, tmp_path: Path
 ) -> None:
     del cluster.machines["c"]
+    has_joined = threading.Event()
 
-    def change() -> None:
-        del cluster.machines["a"]
-        cluster.machines["d"] = None
+    def change(name: str) -> None:
+        if name == "d":
+            has_joined.set()
+        elif name in cluster.machines and len(list((tmp_path / "out").glob("part-*"))) >= 2:
+            cluster.machines.pop("a", None)
+            cluster.machines["d"] = None
+            has_joined.wait()
 
-    changing = once_committed(tmp_path / "out", 2, change)
-    shown = Shown()
-    predict(inputs, tmp_path / "out", cluster, shown)
-    changing.join()
+    cluster.before_build = change
+    predict(inputs, tmp_path / "out", cluster)
     assert parts_of(tmp_path / "out") == undisturbed
     assert {name for _, name in cluster.started} == {"a", "b", "d"}
 
@@ -137,6 +140,7 @@ def test_what_a_cluster_began_one_machine_goes_on_with_and_back(
 ) -> None:
     """Stopped on one machine, gone on with on a cluster that loses its driver, finished on one machine."""
     output = tmp_path / "out"
+    is_cut = threading.Event()
 
     class Cut(Exception):
         """The end of a driver."""
@@ -144,10 +148,12 @@ def test_what_a_cluster_began_one_machine_goes_on_with_and_back(
     class Ends(ThreadCluster):
         def names(self) -> list[str]:
             if len(list(output.glob("part-*"))) >= 12:
+                is_cut.set()
                 raise Cut
             return list(self.machines)
 
     cluster = Ends("a", "b")
+    cluster.before_build = lambda name: len(list(output.glob("part-*"))) < 12 or is_cut.wait()
     with pytest.raises(Cut):
         predict(inputs, output, cluster)
     cluster.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +35,8 @@ class ThreadCluster:
         self.started: list[tuple[int, str]] = []
         self.cut_off: set[str] = set()
         """Machines whose answers get lost, while their nodes work on."""
+        self.before_build: Callable[[str], object] = lambda name: None
+        """Called with the machine's name before a piece is built: a test makes nodes wait there."""
         self._lives: dict[int, _Life] = {}
         self._lock = threading.Lock()
 
@@ -82,6 +84,8 @@ class ThreadCluster:
 
     def _run(self, life: _Life, answer: Future[Any], method: str, arguments: tuple[Any, ...]) -> None:
         try:
+            if method == "build":
+                self.before_build(life.node.name)
             result, error = getattr(life.node, method)(*arguments), None
         except Exception as raised:
             result, error = None, raised

@@ -198,7 +198,7 @@ def predict(
     began = time.perf_counter()
     options = options_from_flags(values)
     model, input_ = _model_and_input("predict", model_and_input, values["estimator"])
-    from penstock.commands import appending, to_folder
+    from penstock.commands import appending, on_cluster, to_folder
     from penstock.commands.folder_job import make_task
 
     if append:
@@ -206,7 +206,7 @@ def predict(
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, append=append, as_json=as_json)
     task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
-    summary = to_folder.run(task, _progress(quiet), began)
+    summary = to_folder.run(task, _progress(quiet), began, on_cluster.runner_of(options))
     return _report(summary, as_json=as_json, quiet=quiet)
 
 
@@ -363,7 +363,7 @@ def fit(
 
 @main.command()
 @click.argument("output")
-@some_options("devices")
+@some_options("devices", "engine", "address", "resources", "max_nodes")
 @click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
 @click.option("--verify", is_flag=True, help="Read all parts first; what has flipped bits is predicted again, too.")
 @output_options

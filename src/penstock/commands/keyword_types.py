@@ -69,12 +69,25 @@ class PredictKeywords(TypedDict, total=False):
     row_timeout: float
     hang_timeout: float
     start_timeout: float
+    engine: str
+    address: str
+    resources: Mapping[str, str]
+    max_nodes: int
 
 
 class Keywords(PredictKeywords, total=False):
     """The options of `predict`, `stream` and `plan`, as their commands have them."""
 
     batch_size: int | str
+
+
+class ClusterKeywords(TypedDict, total=False):
+    """The options of `predict` that say which machines a job runs on."""
+
+    engine: str
+    address: str
+    resources: Mapping[str, str]
+    max_nodes: int
 
 
 class EvaluateKeywords(TypedDict, total=False):

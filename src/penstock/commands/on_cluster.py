@@ -7,13 +7,18 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from penstock.cluster.connection import connect
 from penstock.cluster.driver import Driver, Surroundings
 from penstock.cluster.node import NodeJob, facts_here
+from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
 from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, versions
-from penstock.commands.to_folder import Run, make_manifest
+from penstock.commands.keyword_types import ClusterKeywords as ClusterKeywords
+from penstock.commands.to_folder import MakeRun, Run, make_manifest
+from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
 from penstock.core.state import VARIABLES
 from penstock.engines.cluster_state import ClusterState
@@ -22,12 +27,33 @@ from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
 from penstock.jobs.writing import FailureLimit
+from penstock.options.records import RAY, ClusterOptions, PredictOptions
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import rows_in
 from penstock.storage.ledger import Ledger, remove_job
 from penstock.storage.manifest import Manifest, NodeKind
 from penstock.storage.part_builder import PartPiece, StagedPart
 from penstock.telemetry.summary import Summary
+
+
+def runner_of(options: PredictOptions) -> MakeRun | None:
+    """What executes a job where its engine is a cluster; None for this machine."""
+    cluster = options.cluster
+    if cluster.engine != RAY:
+        return None
+
+    def make(*around: Any) -> Run:
+        run = ClusterRun(*around)
+        run.most_nodes = cluster.max_nodes
+        run.connect = lambda: _connect(cluster, run.progress.note)
+        return run
+
+    return make
+
+
+def _connect(cluster: ClusterOptions, show: ShowLine) -> Transport:
+    ray, disconnect = connect(cluster.address, show)
+    return RayTransport(ray, disconnect, cluster.resources)
 
 
 def node_job(task: FolderJob) -> NodeJob:

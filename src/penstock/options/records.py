@@ -25,6 +25,8 @@ INTERPOLATIONS = (
     "keras", "pillow-bilinear", "pillow-bicubic", "pillow-lanczos", "torchvision", "opencv-linear", "opencv-area",
 )  # fmt: skip
 COLORS = ("grayscale", "rgb", "rgba")
+LOCAL, RAY = "local", "ray"
+"""The engines."""
 PRESETS = ("imagenet-torch", "imagenet-tf", "imagenet-caffe", "scale-0-1", "scale-1-1")
 
 _model = partial(option, group="The model")
@@ -145,6 +147,7 @@ _NULLS = Kind(
 )
 _RENAMES = kinds.pairs("OLD=NEW", "OLD=NEW, each name once", has_names_as_values=True)
 _FEATURES = kinds.pairs("NAME=DTYPE[SHAPE]", "NAME=dtype[shape], for example image=uint8[28,28], each name once")
+_RESOURCES = kinds.pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 _TOLERANCE = kinds.number("SHARE", lambda share: 0 <= share < 1, "a share from 0 to 1: 1e-4")
 _OUTPUTS = kinds.names("NAME,…", "an output is named twice", has_commas=True)
 _FAILURES = kinds.number("SHARE", lambda share: 0 <= share <= 1, "a share from 0 (stop at the first) to 1 (never stop)")
@@ -214,6 +217,31 @@ class ModelOptions:
                 received="--weights" if self.weights is not None else "--custom-objects",
                 hint="--checkpoint DIR",
             )
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which machines a job runs on. None of this is in its fingerprint: it may go on anywhere else."""
+
+    # fmt: off
+    engine: str = _run(kinds.choice(LOCAL, RAY), NOTHING, NO_KEY, default=LOCAL,
+        help="local: this machine. ray: every node of a Ray cluster, which reads the input and writes parts itself.")
+    address: str | None = _run(kinds.text("auto|HOST:PORT|ray://…"), NOTHING, NO_KEY,
+        help="The Ray cluster. Default: RAY_ADDRESS, or one that is started on this machine for the job.")
+    resources: Mapping[str, str] = _run(_RESOURCES, NOTHING, NO_KEY, default={},
+        help="What penstock takes on each Ray node (CPU=8; default: all CPUs and GPUs), or a label that a node has. "
+        "Repeatable.")
+    max_nodes: int | None = _run(kinds.count(), NOTHING, NO_KEY,
+        help="Use at most N nodes of the Ray cluster at once.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        for name in ("address", "resources", "max_nodes"):
+            if getattr(self, name) and self.engine != RAY:
+                raise UsageError(
+                    f"{name} is for clusters", received=f"{name}={getattr(self, name)!r}", hint="give --engine ray, too"
+                )
 
 
 @dataclass(frozen=True)
@@ -314,6 +342,7 @@ class PredictOptions:
         help="Replace a process that makes no progress for so long, and for 20 times the slowest batch.")
     start_timeout: float = _run(_SECONDS, NOTHING, NO_KEY, default=1800.0,
         help="How long loading and compiling the model may take.")
+    cluster: ClusterOptions = part(ClusterOptions)
     # fmt: on
 
     def __post_init__(self) -> None:

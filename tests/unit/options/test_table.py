@@ -86,6 +86,10 @@ ANOTHER: dict[str, Any] = {
     "row_timeout": 1.5,
     "hang_timeout": 2.5,
     "start_timeout": 3.5,
+    "engine": "ray",
+    "address": "10.0.0.1:6379",
+    "resources": {"CPU": "4", "zone": "eu"},
+    "max_nodes": 3,
 }
 """For each option a value that is not its default."""
 NEEDS: dict[str, dict[str, Any]] = {
@@ -93,6 +97,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "params": {"estimator": True},
     "sample_by": {"sample": 9},
     "labels": {"argmax": True},
+    "address": {"engine": "ray"},
+    "resources": {"engine": "ray"},
+    "max_nodes": {"engine": "ray"},
 }
 """What must be given besides."""
 SHELL: dict[str, list[str]] = {
@@ -102,6 +109,7 @@ SHELL: dict[str, list[str]] = {
     "inputs": ["x=a,b"],
     "features": ["image=uint8[28,28]"],
     "rename": ["a=b"],
+    "resources": ["CPU=4", "zone=eu"],
     "scale": ["0.5,1,2"],
     "buckets": ["8,16"],
     "image_size": ["8x9"],

@@ -26,9 +26,16 @@ _CPU_FEATURES = {
 _LEAST_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0)}
 
 
+CORES = "PENSTOCK_CORES"
+"""The variable that says how many cores to use at most: what a cluster lends of a machine."""
+
+
 def usable_cores() -> int:
-    """The cores this process may use: its affinity, and the quota of its control group."""
+    """The cores this process may use: its affinity, the quota of its control group, and what it was lent."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    lent = os.environ.get(CORES, "")
+    if lent.isdecimal():
+        cores = min(cores, max(1, int(lent)))
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, period = file.read().split()

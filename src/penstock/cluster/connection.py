@@ -1,0 +1,182 @@
+"""Getting to a Ray cluster: the caller's own, one at an address, or a local one that is started here.
+
+Ray is imported when it is asked for. What it reads at import and at its start is set before, for a local cluster: it
+serves the loopback address alone, and only those who have its token.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.core.protocols import ShowLine
+from penstock.errors import DeviceError, one_line
+from penstock.pool.devices.inventory import usable_cores
+
+LEAST_VERSION = (2, 54)
+_LOOPBACK = "127.0.0.1"
+_STORE_BYTES = 256 << 20
+"""Only descriptions of jobs go through Ray's memory."""
+_CONNECT_S = 5.0
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_LOCAL = {
+    # The name of the variable is about other systems, but on Linux, too, this alone keeps Ray on the loopback address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    # It would kill the node, whose replicas are what takes the memory: penstock goes on with less itself.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+
+
+def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None]]:
+    """Connect to a cluster.
+
+    Args:
+        address: `auto`, `HOST:PORT`, `ray://HOST:PORT`, or `local`; None takes `RAY_ADDRESS`, or starts a local one.
+        show: Shows a line.
+
+    Returns:
+        The module `ray`, connected, and what is called at the end.
+
+    Raises:
+        DeviceError: There is no Ray here, or no cluster there, or it refuses.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    if address == "local" and not _is_initialized():
+        return _start_local(show)
+    ray = import_ray()
+    if ray.is_initialized():
+        return ray, lambda: None  # the caller's: it stays as it is
+    _check_reachable(address)
+    try:
+        with _handlers_kept():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise _refusal(address, error) from error
+    return ray, ray.shutdown
+
+
+def import_ray() -> Any:
+    """The module.
+
+    Raises:
+        DeviceError: It is not installed, or too old.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise DeviceError(
+            "--engine ray needs Ray, which is not installed", received=one_line(error), hint="pip install penstock[ray]"
+        ) from error
+    if tuple(map(int, re.findall(r"\d+", ray.__version__)[:2])) < LEAST_VERSION:
+        raise DeviceError(
+            "this Ray is too old",
+            received=f"ray {ray.__version__}",
+            allowed=f"ray {'.'.join(map(str, LEAST_VERSION))} or newer",
+            hint="pip install -U penstock[ray]",
+        )
+    return ray
+
+
+def _is_initialized() -> bool:
+    return "ray" in sys.modules and bool(import_ray().is_initialized())
+
+
+def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
+    changes = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+
+    def close() -> None:
+        import_ray().shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    show("starting a local Ray cluster; --address names one that is there")
+    try:
+        ray = import_ray()
+        with _handlers_kept():
+            ray.init(
+                address="local",
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=folder,
+                num_cpus=usable_cores(),
+                object_store_memory=_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        served = {node["NodeManagerAddress"] for node in ray.nodes()}
+        if served != {_LOOPBACK}:
+            raise DeviceError(
+                "the local Ray cluster would serve the network",
+                received=f"{', '.join(sorted(served))}, expected {_LOOPBACK} alone",
+                hint="import penstock before ray; or start a cluster yourself, and give --address",
+            )
+    except BaseException:
+        close()
+        raise
+    return ray, close
+
+
+def _check_reachable(address: str) -> None:
+    """Connect to the port of the address first: where nothing is there, Ray would try for minutes."""
+    match = re.fullmatch(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):(\d+)", address)
+    if match is None:
+        if address == "auto":
+            return
+        raise DeviceError(
+            "--address is not understood", received=address, allowed="auto, local, HOST:PORT, ray://HOST:PORT"
+        )
+    try:
+        socket.create_connection((match[1].strip("[]"), int(match[2])), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise DeviceError(
+            "no Ray cluster answers at the address",
+            received=f"{address}: {error}",
+            hint="ray start --head starts one, and prints its address; without --address penstock starts its own",
+        ) from error
+
+
+def _refusal(address: str, error: Exception) -> DeviceError:
+    mode, token = os.environ.get("RAY_AUTH_MODE", ""), os.environ.get("RAY_AUTH_TOKEN") is not None
+    hint = "ray start --head starts one; without --address penstock starts its own"
+    if address != "auto":
+        said = "with a token" if token else "without a token"
+        hint = (
+            f"is it a head node of the same version of Ray? This process comes {said} (RAY_AUTH_MODE={mode!r}): a "
+            "cluster with RAY_AUTH_MODE=token answers only those who have its token, in RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token"
+        )
+    return DeviceError("the Ray cluster cannot be used", received=f"{address}: {one_line(error)}", hint=hint)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray sets a handler for SIGTERM that ends the process: ours finishes what is in flight."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

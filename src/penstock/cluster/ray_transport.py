@@ -1,0 +1,142 @@
+"""A Ray cluster behind the driver's transport: one actor on each machine, which takes what Ray says the machine has."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.cluster.node import Node, NodeJob
+from penstock.cluster.transport import NodeGone
+from penstock.errors import PenstockError, one_line
+from penstock.pool.devices.inventory import CORES
+
+_AT_ONCE = 16
+"""Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
+_CPU, _GPU = "CPU", "GPU"
+
+
+class RayNode(Node):
+    """A node in the process of an actor."""
+
+    def __init__(self, name: str, cores: int) -> None:
+        # Ray sets this for its own tasks; how many threads a replica has is in the recipe.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if cores:
+            os.environ[CORES] = str(cores)
+        super().__init__(name)
+
+
+class RayTransport:
+    """See `cluster.transport.Transport`.
+
+    Args:
+        ray: The module, connected.
+        disconnect: Called at the end.
+        resources: What a machine must have, as `--resources` says: an amount of a resource, which the node takes, or
+            the value of a label. CPUs and GPUs that are not named are taken whole.
+    """
+
+    def __init__(self, ray: Any, disconnect: Callable[[], None], resources: Mapping[str, str]) -> None:
+        self._ray = ray
+        self._disconnect = disconnect
+        self._amounts = {name: float(value) for name, value in resources.items() if _is_amount(value)}
+        self._labels = {name: value for name, value in resources.items() if not _is_amount(value)}
+        self._machines: dict[str, dict[str, Any]] = {}
+        self._actors: dict[int, Any] = {}
+        self._job: tuple[NodeJob, Any] | None = None
+        self._is_closed = False
+
+    def names(self) -> Collection[str]:
+        fitting = [node for node in self._ray.nodes() if node["Alive"] and self._fits(node)]
+        addresses = Counter(node["NodeManagerAddress"] for node in fitting)
+        self._machines = {_name(node, addresses): node for node in fitting}
+        return list(self._machines)
+
+    def start(self, node: int, name: str) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machine = self._machines[name]
+        there = machine["Resources"]
+        wanted = {_CPU: there.get(_CPU, 0.0), _GPU: there.get(_GPU, 0.0)} | self._amounts
+        cores = wanted.pop(_CPU)
+        actor = self._ray.remote(RayNode).options(
+            num_cpus=cores,
+            num_gpus=wanted.pop(_GPU),
+            resources=wanted,
+            max_concurrency=_AT_ONCE,
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False),
+        )
+        self._actors[node] = actor.remote(name, int(cores))
+
+    def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        try:
+            given = [self._sent_once(each) if isinstance(each, NodeJob) else each for each in arguments]
+            reference = getattr(self._actors[node], method).remote(*given)
+            reference.future().add_done_callback(lambda done: _pass_on(done, answer))
+        except Exception as error:  # Ray refuses calls to an actor that it knows to be dead
+            answer.set_exception(NodeGone(_how(error)))
+        return answer
+
+    def kill(self, node: int) -> None:
+        actor = self._actors.pop(node, None)
+        if actor is not None:
+            self._ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for node in list(self._actors):
+            self.kill(node)
+        self._disconnect()
+
+    def _fits(self, node: Mapping[str, Any]) -> bool:
+        there, labels = node["Resources"], node.get("Labels", {})
+        if not there.get(_CPU, 0.0) and not there.get(_GPU, 0.0) and not self._amounts:
+            return False  # a head that is to be left alone
+        has_amounts = all(there.get(name, 0.0) >= amount for name, amount in self._amounts.items())
+        return has_amounts and all(labels.get(name) == value for name, value in self._labels.items())
+
+    def _sent_once(self, job: NodeJob) -> Any:
+        """A reference to the job in Ray's memory: a list of a million files is not sent with every call."""
+        if self._job is None or self._job[0] is not job:
+            self._job = job, self._ray.put(job)
+        return self._job[1]
+
+
+def _is_amount(value: str) -> bool:
+    try:
+        return float(value) >= 0
+    except ValueError:
+        return False
+
+
+def _name(node: Mapping[str, Any], addresses: Mapping[str, int]) -> str:
+    """The address of a machine, which people know; with the beginning of Ray's name where several have one address."""
+    address = str(node["NodeManagerAddress"])
+    return address if addresses[address] == 1 else f"{address}#{node['NodeID'][:6]}"
+
+
+def _pass_on(done: Future[Any], answer: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+        return
+    cause = error.__dict__.get("cause")  # of Ray's RayTaskError: what the method raised
+    raised = next((each for each in (cause, error) if isinstance(each, PenstockError)), None)
+    answer.set_exception(raised or NodeGone(_how(error)))
+
+
+def _how(error: BaseException) -> str:
+    """How a node ended, in words, from Ray's error."""
+    words = {
+        "ActorDiedError": "died",
+        "ActorUnavailableError": "cannot be reached",
+        "OutOfMemoryError": "was killed by Ray, as its machine ran out of memory",
+        "NodeDiedError": "died with its machine",
+    }
+    name = type(error).__name__
+    return words.get(name) or f"failed: {one_line(error)}"
