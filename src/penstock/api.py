@@ -1,9 +1,8 @@
 """The Python twins of the commands."""
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -17,7 +16,7 @@ from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
-from penstock.commands.on_cluster import ClusterKeywords, runner_of
+from penstock.commands.on_cluster import runner_of
 from penstock.commands.trained import Trained as Trained
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
@@ -36,8 +35,8 @@ from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.runtimes.keras.training.given_data import Given
 from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.sources.python.streaming import Rows as Rows
-from penstock.telemetry.notebook import NotebookBar, is_notebook
-from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
+from penstock.telemetry.progress import Progress
+from penstock.telemetry.progress_choice import delayed, progress_for
 from penstock.telemetry.summary import Summary
 from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory, with_keywords
 
@@ -101,7 +100,7 @@ def predict(
     """
     began = time.perf_counter()
     options = make_options({**keywords, **({} if batch_size is None else {"batch_size": batch_size})}, predict)
-    shown = _progress(progress, verbose)
+    shown = progress_for(progress, verbose)
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if dry_run:
@@ -110,7 +109,7 @@ def predict(
         _check_returned(options, on_error, steps)
         given = {**keywords, **({"overwrite": overwrite} if overwrite else {})}
         _refuse_unused(given, "overwrite", *_OF_FOLDERS)
-        wanted = Wanted(on_error, steps, callbacks, _delayed(shown), verbose is True)
+        wanted = Wanted(on_error, steps, callbacks, delayed(shown), verbose is True)
         return predict_arrays(resolved(model, options), data, options, wanted)
     for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
         if value is not None:
@@ -189,7 +188,7 @@ def fit(
         place = None if output is None else _folder(output)
         task = make_fit_task(model, x, place, options, asked, for_live_models)
         task = replace(task, overwrite=overwrite, is_verbose=verbose is True)
-        return fit_files(task, _progress(progress, verbose)(), time.perf_counter())
+        return fit_files(task, progress_for(progress, verbose)(), time.perf_counter())
     if output is not None:
         raise UsageError(
             "a live model stays where it is", received=f"output={output!r}", hint="leave it out, then model.save(path)"
@@ -300,12 +299,12 @@ def evaluate(
     """
     given = {**keywords, **({} if batch_size is None else {"batch_size": batch_size})}
     options, asked = make_evaluation(given, evaluate)
-    shown = _progress(progress, verbose)
+    shown = progress_for(progress, verbose)
     if not asked.label and asked.from_predictions is None:
         if output is not None:
             raise UsageError("predictions are written of labels in a column", received="output", hint="label='COLUMN'")
         passed = evaluate_arrays.Passed(x, y, sample_weight, steps, callbacks, return_dict)
-        wanted = Wanted(None, None, None, _delayed(shown), verbose is True)
+        wanted = Wanted(None, None, None, delayed(shown), verbose is True)
         return evaluate_arrays.evaluate(resolved(model, options), passed, options, asked, wanted)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("steps", steps), ("callbacks", callbacks)):
         if value is not None:
@@ -327,7 +326,10 @@ def resume(
     verify: bool = False,
     progress: bool | Progress | None = None,
     verbose: bool = False,
-    **cluster: Unpack[ClusterKeywords],
+    engine: str = "local",
+    address: str | None = None,
+    resources: Mapping[str, str] | None = None,
+    max_nodes: int | None = None,
 ) -> Summary | Trained:
     """Go on with the job in a folder, on the devices of its kind that are here now, or on a cluster.
 
@@ -341,7 +343,10 @@ def resume(
         verify: Read all parts first, and predict again those whose content is not what was written.
         progress: Whether to show progress, or the object that shows it.
         verbose: Let the frameworks write all they want.
-        **cluster: engine, address, resources and max_nodes, as in `predict`.
+        engine: "local" or "ray", as in `predict`, whatever the job began with.
+        address: The Ray cluster.
+        resources: What is taken on each of its nodes, or the labels that they must have.
+        max_nodes: How many of its nodes to use at most.
 
     Raises:
         OutputError: The folder holds no job, or one whose model or input was in memory.
@@ -350,8 +355,9 @@ def resume(
     began = time.perf_counter()
     if fit_status(_folder(output)) is not None:
         changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose}
-        return resume_fit(_folder(output), _progress(progress)(), began, changes)
-    given = {**cluster, **({} if max_failures is None else {"max_failures": max_failures})}
+        return resume_fit(_folder(output), progress_for(progress)(), began, changes)
+    given: dict[str, Any] = {"engine": engine, "address": address, "resources": resources, "max_nodes": max_nodes}
+    given |= {} if max_failures is None else {"max_failures": max_failures}
     try:
         task = _opened_again(output, is_verbose=verbose, devices=devices, **given)
     except OutputError:
@@ -360,7 +366,7 @@ def resume(
         if finished is None:
             raise
         return finished
-    return to_folder.run(replace(task, verify=verify), _progress(progress)(), began, runner_of(task.options))
+    return to_folder.run(replace(task, verify=verify), progress_for(progress)(), began, runner_of(task.options))
 
 
 def retry(
@@ -400,7 +406,7 @@ def retry(
     functions = {"preprocess": preprocess, "preprocess_row": preprocess_row}
     mended = {name: function for name, function in functions.items() if function is not None}
     task = _opened_again(output, is_verbose=verbose, devices=devices, max_failures=1.0, **mended)
-    return retrying.run(task, _progress(progress)(), began)
+    return retrying.run(task, progress_for(progress)(), began)
 
 
 def _opened_again(output: str | os.PathLike[str], *, is_verbose: bool, **given: Any) -> FolderJob:
@@ -478,7 +484,7 @@ def stream(
     options = make_options(keywords, stream)
     _refuse_unused(keywords, *_OF_FOLDERS)
     check_on_error(on_error)
-    wanted = Wanted(on_error, steps, None, _delayed(_progress(progress, verbose)), verbose is True)
+    wanted = Wanted(on_error, steps, None, delayed(progress_for(progress, verbose)), verbose is True)
     return stream_blocks(resolved(model, options), data, options, wanted)
 
 
@@ -507,7 +513,7 @@ def plan(
         >>> print(penstock.plan("model.keras", "photos/").choice)    # doctest: +SKIP
         openvino, batches of 8, 2 threads
     """
-    shown = _progress(progress)()
+    shown = progress_for(progress)()
     return plan_for(model, data, make_options(keywords, plan), progress=shown, is_fresh=fresh, is_verbose=verbose)
 
 
@@ -576,25 +582,3 @@ def devices() -> list[dict[str, Any]]:
         For each device `device`, `name`, `memory_bytes`, `free_bytes`, `cores` and `runtimes`, from names to verdicts.
     """
     return devices_with_runtimes()
-
-
-def _progress(wanted: bool | Progress | None, verbose: bool | int | str = "auto") -> Callable[[], Progress]:
-    """The progress display: the one that was given, or one that fits this terminal, notebook or log.
-
-    Raises:
-        UsageError: `verbose` is no value that Keras takes.
-    """
-    if verbose not in (0, 1, 2, "auto"):
-        raise UsageError("unknown verbose", received=f"verbose={verbose!r}", allowed='"auto", 0, 1, 2, True, False')
-    if wanted is not None and not isinstance(wanted, bool):
-        return lambda: wanted
-    if wanted is False or (wanted is None and verbose == 0):
-        return Silent
-    if verbose == 2:
-        return Lines
-    return NotebookBar if is_notebook() else Bars if sys.stderr.isatty() else Lines
-
-
-def _delayed(shown: Callable[[], Progress]) -> Progress:
-    """The progress of a call that returns its predictions: hidden at first, because most calls end in a moment."""
-    return Silent() if shown is Silent else Later(shown)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from penstock.commands import keyword_types
 from penstock.options.fit_records import FIT_OPTIONS, FITTED_WITH
-from penstock.options.records import OPTIONS, ClusterOptions
-from penstock.options.table import options_of
+from penstock.options.records import OPTIONS
 from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH
 
 _HEAD = '''"""Types of the keywords of the Python twins, for editors and type checkers.
@@ -41,12 +40,6 @@ class EvaluateKeywords(TypedDict, total=False):
     """The options of `evaluate`, as its command has them, without what it takes by position."""
 
 '''
-_CLUSTER = '''
-
-class ClusterKeywords(TypedDict, total=False):
-    """The options of `predict` that say which machines a job runs on."""
-
-'''
 _FIT = '''
 
 class FitFileKeywords(TypedDict, total=False):
@@ -72,10 +65,9 @@ def source() -> str:
     batch_size = lines.pop("batch_size")
     evaluated = [line for name, line in lines.items() if name in EVALUATED_WITH]
     evaluate = _EVALUATE + "".join([*measured.values(), *evaluated])
-    cluster = _CLUSTER + "".join(lines[name] for name in options_of(ClusterOptions))
     trained = {**FIT_OPTIONS, **{name: OPTIONS[name] for name in FITTED_WITH}}
     fit = [f"    {name}: {each.kind.python}\n" for name, each in trained.items() if name not in _OF_LIVE_MODELS]
-    return _HEAD + "".join(lines.values()) + _TAIL + batch_size + cluster + evaluate + _FIT + "".join(fit)
+    return _HEAD + "".join(lines.values()) + _TAIL + batch_size + evaluate + _FIT + "".join(fit)
 
 
 if __name__ == "__main__":

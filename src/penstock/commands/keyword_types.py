@@ -81,15 +81,6 @@ class Keywords(PredictKeywords, total=False):
     batch_size: int | str
 
 
-class ClusterKeywords(TypedDict, total=False):
-    """The options of `predict` that say which machines a job runs on."""
-
-    engine: str
-    address: str
-    resources: Mapping[str, str]
-    max_nodes: int
-
-
 class EvaluateKeywords(TypedDict, total=False):
     """The options of `evaluate`, as its command has them, without what it takes by position."""
 

@@ -16,7 +16,6 @@ from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
 from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, versions
-from penstock.commands.keyword_types import ClusterKeywords as ClusterKeywords
 from penstock.commands.to_folder import MakeRun, Run, make_manifest
 from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile

@@ -3,6 +3,7 @@
 It reads messages, turns them into events for `RunState`, and carries out the commands that come back.
 """
 
+import contextlib
 import multiprocessing.connection
 import time
 from collections import deque
@@ -66,6 +67,7 @@ class LocalEngine:
         self._replicas: dict[int, ReplicaHandle] = {}
         self._leaving: deque[Result] = deque()
         self._ticked_at = 0.0
+        self._news: multiprocessing.connection.Connection | None = None
         self._state = RunState(
             placement, oom_kills(), has_address_limit=has_address_limit(), timeouts=timeouts, is_trial=is_trial
         )
@@ -138,20 +140,33 @@ class LocalEngine:
     def run_fed(self, feed: SpanFeed) -> Iterator[Result | NotYet]:
         """The results of spans that are added while it runs, as they are finished; ends when the feed does.
 
-        `NOT_YET` says that all results of what was added have left. A feed that changes is looked at after one wait of
-        `_pump` at the latest.
+        `NOT_YET` says that all results of what was added have left.
         """
         self._leaving.clear()
-        self._handle(run_events.RunBegan(feed, self._depth(), self._placement.replicas, is_ordered=False))
-        while not self._state.is_finished:
-            for result in self._next_results():
-                feed.finish(result.span)
-                yield result
-            if feed.take_news(self._state.drop):
-                self._handle(run_events.SpansArrived())
-            if self._state.is_idle:
-                yield NOT_YET
+        with self._woken_by(feed):
+            self._handle(run_events.RunBegan(feed, self._depth(), self._placement.replicas, is_ordered=False))
+            while not self._state.is_finished:
+                for result in self._next_results():
+                    feed.finish(result.span)
+                    yield result
+                if feed.take_news(self._state.drop):
+                    self._handle(run_events.SpansArrived())
+                if self._state.is_idle:
+                    yield NOT_YET
         self._state.check()
+
+    @contextlib.contextmanager
+    def _woken_by(self, feed: SpanFeed) -> Iterator[None]:
+        """Have `_pump` wait for news of a feed, too."""
+        self._news, sender = multiprocessing.connection.Pipe(duplex=False)
+        feed.wake_with(lambda: sender.send_bytes(b"news"))
+        try:
+            yield
+        finally:
+            feed.wake_with(None)
+            self._news.close()
+            sender.close()
+            self._news = None
 
     def _next_results(self) -> Iterator[Result]:
         """Wait for something to happen; the results that are there then."""
@@ -207,7 +222,10 @@ class LocalEngine:
         """Wait for something to happen, and deal with it."""
         replicas: dict[Any, ReplicaHandle] = {sign: each for each in self._replicas.values() for sign in each.signs}
         loaders = self._feed.pool.signs if self._feed is not None else {}
-        ready = multiprocessing.connection.wait([*replicas, *loaders], timeout=_POLL_S)
+        news = [self._news] if self._news is not None else []
+        ready = multiprocessing.connection.wait([*replicas, *loaders, *news], timeout=_POLL_S)
+        if self._news is not None and self._news in ready:
+            self._news.recv_bytes()
         for number in {loaders[sign] for sign in ready if sign in loaders}:
             assert self._feed is not None
             self._feed.pool.handle(number)

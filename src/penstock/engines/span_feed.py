@@ -23,7 +23,13 @@ class SpanFeed(Iterator[Span | NotYet]):
         """Of those that were taken."""
         self._is_ended = False
         self._has_news = False
+        self._wake: Callable[[], None] | None = None
         self._lock = threading.Lock()
+
+    def wake_with(self, wake: Callable[[], None] | None) -> None:
+        """Call this, on any thread, when there is news after `take_news`. For the engine."""
+        with self._lock:
+            self._wake = wake
 
     def __next__(self) -> Span | NotYet:
         with self._lock:
@@ -48,20 +54,20 @@ class SpanFeed(Iterator[Span | NotYet]):
                 self._withdrawn.discard(span.index)
                 if span.index not in self._taken:
                     self._spans.append(span)
-            self._has_news = True
+            self._tell()
 
     def withdraw(self, first: int, stop: int) -> None:
         """Take back the spans from `first` up to `stop`: nobody wants their results any more."""
         with self._lock:
             self._spans = deque(span for span in self._spans if not first <= span.index < stop)
             self._withdrawn |= {index for index in self._taken if first <= index < stop}
-            self._has_news = True
+            self._tell()
 
     def end(self) -> None:
         """No more spans will be added. May be called twice."""
         with self._lock:
             self._is_ended = True
-            self._has_news = True
+            self._tell()
 
     def take_news(self, drop: Callable[[Collection[int]], Iterable[int]]) -> bool:
         """Whether anything changed since this was called last. For the engine.
@@ -74,6 +80,12 @@ class SpanFeed(Iterator[Span | NotYet]):
                 self._withdrawn.clear()
             has_news, self._has_news = self._has_news, False
             return has_news
+
+    def _tell(self) -> None:
+        """The caller holds the lock."""
+        if not self._has_news and self._wake is not None:
+            self._wake()
+        self._has_news = True
 
     def finish(self, span: Span) -> None:
         """The result of a span is there. For the engine."""

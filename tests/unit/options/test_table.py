@@ -88,7 +88,7 @@ ANOTHER: dict[str, Any] = {
     "start_timeout": 3.5,
     "engine": "ray",
     "address": "10.0.0.1:6379",
-    "resources": {"CPU": "4", "zone": "eu"},
+    "resources": {"CPU": "4"},
     "max_nodes": 3,
 }
 """For each option a value that is not its default."""
@@ -109,7 +109,7 @@ SHELL: dict[str, list[str]] = {
     "inputs": ["x=a,b"],
     "features": ["image=uint8[28,28]"],
     "rename": ["a=b"],
-    "resources": ["CPU=4", "zone=eu"],
+    "resources": ["CPU=4"],
     "scale": ["0.5,1,2"],
     "buckets": ["8,16"],
     "image_size": ["8x9"],
@@ -156,7 +156,7 @@ def test_fingerprint_and_keys_of_plans_cover_exactly_these() -> None:
     decided = [name for name, each in OPTIONS.items() if each.decides is not Decides.OUTPUT]
     assert decided == [
         "check", "max_failures", "devices", "replicas_per_device", "memory_fraction", "trace", "loaders",
-            "hang_timeout", "start_timeout",
+            "hang_timeout", "start_timeout", "engine", "address", "resources", "max_nodes",
     ]  # fmt: skip
     assert [name for name, each in OPTIONS.items() if each.plan is PlanKey.RUN] == [
         "runtime", "tolerance", "batch_size", "devices", "replicas_per_device", "memory_fraction", "threads",

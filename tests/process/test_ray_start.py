@@ -1,0 +1,153 @@
+"""Ray clusters that are started here, that are there already, that refuse, and that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock
+from tests.support import light_models
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install penstock[ray]")
+
+OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 128, "plan": "off"}
+FLAGS = [text for name, value in OPTIONS.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+ROWS = 4000
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    light_models.write(folder)
+    pixels = np.random.default_rng(1).integers(0, 17, (ROWS, 64)).astype(np.float32)
+    np.save(folder / "pixels.npy", pixels)
+    model, data = str(folder / "slow_digits.onnx"), str(folder / "pixels.npy")
+    penstock.predict(model, data, output=str(folder / "out"), **OPTIONS)
+    return folder
+
+
+def parts_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*"))}
+
+
+def command(inputs: Path, output: Path, *flags: str) -> list[str]:
+    files = [str(inputs / "slow_digits.onnx"), str(inputs / "pixels.npy")]
+    called = [sys.executable, "-m", "penstock", "predict", *files, "-o", str(output), *FLAGS]
+    return [*called, "--json", "--engine", "ray", *flags]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return kept | changes
+
+
+def descendants_of(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_running(
+    inputs: Path, tmp_path: Path
+) -> None:
+    run = subprocess.Popen(
+        command(inputs, tmp_path / "out"), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    seen: dict[int, psutil.Process] = {}
+    served: set[str] = set()
+    while run.poll() is None:
+        for process in descendants_of(run.pid):
+            seen[process.pid] = process
+            try:
+                sockets = process.net_connections("inet")
+            except psutil.Error:
+                continue
+            served |= {each.laddr.ip.removeprefix("::ffff:") for each in sockets if each.status == psutil.CONN_LISTEN}
+        time.sleep(0.2)
+    printed, said = run.communicate()
+    assert run.returncode == 0, said.decode()
+    assert json.loads(printed)["rows"] == ROWS
+    assert parts_of(tmp_path / "out") == parts_of(inputs / "out")
+    assert served == {"127.0.0.1"}, served
+    _, alive = psutil.wait_procs(list(seen.values()), timeout=20)
+    assert alive == []
+
+
+def test_no_cluster_at_the_address_is_told_at_once(inputs: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    for asked in (address, f"ray://{address}"):
+        ran = subprocess.run(
+            command(inputs, tmp_path / "out", "--address", asked), env=environment(), capture_output=True, text=True
+        )
+        assert ran.returncode == 8, ran.stderr
+        assert "error: no Ray cluster answers at the address" in ran.stderr
+        assert asked in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A head with a token."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    folder = f"/tmp/ray-{os.getpid()}"
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+    started = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN, RAY_USAGE_STATS_ENABLED="0")
+    flags = [
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=1",
+        f"--temp-dir={folder}",
+    ]
+    process = subprocess.Popen(
+        [*ray, "start", *flags, f"--temp-dir={folder}", "--include-dashboard=false", "--disable-usage-stats"],
+        env=started,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    yield address
+    children = descendants_of(process.pid)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    for each in alive:
+        each.kill()
+
+
+@pytest.mark.slow  # Ray takes 20 s to refuse a wrong token
+def test_cluster_with_a_token_answers_those_who_have_it(inputs: Path, tmp_path: Path, head: str) -> None:
+    asked = command(inputs, tmp_path / "out", "--address", head)
+    for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}):
+        ran = subprocess.run(asked, env=environment(**wrong), capture_output=True, text=True)
+        assert ran.returncode == 8, ran.stderr
+        assert "error: the Ray cluster cannot be used" in ran.stderr
+        assert "RAY_AUTH_TOKEN" in ran.stderr
+        assert not (tmp_path / "out").exists()
+    right = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
+    ran = subprocess.run(asked, env=right, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert parts_of(tmp_path / "out") == parts_of(inputs / "out")
