@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,8 +122,10 @@ def test_stop_stages_what_is_there(job: NodeJob, node: Node, output: Path) -> No
     pieces = ledger.pending_pieces()
     with ThreadPoolExecutor(8) as calls:
         builds = [calls.submit(node.build, f"attempt-{piece.part}", piece) for piece in pieces]
-        threading.Timer(0.05, node.stop, [15]).start()
+        builds[0].result()
+        node.stop(15)
         staged = [each for each in (build.result() for build in builds) if each is not None]
+    assert staged
     for each in staged:
         assert ledger.commit(each)
     assert sum(record.rows for record in ledger.records) == sum(each.record.rows for each in staged)

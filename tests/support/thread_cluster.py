@@ -51,7 +51,7 @@ class ThreadCluster:
         life, answer = self._lives[node], Future[Any]()
         with self._lock:
             if life.is_over:
-                answer.set_exception(NodeGone("died"))
+                answer.set_exception(NodeGone("was killed"))
                 return answer
             life.waiting.add(answer)
             life.threads.submit(self._run, life, answer, method, arguments)

@@ -232,6 +232,9 @@ class Node:
             if before is not None:
                 self._withdraw(run, before)  # the call that withdraws it is still on its way
             staged = run.pieces.add(attempt, piece)
+            if self._stop.is_raised:
+                run.pieces.remove(attempt)
+                return staged
             try:
                 run.feed.add(run.manifest.spans[piece.first_span : piece.stop_span])
             except ValueError:

@@ -22,6 +22,8 @@ class _Attempt:
     """None where nothing of it is there."""
     rows: int = 0
     """Predicted so far."""
+    folder: str = ""
+    """Where it is written, once it is begun."""
 
 
 class NodePieces:
@@ -38,6 +40,8 @@ class NodePieces:
         self._attempts: dict[int, _Attempt] = {}
         """By the first span of their pieces."""
         self._firsts: list[int] = []
+        self._writing: dict[int, _Attempt | None] = {}
+        """By part, the attempt that its builder was made for. Only the writer's thread uses it."""
         self._lock = threading.Lock()
 
     def add(self, name: str, piece: PartPiece) -> Future[StagedPart | None]:
@@ -92,18 +96,19 @@ class NodePieces:
         return None if attempt is None else attempt.piece
 
     def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder:
-        attempt = self._at(piece.first_span)
-        # One that was withdrawn just now is dropped by the next that happens to it.
-        name = attempt.name if attempt is not None else f"withdrawn-{secrets.token_hex(8)}"
-        return PartBuilder(piece, sink, self._schema, self._output.begin(name), step)
+        self._writing[piece.part] = attempt = self._at(piece.first_span)
+        if attempt is None:  # withdrawn just now: what is built goes nowhere
+            folder = self._output.begin(f"withdrawn-{secrets.token_hex(8)}")
+        else:
+            folder = attempt.folder = attempt.folder or self._output.begin(attempt.name)
+        return PartBuilder(piece, sink, self._schema, folder, step)
 
     def commit(self, staged: StagedPart) -> bool:
         with self._lock:
             attempt = self._attempts.get(staged.record.first_span)
-            if attempt is not None:
-                self._forget(attempt)
-        if attempt is None:
-            return False
+            if attempt is None or attempt is not self._writing.get(staged.record.part):
+                return False  # another attempt began meanwhile: these files are about to be removed
+            self._forget(attempt)
         try:
             attempt.staged.set_result(self._output.deliver(attempt.name, staged))
         except BaseException as error:
