@@ -111,20 +111,21 @@ def filled(result: Result) -> dict[str, Column]:
     runs = result.span.numbers or ((result.span.start, result.span.rows),)
     numbers = np.concatenate([np.arange(first, first + rows, dtype=np.int64) for first, rows in runs])
     is_there = ~np.isin(numbers, [failure.row for failure in result.failures])
-    return {name: _spread(column, is_there) for name, column in result.columns.items()}
+    return {name: spread(column, is_there) for name, column in result.columns.items()}
 
 
-def _spread(column: Column, is_there: Array) -> Column:
+def spread(column: Column, is_there: Array) -> Column:
+    """A column with room for rows that are not there: NaN, or None in text and lists. Whole numbers become floats."""
     if not isinstance(column, np.ndarray):
         places = np.cumsum(is_there) - 1
         return column.take(pa.array([place if there else None for place, there in zip(places, is_there, strict=True)]))
     if column.dtype.kind in "OSU":
-        spread: Array = np.full((len(is_there), *column.shape[1:]), None, object)
+        whole: Array = np.full((len(is_there), *column.shape[1:]), None, object)
     else:
         kind = column.dtype if column.dtype.kind == "f" else np.dtype(np.float64)
-        spread = np.full((len(is_there), *column.shape[1:]), np.nan, kind)
-    spread[is_there] = column
-    return spread
+        whole = np.full((len(is_there), *column.shape[1:]), np.nan, kind)
+    whole[is_there] = column
+    return whole
 
 
 def to_numpy(column: Column) -> Array:

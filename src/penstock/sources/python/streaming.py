@@ -118,6 +118,11 @@ class StreamedRows(Source):
             self._stream.drop_before(number)
         return self._view(_begin=(number, left), _skipped=rows)
 
+    def holding(self, piece: StreamPiece) -> StreamedRows:
+        """Other rows in the place of these; their columns have to be like those of the first ones."""
+        stream = _Stream(iter([piece]), self._name)
+        return self._view(_stream=stream, _template=self._like_first(), _begin=(0, 0), _skipped=0)
+
     def fitted_to(self, inputs: Sequence[TensorSpec]) -> StreamedRows:
         """Rows of any length for inputs that have an open one: the next batch may have longer ones."""
         template = self._like_first()
