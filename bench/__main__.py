@@ -25,6 +25,7 @@ from bench import (
     many_files,
     memory,
     planned,
+    simulated_cluster,
     start_to_finish,
     to_slots,
     tracing,
@@ -56,6 +57,7 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "P": training.small_steps,
     "R": training_from_files.trained,
     "S": training_memory.bounded,
+    "T": simulated_cluster.bounded,
 }
 MODELS = (
     *("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep"),
@@ -86,6 +88,7 @@ O  the same job with and without --trace, without start.
 P  an epoch of penstock.fit beside one of model.fit, fed from memory, without progress bars; the median of pairs.
 R  penstock fit, and model.fit on tf.data: rows a second in the epochs after the first, and from the shell to its end.
 S  peak memory of penstock fit, as in D, of as many steps on ten times the rows.
+T  the driver of a simulated cluster, with a real journal; peer: the same of a tenth of the rows.
    A bar with a unit is held against penstock's own figure."""
 
 

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
+from bench.settings import BenchSettings
+from bench.table import Bar, Line, amount
 from penstock.core import division
 from penstock.core.records import OutputSchema, Recipe, Span, TensorSpec
 from penstock.engines import cluster_events as events
@@ -415,6 +417,22 @@ def measured(scenario: Scenario) -> Figures:
 
 def _output(command: Sequence[str]) -> bytes:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+
+def bounded(settings: BenchSettings) -> list[Line]:
+    """Run T: a job of 10^10 rows at scale 1.0, beside one of a tenth of them."""
+    rows = int(1e10 * settings.sizes.scale)
+    whole, tenth = measured(Scenario(rows)), measured(Scenario(rows // 10))
+    job = f"driver of 1,000 nodes, {rows:.0e} rows, {ROWS_A_SPAN:,} in a span"
+    amounts = {
+        ("time a span", "µs", 50): (whole.us_a_span, tenth.us_a_span),
+        ("memory a span", "B", 200): (whole.bytes_a_span, tenth.bytes_a_span),
+        ("resuming half of it", "s", 60): (whole.resume_s, tenth.resume_s),
+    }
+    return [
+        amount("T", f"{job}: {what}", unit, pair, Bar(limit, is_at_most=True, unit=unit), figures=asdict(whole))
+        for (what, unit, limit), pair in amounts.items()
+    ]
 
 
 _HEAD = (

@@ -19,7 +19,7 @@ from typing import Any, overload
 from penstock.core.records import Span
 from penstock.errors import OutputError
 
-MOST_LISTED = 1 << 16
+MOST_LISTED = 1 << 13
 """So many spans a manifest lists one by one."""
 _BLOCK = 1 << 12
 _KEPT_BLOCKS = 16
