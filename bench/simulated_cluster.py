@@ -30,7 +30,7 @@ from penstock.core import division
 from penstock.core.records import OutputSchema, Recipe, Span, TensorSpec
 from penstock.engines import cluster_events as events
 from penstock.engines.cluster_state import ClusterState
-from penstock.storage.journal import PartRecord
+from penstock.storage.journal import Journal, PartRecord
 from penstock.storage.ledger import Ledger
 from penstock.storage.local_folder import LocalFolder
 from penstock.storage.manifest import MANIFEST, Manifest, load_manifest
@@ -114,15 +114,22 @@ class Figures:
 
 
 class NamedFolder(LocalFolder):
-    """A folder whose parts have names and sizes, and no files."""
+    """A folder whose parts have names and sizes, and no files: those that the journal has when it is opened."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._sizes: dict[str, int] = {}
+
+    def journal(self) -> Journal:
+        journal = super().journal()
+        self._sizes = {name: size for record in journal.records for name, size in record.files.items()}
+        return journal
 
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
         return [part.record.all_files for part in parts]
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        if folder:
-            return super().sizes(folder)
-        return {name: size for record in self.read_journal()[0] for name, size in record.files.items()}
+        return super().sizes(folder) if folder else self._sizes
 
 
 def spans_of(rows: int) -> Iterator[Span]:
