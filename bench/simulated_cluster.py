@@ -114,7 +114,7 @@ class Figures:
 
 
 class NamedFolder(LocalFolder):
-    """A folder whose parts have names and sizes, and no files: those that the journal has when it is opened."""
+    """A folder whose parts have names and sizes, and no files: those of its journal, when that was read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -122,8 +122,16 @@ class NamedFolder(LocalFolder):
 
     def journal(self) -> Journal:
         journal = super().journal()
-        self._sizes = {name: size for record in journal.records for name, size in record.files.items()}
+        self._note(journal.records)
         return journal
+
+    def read_journal(self) -> tuple[list[PartRecord], list[str]]:
+        records, problems = super().read_journal()
+        self._note(records)
+        return records, problems
+
+    def _note(self, records: Sequence[PartRecord]) -> None:
+        self._sizes = {name: size for record in records for name, size in record.files.items()}
 
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
         return [part.record.all_files for part in parts]
