@@ -7,7 +7,7 @@ import functools
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import IO, Any, Protocol
@@ -44,12 +44,8 @@ class Desk(Protocol):
         """
         ...
 
-    def commit(self, staged: StagedPart) -> bool:
-        """Commit a part; False where it is there already.
-
-        Raises:
-            NotAsWritten: Its files are not what its record says.
-        """
+    def commit(self, parts: Sequence[StagedPart]) -> Sequence[bool | NotAsWritten]:
+        """Commit parts by one append to the journal; what became of each: see `Ledger.commit_delivered`."""
         ...
 
     def discard(self, attempt: str) -> None:
@@ -103,6 +99,7 @@ class Driver:
         self._resumed = resumed
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
+        self._staged: list[cluster_events.Commit] = []
         self._names: dict[int, str] = {}
         self._kinds: dict[int, str] = {}
         self._beating: set[int] = set()
@@ -177,16 +174,20 @@ class Driver:
         future.add_done_callback(lambda done: self._answers.put((node, done, then)))
 
     def _handle_all(self) -> None:
-        while self._events:
-            for command in self._state.handle(self._events.popleft()):
-                self._carry_out(command)
+        """Handle what is there, and what follows from it. Parts that were staged meanwhile are committed together."""
+        while self._events or self._staged:
+            while self._events:
+                for command in self._state.handle(self._events.popleft()):
+                    self._carry_out(command)
+            self._commit_staged()
 
     def _carry_out(self, command: cluster_events.Command) -> None:
         match command:
             case cluster_events.Build(node=node, attempt=attempt, piece=piece):
                 self._call(node, "build", attempt, piece, then=lambda staged: self._note_built(node, attempt, staged))
-            case cluster_events.Commit():
-                self._commit(command)
+            case cluster_events.Commit(node=node, staged=staged):
+                record = replace(staged.record, kind=self._kinds[node])
+                self._staged.append(replace(command, staged=replace(staged, record=record)))
             case cluster_events.Discard(attempt=attempt):
                 self._desk.discard(attempt)
             case cluster_events.Withdraw(node=node, attempt=attempt):
@@ -200,6 +201,7 @@ class Driver:
             case cluster_events.Report(line=line, is_shown=is_shown):
                 self._note(line, is_shown=is_shown)
             case cluster_events.Raise(error=error):
+                self._commit_staged()
                 raise error
             case _:
                 self._carry_out_start(command)
@@ -248,15 +250,15 @@ class Driver:
         else:
             self._events.append(cluster_events.PieceStaged(node, attempt, staged))
 
-    def _commit(self, command: cluster_events.Commit) -> None:
-        staged = command.staged
-        staged = replace(staged, record=replace(staged.record, kind=self._kinds[command.node]))
-        try:
-            is_new = self._desk.commit(staged)
-        except NotAsWritten as error:
-            self._events.append(cluster_events.PieceFailed(command.node, command.attempt, error))
-        else:
-            self._events.append(cluster_events.PieceCommitted(command.attempt, is_new))
+    def _commit_staged(self) -> None:
+        staged, self._staged = self._staged, []
+        if not staged:
+            return
+        for command, outcome in zip(staged, self._desk.commit([each.staged for each in staged]), strict=True):
+            if isinstance(outcome, NotAsWritten):
+                self._events.append(cluster_events.PieceFailed(command.node, command.attempt, outcome))
+            else:
+                self._events.append(cluster_events.PieceCommitted(command.attempt, outcome))
 
     def _note_beat(self, node: int, beat: Beat) -> None:
         self._beating.discard(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from penstock.jobs.writing import FailureLimit
 from penstock.options.records import RAY, ClusterOptions, PredictOptions
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import rows_in
-from penstock.storage.ledger import Ledger, remove_job
+from penstock.storage.ledger import Ledger, NotAsWritten, remove_job
 from penstock.storage.manifest import Manifest, NodeKind
 from penstock.storage.part_builder import PartPiece, StagedPart
 from penstock.telemetry.summary import Summary
@@ -160,20 +160,19 @@ class ClusterRun(Run):
         with output_errors():
             self._manifest.save(self.place)
 
-    def commit(self, staged: StagedPart) -> bool:
-        """Commit a part, and count its rows."""
+    def commit(self, parts: Sequence[StagedPart]) -> list[bool | NotAsWritten]:
+        """Commit parts, and count their rows."""
         assert self._ledger is not None
         assert self._limit is not None
         with output_errors():
-            is_new = self._ledger.commit(staged)
-        if is_new:
-            record = staged.record
+            outcomes = self._ledger.commit_delivered(parts)
+        for record in (staged.record for staged, outcome in zip(parts, outcomes, strict=True) if outcome is True):
             self.meter.commit(record.rows, record.failed)
             self.meter.failed += record.failed
             problem = self._limit.count(record.first_span, record.rows + record.failed, record.failed)
             if problem is not None:
                 raise problem
-        return is_new
+        return outcomes
 
     def discard(self, attempt: str) -> None:
         """Remove what an attempt wrote."""
