@@ -47,7 +47,7 @@ class Predictor:
         model: As in `penstock.predict`: a path, `module:function`, or a function that builds a Keras model.
         batch_size: Rows that a device sees in one step; without it as many as suit the model, and the first batch.
         on_error: What to do when rows fail: "raise" (the default), "skip" leaves the rows out, "nan" puts NaN (None in
-            text and lists) in their place, and adds a column `error` with the reasons.
+            text and lists) in their place, and adds a column `error`: the reason, or the empty text.
         **keywords: As the options of `penstock.predict`, without those that select rows or say how to write.
 
     Raises:

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import InputError, UsageError
 from penstock.ray import Predictor
-from tests.support.processes import wait_until
+from tests.support.processes import MARK, marked, new_mark, wait_until
 
 OPTIONS: dict[str, Any] = {"devices": "cpu:2", "threads": 1}
 
@@ -61,7 +61,7 @@ def test_failed_rows_stay_in_their_places_with_the_reason(predictor: Predictor) 
     assert np.flatnonzero(failed).tolist() == [3, 39]
     np.testing.assert_array_equal(answer["doubled"][~failed], 2 * _rows(0, 40)[~failed])
     assert answer["name"][39] == "row 39"
-    assert np.flatnonzero(answer["error"] != None).tolist() == [3, 39]  # noqa: E711 - element by element
+    assert np.flatnonzero(answer["error"] != "").tolist() == [3, 39]
     assert "x" in answer["error"][3]
 
 
@@ -95,6 +95,20 @@ def test_failed_row_raises_and_the_next_batch_is_answered(double: str) -> None:
     del predictor, raised
     gc.collect()
     wait_until(lambda: not any(process.is_running() for process in processes))
+
+
+def test_killed_replicas_lose_no_batch(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_mark()
+    monkeypatch.setenv(MARK, mark)
+    predictor = Predictor(double, batch_size=16, **OPTIONS)
+    np.testing.assert_array_equal(predictor({"x": _rows(0, 64)})["doubled"], 2 * _rows(0, 64))
+    replicas = marked(mark, "penstock.pool.processes.replica")
+    assert replicas
+    for process in replicas:
+        process.kill()
+    np.testing.assert_array_equal(predictor({"x": _rows(5, 640)})["doubled"], 2 * _rows(5, 640))
+    predictor.close()
+    wait_until(lambda: not marked(mark))
 
 
 def test_what_does_not_fit_is_refused_at_once(double: str) -> None:

@@ -34,7 +34,8 @@ from penstock.sources.python.batches import StreamPiece
 from penstock.sources.python.streaming import StreamedRows
 
 ERROR = "error"
-"""The column that says why a row failed, where failed rows stay in their places."""
+"""The column that says why a row failed, where failed rows stay in their places; empty, not None, for the others: of
+None alone Ray makes a column of numbers."""
 
 
 @dataclass
@@ -164,10 +165,9 @@ class BatchByCall:
 
         Whole numbers become float64 in every batch, also in one without failures: batches have the same types.
         """
-        reasons: Array = np.full(piece.rows, None, object)
+        is_there, reasons = np.ones(piece.rows, bool), np.full(piece.rows, "", object)
         for failure in (failure for result in results for failure in result.failures):
-            reasons[failure.row] = failure.reason
-        is_there = np.array([reason is None for reason in reasons], bool)
+            is_there[failure.row], reasons[failure.row] = False, failure.reason
         spread_out = {name: np.asarray(spread(column, is_there)) for name, column in columns.items()}
         own = {name: to_numpy(piece.columns[kept]) for name, kept in self._kept.items() if kept in piece.columns}
         return spread_out | own | {ERROR: reasons}

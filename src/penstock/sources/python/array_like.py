@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -136,10 +137,20 @@ def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:
         ) from None
 
 
-def stored(column: pa.Array) -> pa.Array:
-    """The nested lists inside an extension type: arrays of several dimensions may have one from another library."""
-    is_foreign = isinstance(column, pa.ExtensionArray) and not isinstance(column.type, pa.FixedShapeTensorType)
-    return column.storage if is_foreign else column
+def stored(column: pa.Array) -> Column:
+    """The rows inside an extension type: arrays of several dimensions may have one from another library."""
+    if not isinstance(column, pa.ExtensionArray) or isinstance(column.type, pa.FixedShapeTensorType):
+        return column
+    kind, storage = column.type, column.storage
+    if not kind.extension_name.startswith("ray.data."):
+        return storage
+    if pa.types.is_struct(storage.type):  # each row has a shape of its own
+        dtype = kind.value_type.to_pandas_dtype()
+        rows = storage.to_pylist()
+        return from_rows([row and np.array(row["data"], dtype).reshape(row["shape"]) for row in rows])
+    values = pa.list_(storage.type.value_type, math.prod(kind.shape))
+    tensors = pa.fixed_shape_tensor(storage.type.value_type, kind.shape)
+    return pa.ExtensionArray.from_storage(tensors, storage.cast(values))
 
 
 def _from_ragged(tensor: Any) -> pa.Array:

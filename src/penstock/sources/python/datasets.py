@@ -213,6 +213,8 @@ def open_object(data: Any) -> Source | None:
         return StreamedRows(pieces_of_batches(as_arrow(data).iter(batch_size=_STREAMED_ROWS)), name)
     if _is_a(data, "datasets", "Dataset"):
         return open_huggingface(data)
+    if _is_a(data, "ray", "Dataset"):
+        return StreamedRows(pieces_of_batches(_blocks_of_ray(data)), "ray.data.Dataset")
     if hasattr(data, "element_spec") and hasattr(data, "as_numpy_iterator"):
         shapes, has_composites = _elements(data.element_spec)
         # What is ragged or sparse has no array of numpy's.
@@ -223,6 +225,16 @@ def open_object(data: Any) -> Source | None:
     if _is_a(data, "keras", "PyDataset"):
         return StreamedRows(pieces_of_batches(data[number] for number in _numbers(data)), name)
     return None if _is_in_memory(data) else _open_plain(data, name)
+
+
+def _blocks_of_ray(dataset: Any) -> Iterator[pa.Table]:
+    """The blocks of a dataset of Ray in order, which Ray keeps only where it is asked to."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        yield from dataset.iter_batches(batch_format="pyarrow", batch_size=None)
+    finally:
+        options.preserve_order = before
 
 
 def _open_plain(data: Any, name: str) -> Source | None:

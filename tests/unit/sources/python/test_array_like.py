@@ -161,3 +161,41 @@ def test_sparse_matrix_is_a_column_that_is_made_dense_as_it_is_read() -> None:
     assert rows.shape == (10, 1_000_000)
     assert np.argwhere(rows).tolist() == [[3, 7]]
     assert source.fragments() == open_memory(matrix, ["x"]).fragments()
+
+
+class _RayTensors(pa.ExtensionType):  # type: ignore[misc]
+    """Arrays as blocks of Ray have them: flat lists, and the shape in the type."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        super().__init__(pa.large_list(pa.float32()), "ray.data.arrow_tensor_v2")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+class _RayTensorsOfAnyShape(pa.ExtensionType):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.value_type = pa.float32()
+        shapes = pa.struct([("data", pa.large_list(pa.float32())), ("shape", pa.list_(pa.int64()))])
+        super().__init__(shapes, "ray.data.arrow_variable_shaped_tensor")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+def test_arrays_of_ray_keep_their_shape() -> None:
+    kind = _RayTensors((2, 2))
+    column = as_column(pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, 4], None], kind.storage_type)))
+    assert str(describe("x", column)) == "float32[2, 2]"
+    assert isinstance(column, pa.Array)
+    assert column[0].as_py() == [1, 2, 3, 4]
+    assert not column[1].is_valid
+
+
+def test_arrays_of_ray_with_shapes_of_their_own_are_lists() -> None:
+    kind = _RayTensorsOfAnyShape()
+    rows = [{"data": [1, 2, 3, 4], "shape": [2, 2]}, {"data": [5, 6], "shape": [1, 2]}]
+    column = as_column(pa.ExtensionArray.from_storage(kind, pa.array(rows, kind.storage_type)))
+    assert isinstance(column, pa.Array)
+    assert column.to_pylist() == [[[1, 2], [3, 4]], [[5, 6]]]
