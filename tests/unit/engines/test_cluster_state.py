@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -267,7 +267,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 TestAnyOrderOfEvents = ClusterMachine.TestCase
-TestAnyOrderOfEvents.settings = settings(max_examples=80, stateful_step_count=40)
+TestAnyOrderOfEvents.settings = settings(
+    max_examples=80, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def test_nodes_that_join_take_two_pieces_each_and_pull_the_next() -> None:
