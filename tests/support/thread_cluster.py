@@ -43,6 +43,9 @@ class ThreadCluster:
     def names(self) -> Collection[str]:
         return list(self.machines)
 
+    def is_there(self, node: int) -> bool:
+        return self._lives[node].node.name in self.machines
+
     def start(self, node: int, name: str) -> None:
         self.started.append((node, name))
         self._lives[node] = _Life(name)

@@ -63,6 +63,7 @@ def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise _refusal(address, error) from error
+    _silence(ray)
     return ray, ray.shutdown
 
 
@@ -122,6 +123,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        _silence(ray)
         served = {node["NodeManagerAddress"] for node in ray.nodes()}
         if served != {_LOOPBACK}:
             raise DeviceError(
@@ -133,6 +135,11 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
         close()
         raise
     return ray, close
+
+
+def _silence(ray: Any) -> None:
+    """Ray prints what happens to nodes on standard output, which is for JSON; the driver says it itself."""
+    ray._private.worker._worker_logs_enabled = False
 
 
 def _check_reachable(address: str) -> None:

@@ -132,8 +132,8 @@ class Driver:
         self._ticked_at = now
         there = self._transport.names()
         self._events.extend(map(cluster_events.NodeJoined, there))
-        for node, name in self._names.items():
-            if name not in there:
+        for node in self._names:
+            if not self._transport.is_there(node):
                 self._events.append(cluster_events.NodeLost(node, "left the cluster", is_gone=True))
         if now - self._beat_at >= max(_TICK_S, len(self._names) / _BEATS_PER_S):
             self._beat_at = now
@@ -163,7 +163,8 @@ class Driver:
         except PenstockError as error:
             self._events.append(cluster_events.NodeFailed(node, error))
         except NodeGone as error:
-            self._events.append(cluster_events.NodeLost(node, str(error)))
+            has_left = error.has_left or not self._transport.is_there(node)
+            self._events.append(cluster_events.NodeLost(node, str(error), has_left))
         except Exception as error:
             self._events.append(cluster_events.NodeLost(node, f"failed: {one_line(error)}"))
         else:

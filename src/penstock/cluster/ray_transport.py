@@ -1,7 +1,6 @@
 """A Ray cluster behind the driver's transport: one actor on each machine, which takes what Ray says the machine has."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +13,8 @@ from penstock.pool.devices.inventory import CORES
 _AT_ONCE = 16
 """Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
 _CPU, _GPU = "CPU", "GPU"
+_HAS_LEFT = "ActorUnschedulableError"
+"""Ray's error for an actor that was to be started on a machine which is not there any more."""
 
 
 class RayNode(Node):
@@ -43,20 +44,28 @@ class RayTransport:
         self._amounts = {name: float(value) for name, value in resources.items() if _is_amount(value)}
         self._labels = {name: value for name, value in resources.items() if not _is_amount(value)}
         self._machines: dict[str, dict[str, Any]] = {}
+        self._named: dict[str, str] = {}
+        self._ids: dict[int, str] = {}
+        """Ray's name of the machine of each node: one that was away and is back has another."""
+        self._left: set[str] = set()
+        """Machines that take no actor any more, before Ray lists them as dead."""
         self._actors: dict[int, Any] = {}
         self._job: tuple[NodeJob, Any] | None = None
         self._is_closed = False
 
     def names(self) -> Collection[str]:
-        fitting = [node for node in self._ray.nodes() if node["Alive"] and self._fits(node)]
-        addresses = Counter(node["NodeManagerAddress"] for node in fitting)
-        self._machines = {_name(node, addresses): node for node in fitting}
+        there = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._left]
+        self._machines = {self._name(node): node for node in there if self._fits(node)}
         return list(self._machines)
+
+    def is_there(self, node: int) -> bool:
+        return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
 
     def start(self, node: int, name: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machine = self._machines[name]
+        self._ids[node] = machine["NodeID"]
         there = machine["Resources"]
         wanted = {_CPU: there.get(_CPU, 0.0), _GPU: there.get(_GPU, 0.0)} | self._amounts
         cores = wanted.pop(_CPU)
@@ -75,10 +84,23 @@ class RayTransport:
         try:
             given = [self._sent_once(each) if isinstance(each, NodeJob) else each for each in arguments]
             reference = getattr(self._actors[node], method).remote(*given)
-            reference.future().add_done_callback(lambda done: _pass_on(done, answer))
+            reference.future().add_done_callback(lambda done: self._pass_on(node, done, answer))
         except Exception as error:  # Ray refuses calls to an actor that it knows to be dead
             answer.set_exception(NodeGone(_how(error)))
         return answer
+
+    def _pass_on(self, node: int, done: Future[Any], answer: Future[Any]) -> None:
+        """Give an answer of Ray to the driver, with its errors as the driver knows them. On a thread of Ray."""
+        error = done.exception()
+        if error is None:
+            answer.set_result(done.result())
+            return
+        cause = error.__dict__.get("cause")  # of Ray's RayTaskError: what the method raised
+        raised = next((each for each in (cause, error) if isinstance(each, PenstockError)), None)
+        has_left = type(error).__name__ == _HAS_LEFT
+        if has_left:
+            self._left.add(self._ids[node])
+        answer.set_exception(raised or NodeGone(_how(error), has_left=has_left))
 
     def kill(self, node: int) -> None:
         actor = self._actors.pop(node, None)
@@ -92,6 +114,17 @@ class RayTransport:
         for node in list(self._actors):
             self.kill(node)
         self._disconnect()
+
+    def _name(self, node: Mapping[str, Any]) -> str:
+        """The address of a machine, which people know; with the beginning of Ray's name where another had it first.
+
+        A machine keeps its name: under a new one, a second node would be started there.
+        """
+        address, identity = str(node["NodeManagerAddress"]), str(node["NodeID"])
+        if identity not in self._named:
+            is_taken = address in self._named.values()
+            self._named[identity] = f"{address}#{identity[:6]}" if is_taken else address
+        return self._named[identity]
 
     def _fits(self, node: Mapping[str, Any]) -> bool:
         there, labels = node["Resources"], node.get("Labels", {})
@@ -114,22 +147,6 @@ def _is_amount(value: str) -> bool:
         return False
 
 
-def _name(node: Mapping[str, Any], addresses: Mapping[str, int]) -> str:
-    """The address of a machine, which people know; with the beginning of Ray's name where several have one address."""
-    address = str(node["NodeManagerAddress"])
-    return address if addresses[address] == 1 else f"{address}#{node['NodeID'][:6]}"
-
-
-def _pass_on(done: Future[Any], answer: Future[Any]) -> None:
-    error = done.exception()
-    if error is None:
-        answer.set_result(done.result())
-        return
-    cause = error.__dict__.get("cause")  # of Ray's RayTaskError: what the method raised
-    raised = next((each for each in (cause, error) if isinstance(each, PenstockError)), None)
-    answer.set_exception(raised or NodeGone(_how(error)))
-
-
 def _how(error: BaseException) -> str:
     """How a node ended, in words, from Ray's error."""
     words = {
@@ -137,6 +154,7 @@ def _how(error: BaseException) -> str:
         "ActorUnavailableError": "cannot be reached",
         "OutOfMemoryError": "was killed by Ray, as its machine ran out of memory",
         "NodeDiedError": "died with its machine",
+        _HAS_LEFT: "left the cluster",
     }
     name = type(error).__name__
     return words.get(name) or f"failed: {one_line(error)}"

@@ -6,7 +6,14 @@ from typing import Any, Protocol
 
 
 class NodeGone(Exception):
-    """The process of a node is over, or cannot be reached; the text says how it ended."""
+    """The process of a node is over, or cannot be reached; the text says how it ended.
+
+    `has_left`: its machine left the cluster, too.
+    """
+
+    def __init__(self, how: str, *, has_left: bool = False) -> None:
+        super().__init__(how)
+        self.has_left = has_left
 
 
 class Transport(Protocol):
@@ -14,6 +21,10 @@ class Transport(Protocol):
 
     def names(self) -> Collection[str]:
         """The machines that are there now and may be used."""
+        ...
+
+    def is_there(self, node: int) -> bool:
+        """Whether the machine of a node was there when `names` was called last. One that comes back is another one."""
         ...
 
     def start(self, node: int, name: str) -> None:
