@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,6 +137,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     _, alive = psutil.wait_procs(children, timeout=20)
     for each in alive:
         each.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow  # Ray takes 20 s to refuse a wrong token

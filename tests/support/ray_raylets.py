@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -54,9 +55,13 @@ class RayCluster:
         self.address = f"127.0.0.1:{port}"
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._frozen: list[psutil.Process] = []
-        folder = f"--temp-dir=/tmp/ray-{os.getpid()}-{port}"  # paths of sockets may have 107 bytes only
+        self._folder = f"/tmp/ray-{os.getpid()}-{port}"  # paths of sockets may have 107 bytes only
         self.head = self._start(
-            "--head", f"--port={port}", f"--num-cpus={head_cpus}", folder, "--include-dashboard=false"
+            "--head",
+            f"--port={port}",
+            f"--num-cpus={head_cpus}",
+            f"--temp-dir={self._folder}",
+            "--include-dashboard=false",
         )
         while self.head.poll() is None:
             try:
@@ -106,6 +111,7 @@ class RayCluster:
         _, alive = psutil.wait_procs([*left, *self._frozen], timeout=20)
         for process in alive:
             process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, *flags: str) -> subprocess.Popen[bytes]:
         small = ("--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats")
