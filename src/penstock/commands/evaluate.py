@@ -18,6 +18,10 @@ from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.mapping import find
 from penstock.core.records import KEPT, STRING, Array, Column, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
+from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
+from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, Measured, MetricRequest, Structure
+from penstock.evaluation.targets import Targets, classes_beside, classes_of_folders, label_columns
+from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
@@ -25,10 +29,6 @@ from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import LiveModel
 from penstock.sources.derived.folder_names import FOLDER
-from penstock.training.judges import Judge, JudgeHere, JudgeProcess
-from penstock.training.metric_records import PREDICTION, ROW, FoldShape, Measured, MetricRequest, Structure
-from penstock.training.targets import Targets, classes_beside, classes_of_folders, label_columns
-from penstock.training.testing import without_label
 
 _MOST_NAMED = 12
 

@@ -15,12 +15,12 @@ from penstock.commands.evaluate import Folding, judge_for, request_of
 from penstock.commands.in_memory import Wanted, run_context, running
 from penstock.core.records import Array, Result
 from penstock.errors import InputError, ModelError, UsageError
+from penstock.evaluation.compiled_metrics import reason_for_test_step
+from penstock.evaluation.metric_records import LABEL, WEIGHT, FoldShape, MetricRequest, Structure
 from penstock.jobs.open import is_paths, open_both
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import is_live_keras_model
-from penstock.training.compiled_metrics import reason_for_test_step
-from penstock.training.metric_records import LABEL, WEIGHT, FoldShape, MetricRequest, Structure
 
 _ONE = "single"
 

@@ -28,6 +28,9 @@ from penstock.core.mapping import find
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, Array, Column, ModelFile, Result, Span
 from penstock.errors import InputError, ModelError, OutputError, UsageError
+from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
+from penstock.evaluation.metric_records import MetricRequest, Structure
+from penstock.evaluation.metrics_messages import Opened
 from penstock.jobs.open import OpenedJob, absolute, open_data, open_model
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
@@ -38,9 +41,6 @@ from penstock.sinks.staging import ROW
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, changed_files
-from penstock.training.judges import Judge, JudgeHere, JudgeProcess
-from penstock.training.metric_records import MetricRequest, Structure
-from penstock.training.metrics_messages import Opened
 
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
 """Options of the job that the loss and metrics do not depend on, and that may have been of a script."""

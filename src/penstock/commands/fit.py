@@ -22,6 +22,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Fragment, ModelFile
 from penstock.crash_points import crash_point
 from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.evaluation.judges import BACKENDS, backend_for
 from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
@@ -39,7 +40,6 @@ from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
-from penstock.training.judges import BACKENDS, backend_for
 from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"

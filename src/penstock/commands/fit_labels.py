@@ -13,11 +13,11 @@ from penstock.core.protocols import Source
 from penstock.core.records import STRING, ModelFile
 from penstock.core.shuffling import RowSet, split_by_class, split_rows
 from penstock.errors import InputError, UsageError
+from penstock.evaluation.targets import classes_beside
 from penstock.options.fit_records import FitOptions
 from penstock.training.data import count_rows
 from penstock.training.fit_job import Learned
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
-from penstock.training.targets import classes_beside
 
 _MOST_NAMED = 10
 

@@ -16,6 +16,7 @@ from penstock.core.records import Binding, RowFailure, Signature, TensorSpec
 from penstock.core.stillness import Timeouts
 from penstock.core.training import TrainingData
 from penstock.errors import UsageError
+from penstock.evaluation.targets import label_columns
 from penstock.jobs import steps
 from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.buckets import choose_buckets
@@ -28,7 +29,6 @@ from penstock.training.data import Fed, Loading, count_rows, from_columns, from_
 from penstock.training.fit_job import FitJob, Learned
 from penstock.training.roles import in_role, target_binding, weight_binding
 from penstock.training.row_stream import RowStream
-from penstock.training.targets import label_columns
 
 CACHE = os.path.join("_penstock", "cache")
 _MOST_LOADERS = 64

@@ -17,6 +17,8 @@ from penstock.core.records import RowFailure
 from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
 from penstock.crash_points import crash_point
 from penstock.errors import ModelError
+from penstock.evaluation.compiled_metrics import by_output, check_request, named
+from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.table import AUTO
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
@@ -36,7 +38,6 @@ from penstock.training import loop
 from penstock.training.bad_rows import BadRows
 from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
 from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
-from penstock.training.compiled_metrics import by_output, check_request, named
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import (
     BATCH_SIZE,
@@ -59,7 +60,6 @@ from penstock.training.label_packing import (
     check_class_weights,
     check_num_classes,
 )
-from penstock.training.metric_records import MetricRequest
 from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5

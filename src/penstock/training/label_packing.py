@@ -12,10 +12,10 @@ from penstock.core.figures import counted
 from penstock.core.records import Array, Columns, Signature
 from penstock.core.training import TrainBatch
 from penstock.errors import InputError, UsageError
+from penstock.evaluation.compiled_metrics import losses_of
+from penstock.evaluation.label_fitting import LabelRule, check_weights, fit_labels
+from penstock.evaluation.metric_records import MetricRequest
 from penstock.runtimes.keras.training.keras_trainer import Pack
-from penstock.training.compiled_metrics import losses_of
-from penstock.training.label_fitting import LabelRule, check_weights, fit_labels
-from penstock.training.metric_records import MetricRequest
 
 _MOST_CLASSES = 10_000
 

@@ -13,10 +13,10 @@ from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Binding, Block, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
+from penstock.evaluation.targets import as_text, class_codes
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.derived.wrapper import Around
 from penstock.training.cutting import TARGET, WEIGHT
-from penstock.training.targets import as_text, class_codes
 
 _SCANNED_ROWS = 1 << 16
 _MOST_CLASSES = 100_000

@@ -12,16 +12,16 @@ from penstock.core.job import Job
 from penstock.core.messages import Failed
 from penstock.core.records import Array, ModelFile, RowFailure, Span
 from penstock.errors import DeviceError, WorkersDied
+from penstock.evaluation.compiled_metrics import declared_outputs, judged
+from penstock.evaluation.metric_records import FoldShape, Measured, MetricRequest
+from penstock.evaluation.metrics import Fold
+from penstock.evaluation.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
+from penstock.evaluation.targets import Targets
+from penstock.evaluation.testing import test_spans
 from penstock.pool.devices.inventory import cpu_device, usable_cores
 from penstock.pool.processes.supervisor import Launch, WorkerProcess
 from penstock.pool.transfer.parcels import Mailbox
 from penstock.runtimes.catalog import is_installed
-from penstock.training.compiled_metrics import declared_outputs, judged
-from penstock.training.metric_records import FoldShape, Measured, MetricRequest
-from penstock.training.metrics import Fold
-from penstock.training.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
-from penstock.training.targets import Targets
-from penstock.training.testing import test_spans
 
 _OF_KERAS = ("keras", "h5", "builder")
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -99,7 +99,7 @@ class JudgeProcess:
         self._inbox = Mailbox.create()
         self._is_waiting = False
         self._process = WorkerProcess(
-            "penstock.training.metrics_process",
+            "penstock.evaluation.metrics_process",
             (self._inbox.descriptor,),
             (self._inbox.descriptor,),
             self._launch.environment(cpu_device()),

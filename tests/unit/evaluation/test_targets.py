@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.records import TensorSpec
 from penstock.errors import InputError, UsageError
-from penstock.training.targets import Targets, classes_beside, label_columns
+from penstock.evaluation.targets import Targets, classes_beside, label_columns
 
 
 def test_text_becomes_classes_and_a_null_is_a_row_without_a_label() -> None:

@@ -14,13 +14,13 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.errors import InputError, PenstockError, one_line
+from penstock.evaluation.class_counts import ClassCounts
+from penstock.evaluation.compiled_metrics import depends_on_batches, losses_of, stand_in
+from penstock.evaluation.fold_step import FoldStep
+from penstock.evaluation.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
+from penstock.evaluation.metric_records import INPUT, LABEL, PREDICTION, ROW, WEIGHT, FoldShape, Measured, MetricRequest
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
-from penstock.training.class_counts import ClassCounts
-from penstock.training.compiled_metrics import depends_on_batches, losses_of, stand_in
-from penstock.training.fold_step import FoldStep
-from penstock.training.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
-from penstock.training.metric_records import INPUT, LABEL, PREDICTION, ROW, WEIGHT, FoldShape, Measured, MetricRequest
 
 KERAS_BATCH = 32
 """The rows of a batch of `model.evaluate` where no batch size is given."""

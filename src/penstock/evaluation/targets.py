@@ -16,8 +16,8 @@ from penstock.core.columns import OPAQUE, describe, to_array, to_arrow
 from penstock.core.deferred import BadRows
 from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
 from penstock.errors import InputError, UsageError
+from penstock.evaluation.metric_records import LABEL, WEIGHT
 from penstock.sources.derived.folder_names import FOLDER, folder_of
-from penstock.training.metric_records import LABEL, WEIGHT
 
 LABELS_FILE = "labels.json"
 """What the names of the classes are kept in, beside the model that was trained with them."""
