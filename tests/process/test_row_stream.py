@@ -183,6 +183,26 @@ def test_a_row_that_kills_loaders_is_left_out_and_labels_pass_by_the_function(tm
     assert not np.array_equal(batches[0][2], batches[4][2])
 
 
+def notes_its_rows(columns: dict[str, Array]) -> dict[str, Array]:
+    with open(os.environ["NOTED_ROWS"], "ab", buffering=0) as file:
+        file.write(columns["y"].astype(np.int64).tobytes())
+    return {"x": columns["y"] * 2.0}
+
+
+def test_loaders_read_no_row_beyond_the_last_epoch(tmp_path: Path, log: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = tmp_path / "noted"
+    monkeypatch.setenv("NOTED_ROWS", str(noted))
+    pq.write_table(pa.table({"y": np.arange(40)}), tmp_path / "t.parquet", row_group_size=8)
+    source = open_files([str(tmp_path / "t.parquet")])
+    learnt = learn(source, replace(Preprocess.of(notes_its_rows), takes=source.schema()), Loading(1, log))
+    noted.unlink()
+    fed = Fed((Binding("input:x", ("x",), "float32", ()),), learnt)
+    with closing(from_source(source, fed, Loading(2, log, epochs=2), batch_size=8, seed=None)) as data:
+        epochs = [epoch_of(data, epoch) for epoch in range(2)]
+        assert_same(epoch_of(data, 1), epochs[1])  # validation reads the last epoch again and again
+    assert sorted(np.fromfile(noted, np.int64).tolist()) == sorted([*range(40)] * 3)
+
+
 def anonymous_bytes(process: psutil.Process) -> int:
     with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)

@@ -36,13 +36,15 @@ _COUNTED_ROWS = 1 << 16
 class Loading:
     """How rows are loaded: what decides only the speed.
 
-    Without `loaders` this process reads, in a thread.
+    Without `loaders` this process reads, in a thread. Loaders read ahead, but not beyond the last of `epochs`, where it
+    is known how many there are.
     """
 
     loaders: int
     log: IO[Any] | int
     is_verbose: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def from_source(
         return RowStream(job, epochs, batch_size, ThisProcess(job), failures)
     ahead = _slots_ahead(epochs, job, loading.loaders)
     reader = LoaderReader(_launch(loading, held), job, loading.loaders, ahead, loading.timeouts)
-    return RowStream(job, epochs, batch_size, reader, failures)
+    return RowStream(job, epochs, batch_size, reader, failures, loading.epochs)
 
 
 def learn(source: Source, function: Preprocess, loading: Loading) -> Preprocess:

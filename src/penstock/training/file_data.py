@@ -58,7 +58,7 @@ class FileData:
         seed = asked.seed if asked.shuffle else None
         if asked.cache is not None:
             return self._from(self._cached, self.job.train, seed, failures)
-        return self._stream(self.job.train, seed, failures)
+        return self._stream(self.job.train, seed, failures, asked.epochs)
 
     def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
         """The rows to measure with, in their order; `failures` are known to be bad."""
@@ -66,19 +66,20 @@ class FileData:
             return None
         if self.job.asked.cache is not None:
             return self._from(self._cached, self.job.validation, None, failures)
-        return self._stream(self.job.validation, None, failures)
+        # Every validation reads the same epoch again.
+        return self._stream(self.job.validation, None, failures, epochs=1)
 
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
 
-    def _stream(self, learned: Learned, seed: int | None, failures: Iterable[RowFailure]) -> RowStream:
+    def _stream(self, learned: Learned, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
         source, fed = self._fed(learned.source)
         return from_source(
             source,
             fed,
-            self._loading(source, fed),
+            self._loading(source, fed, epochs),
             batch_size=self.job.batch_size,
             seed=seed,
             rows=learned.rows,
@@ -93,7 +94,7 @@ class FileData:
         rows = count_rows(source)
 
         def read() -> TrainingData:
-            loading = self._loading(source, fed)
+            loading = self._loading(source, fed, epochs=1)
             return from_source(source, fed, loading, batch_size=job.batch_size, seed=None)
 
         if job.asked.cache == "disk":
@@ -116,7 +117,7 @@ class FileData:
         preprocess = steps.make_preprocess(source, signature, options)
         if preprocess is not None:
             source = source.with_floats(sorted(described_as_floats(preprocess.takes) - set(taken)))
-            preprocess = learn(source, preprocess, self._loading(source, None))
+            preprocess = learn(source, preprocess, self._loading(source, None, epochs=1))
             columns = dict(preprocess.gives)
         else:
             source = find_images(source, signature, options.inputs, options.reading, taken)
@@ -138,7 +139,7 @@ class FileData:
         bindings = [target_binding(source, column, output) for output, column in self.outputs.items()]
         return [*bindings, *([weight_binding(source, weight)] if weight is not None else [])]
 
-    def _loading(self, source: Source, fed: Fed | None) -> Loading:
+    def _loading(self, source: Source, fed: Fed | None, epochs: int) -> Loading:
         """Loader processes where Python code runs for every row; else this process reads, in a thread."""
         options = self.job.options
         timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
@@ -149,7 +150,7 @@ class FileData:
             # Beside a CPU that trains, loaders take turns with it: they wait when enough batches are ready.
             most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else cores
             count = min(_MOST_LOADERS, most) if is_python else 0
-        return Loading(count, self.log, is_verbose=self.job.is_verbose, timeouts=timeouts)
+        return Loading(count, self.log, self.job.is_verbose, timeouts, epochs)
 
 
 def outputs_of(signature: Signature, label: dict[str, str]) -> dict[str, str]:

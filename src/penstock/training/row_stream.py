@@ -90,16 +90,25 @@ class RowStream:
         batch_size: Rows of a global batch.
         reader: Reads the spans of the job.
         failures: Bad rows that are known already.
+        epochs: How many epochs there are; None where that is not known. The reader reads ahead into the next epoch, but
+            not beyond the last.
     """
 
     def __init__(
-        self, job: Job, source: EpochRows, batch_size: int, reader: Reader, failures: Iterable[RowFailure] = ()
+        self,
+        job: Job,
+        source: EpochRows,
+        batch_size: int,
+        reader: Reader,
+        failures: Iterable[RowFailure] = (),
+        epochs: int | None = None,
     ) -> None:
         self._job = job
         self._source = source
         self._batch_size = batch_size
         self._reader = reader
         self._failures = {failure.row: failure for failure in failures}
+        self._epochs = epochs
         self._indices = itertools.count()
         self._next_epoch: int | None = None
         """The epoch that the reader goes on with, where it was left at the end of one."""
@@ -139,7 +148,7 @@ class RowStream:
         else:
             with self._ahead(self._pieces(epoch)) as ready:
                 yield from self._cut(ready)
-        self._next_epoch = epoch + 1
+        self._next_epoch = None if self._is_last(epoch) else epoch + 1
         if not self.rows:
             first = next(iter(self._failures.values()))
             raise InputError(
@@ -157,12 +166,17 @@ class RowStream:
         return Ahead(made, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
-        """The spans of this epoch and, without end, of those that follow: loaders go on where one ends."""
+        """The spans of this epoch and of those that follow, to the last: loaders go on where an epoch ends."""
         while good := self._source.good(self._failures):
             self._scheduled.setdefault(epoch, good - skip)
             for span in self._source.spans(epoch, self._job.batch_size, list(self._failures), skip):
                 yield replace(span, index=next(self._indices))
+            if self._is_last(epoch):
+                return
             epoch, skip = epoch + 1, 0
+
+    def _is_last(self, epoch: int) -> bool:
+        return self._epochs is not None and epoch + 1 >= self._epochs
 
     def _pieces(self, epoch: int) -> Iterator[Piece]:
         """The good rows of an epoch, as they were loaded."""
