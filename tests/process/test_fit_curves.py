@@ -60,7 +60,8 @@ def _check_curves(result: dict[str, Any]) -> None:
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_worked_on_in_pieces() -> None:
-    """The error is a real one: a layer asks for more memory than the machine has, for more than 20 rows of a device."""
+    """The error is a real one: a layer asks for more memory than the machine has, for more than 10 heavy rows of a
+    device. The pieces that were added up before one failed count for nothing."""
     pytest.importorskip("tensorflow")
     ran = subprocess.run(
         [sys.executable, "-m", "tests.support.fit_out_of_memory"],

@@ -44,6 +44,8 @@ class TensorFlowTrainer(KerasTrainer):
         if self._first is not None:
             self._train(self._first, 0)
             self._first = None
+        if self._hook is not None:
+            self._hook.forget()
         super().restore(state)
 
     def _make_steps(self) -> dict[str, Any]:
@@ -120,6 +122,11 @@ class MirroredTrainer(KerasTrainer):
 
     def _train(self, data: Any, rows: int) -> Any:
         return self._on_all(data, 0, rows, rows, ("train", True))
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        with self._strategy.scope():
+            self._hook.forget()
+        super().restore(state)
 
     def _test(self, data: Any, rows: int) -> Any:
         if self._are_apart:
