@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import Penstock, summary_of
@@ -102,4 +104,35 @@ import keras
 def step(model, x, y, sample_weight):
     predictions = model(x, training=True)
     return keras.losses.sparse_categorical_crossentropy(y, predictions), predictions
+"""
+
+
+@pytest.mark.slow
+def test_the_classes_of_two_outputs_are_known_to_evaluate_and_predict(
+    made: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "two_outputs.py").write_text(_TWO_OUTPUTS, encoding="utf-8")
+    output, rows = tmp_path / "out", made / "rows.parquet"
+    labels = ("--label", "kind=name", "--label", "again=name")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    ran = penstock_run("fit", "two_outputs:build", rows, *labels, "-o", output, "--json", environment=environment)
+    assert ran.returncode == 0, ran.stderr
+    found = penstock_run("evaluate", output / "model.keras", rows, *labels, "--confusion", "--json")
+    assert summary_of(found)["confusion"]["again"]["classes"] == ["ant", "bee", "cat"]
+    named = ("--argmax", "--labels", output / "labels.json", "--keep", "name", "-o", tmp_path / "predicted")
+    assert summary_of(penstock_run("predict", output / "model.keras", rows, *named, "--json"))["rows"] == 203
+    table = pq.read_table(tmp_path / "predicted")
+    assert set(table["again_label"].to_pylist()) <= {"ant", "bee", "cat"}
+    counts = summary_of(found)["confusion"]["kind"]["matrix"]
+    hits = sum(map(operator.eq, table["kind_label"].to_pylist(), table["name"].to_pylist()))
+    assert hits == sum(row[place] for place, row in enumerate(counts))
+
+
+_TWO_OUTPUTS = """
+import keras
+
+def build():
+    inputs = keras.Input((8,), name="x")
+    outputs = {name: keras.layers.Dense(3, "softmax", name=name)(inputs) for name in ("kind", "again")}
+    return keras.Model(inputs, outputs)
 """

@@ -52,7 +52,7 @@ def write(folder: Path, kind: str) -> tuple[Source, Fed]:
     if kind == "parquet":
         pq.write_table(numbers_table(), folder / "t.parquet", row_group_size=16)
         source = open_files([str(folder / "t.parquet")])
-        coded = CodedLabels(source, "name", scan_classes(source, "name").vocabulary or ())
+        coded = CodedLabels(source, "name", scan_classes(source, ["name"])["name"].vocabulary or ())
         return coded, Fed((x, target_binding(coded, "name")))
     if kind == "csv":
         pa.csv.write_csv(numbers_table().select(["y", "name"]), folder / "t.csv")
@@ -65,7 +65,7 @@ def photos(folder: Path, count: int) -> tuple[Source, Fed]:
     draw_folder(folder / "cats", count // 2)
     draw_folder(folder / "dogs", count - count // 2)
     source = with_folders(open_files([str(folder)], ReadOptions(image_size=(24, 24), color="rgb")), ["@folder"])
-    coded = CodedLabels(source, "@folder", scan_classes(source, "@folder").vocabulary or ())
+    coded = CodedLabels(source, "@folder", scan_classes(source, ["@folder"])["@folder"].vocabulary or ())
     image = Binding("input:x", ("image",), "uint8", (24, 24, 3))
     return coded, Fed((image, target_binding(coded, "@folder")))
 

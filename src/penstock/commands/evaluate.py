@@ -25,6 +25,7 @@ from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
+from penstock.options.class_names import ClassNames, check_named, names_of
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import LiveModel
@@ -33,11 +34,9 @@ from penstock.sources.derived.folder_names import FOLDER
 _MOST_NAMED = 12
 
 
-def request_of(asked: EvaluateOptions, options: PredictOptions, classes: Sequence[str] = ()) -> MetricRequest:
+def request_of(asked: EvaluateOptions, options: PredictOptions, classes: ClassNames = ()) -> MetricRequest:
     """What is measured, as a judge takes it."""
-    return MetricRequest(
-        asked.loss, asked.metrics, tuple(classes), asked.per_class, asked.confusion, options.batch_size
-    )
+    return MetricRequest(asked.loss, asked.metrics, classes, asked.per_class, asked.confusion, options.batch_size)
 
 
 def keeping(options: PredictOptions, asked: EvaluateOptions) -> PredictOptions:
@@ -68,14 +67,15 @@ def check_columns(opened: OpenedJob, asked: EvaluateOptions, options: PredictOpt
         find(schema, asked.weight, "--weight")
 
 
-def classes_for(asked: EvaluateOptions, location: str | None, paths: Sequence[str]) -> tuple[str, ...]:
+def classes_for(asked: EvaluateOptions, location: str | None, paths: Sequence[str]) -> ClassNames:
     """The names of the classes: given, kept beside the model, or those of folders in their order."""
     if asked.labels:
         return asked.labels
     beside = classes_beside(location)
     if beside or FOLDER not in asked.label.values():
         return beside
-    return classes_of_folders(tuple(paths))
+    folders = classes_of_folders(tuple(paths))
+    return {output: folders for output, column in asked.label.items() if column == FOLDER and output} or folders
 
 
 def evaluate_columns(
@@ -126,7 +126,7 @@ class TargetsOfRows(Protocol):
 class ColumnTargets:
     """Labels and weights from kept columns of results."""
 
-    def __init__(self, asked: EvaluateOptions, classes: tuple[str, ...]) -> None:
+    def __init__(self, asked: EvaluateOptions, classes: ClassNames) -> None:
         self._asked = asked
         self._classes = classes
         self._is_checked = False
@@ -140,6 +140,7 @@ class ColumnTargets:
         """
         asked = self._asked
         labels = label_columns(outputs.names, asked.label)
+        check_named(asked.labels, outputs.names)
         missing = [name for name in outputs.names if name not in labels]
         if missing and not asked.metrics and not asked.loss:
             raise UsageError(
@@ -166,15 +167,16 @@ class ColumnTargets:
         """
         self._is_checked = True
         for output, column in targets.labels.items():
-            if not self._classes or describe(column, result.columns[KEPT + column]).dtype != STRING:
+            names = names_of(self._classes, output)
+            if not names or describe(column, result.columns[KEPT + column]).dtype != STRING:
                 continue
             shape = _whole(output, result.columns[output]).shape[1:]
             classes = shape[-1] if shape and shape[-1] > 1 else 2
-            if len(self._classes) != classes:
-                more = ", …" if len(self._classes) > _MOST_NAMED else ""
+            if len(names) != classes:
+                more = ", …" if len(names) > _MOST_NAMED else ""
                 raise UsageError(
                     "there is not one label for each class",
-                    received=f"{len(self._classes)} names: {', '.join(self._classes[:_MOST_NAMED])}{more}",
+                    received=f"{len(names)} names: {', '.join(names[:_MOST_NAMED])}{more}",
                     allowed=f"{classes}, as the output {output!r} has",
                     hint="--labels FILE names the classes in their order",
                 )

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
+from penstock.options.class_names import ClassNames
 from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
@@ -267,9 +268,9 @@ def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Sho
     return trained
 
 
-def _write_labels(place: Place, classes: Sequence[str]) -> None:
+def _write_labels(place: Place, classes: ClassNames) -> None:
     """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
-    content = json.dumps(list(classes), ensure_ascii=False).encode()
+    content = json.dumps(classes, ensure_ascii=False).encode()
     with output_errors():
         if classes and place.read(LABELS) != content:
             place.write(LABELS, content)
@@ -308,12 +309,19 @@ def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> t
         tuple(devices),
         threads,
         backend,
-        len(labels.classes),
+        _count_classes(labels.classes),
         labels.class_weights,
         manifest.fingerprint,
         task.is_verbose,
     )
     return job, manifest
+
+
+def _count_classes(names: ClassNames) -> dict[str, int]:
+    """How many classes every output has whose labels are text; "" is the only output."""
+    if isinstance(names, Mapping):
+        return {output: len(each) for output, each in names.items()}
+    return {"": len(names)} if names else {}
 
 
 def _backend(runtime: str | None) -> str:

@@ -51,7 +51,7 @@ class PredictKeywords(TypedDict, total=False):
     outputs: str | Sequence[str]
     top_k: int
     argmax: bool
-    labels: str | os.PathLike[str] | Sequence[str]
+    labels: str | os.PathLike[str] | Sequence[str] | Mapping[str, Sequence[str]]
     postprocess: str | Callable[..., Any]
     squeeze: bool
     keep: str | Sequence[str]
@@ -81,7 +81,7 @@ class EvaluateKeywords(TypedDict, total=False):
     """The options of `evaluate`, as its command has them, without what it takes by position."""
 
     label: str | Mapping[str, str]
-    labels: str | os.PathLike[str] | Sequence[str]
+    labels: str | os.PathLike[str] | Sequence[str] | Mapping[str, Sequence[str]]
     weight: str
     metrics: str | Sequence[str]
     loss: str | Sequence[str]

@@ -19,6 +19,7 @@ from penstock.evaluation.compiled_metrics import depends_on_batches, losses_of, 
 from penstock.evaluation.fold_step import FoldStep
 from penstock.evaluation.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
 from penstock.evaluation.metric_records import INPUT, LABEL, PREDICTION, ROW, WEIGHT, FoldShape, Measured, MetricRequest
+from penstock.options.class_names import names_of
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
 
@@ -116,7 +117,7 @@ class Fold:
         counts: dict[str, ClassCounts] = {}
         for name, rule in self._rules.items():
             shape = first[PREDICTION + name].shape[1:]
-            counts[name] = ClassCounts(shape, 0.0 if rule.has_logits else 0.5, self._request.classes)
+            counts[name] = ClassCounts(shape, 0.0 if rule.has_logits else 0.5, names_of(self._request.classes, name))
         return counts
 
     def _batch_rows(self, first: Mapping[str, Array]) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock.core.records import Fragment
 from penstock.errors import OutputError
+from penstock.options import class_names
+from penstock.options.class_names import ClassNames
 from penstock.storage.disk import INTERNAL
 from penstock.storage.manifest import FIT, KIND, MANIFEST
 from penstock.storage.places import Place
@@ -31,7 +33,7 @@ class FitManifest:
         devices: What it trains on, as `--devices` has it: the number of devices decides bits.
         threads: Of the framework: they decide bits, too.
         backend: Of Keras.
-        classes: The names of classes, where labels are text.
+        classes: The names of classes, where labels are text; by output, if there are several.
         versions: What wrote this.
     """
 
@@ -43,7 +45,7 @@ class FitManifest:
     devices: str
     threads: int
     backend: str
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     versions: dict[str, str] = field(default_factory=dict)
 
     def save(self, place: Place) -> None:
@@ -76,7 +78,7 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
             raise ValueError(f"version {version}, not {VERSION}")
         del body[KIND]
         fragments = tuple(Fragment(**entry) for entry in body.pop("fragments"))
-        return FitManifest(**{**body, "fragments": fragments, "classes": tuple(body["classes"])})
+        return FitManifest(**{**body, "fragments": fragments, "classes": class_names.of(body["classes"])})
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise OutputError(
             "the manifest of this training job cannot be used",

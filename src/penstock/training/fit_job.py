@@ -44,7 +44,7 @@ class FitJob:
         devices: What it trains on.
         threads: Of the framework.
         backend: Of Keras.
-        classes: How many classes the labels have, where they are text.
+        classes: How many classes the labels of an output have, where they are text; "" is the only output.
         class_weights: How much a row counts, by its class.
         cache_key: What a cache on disk is told apart by.
     """
@@ -58,7 +58,7 @@ class FitJob:
     devices: tuple[Device, ...]
     threads: int
     backend: str
-    classes: int = 0
+    classes: Mapping[str, int] = field(default_factory=dict)
     class_weights: Mapping[int, float] = field(default_factory=dict)
     cache_key: str = ""
     is_verbose: bool = False

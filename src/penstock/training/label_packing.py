@@ -114,13 +114,19 @@ def check_class_weights(outputs: Mapping[str, str]) -> None:
         )
 
 
-def check_num_classes(num_classes: int, signature: Signature) -> None:
-    """Refuse labels of text with more classes than the only output of the model tells apart."""
-    shapes = [spec.shape for spec in signature.outputs]
-    size = shapes[0][-1] if len(shapes) == 1 and shapes[0] else None
-    if size is not None and num_classes > max(2, size):
-        raise InputError(
-            "the labels have more classes than the model tells apart",
-            received=f"{num_classes:,} classes, an output of {counted(size, 'value')}",
-            hint="train a model with a value for every class; or is --label another column?",
-        )
+def check_num_classes(num_classes: Mapping[str, int], signature: Signature) -> None:
+    """Refuse labels of text with more classes than an output of the model tells apart.
+
+    Args:
+        num_classes: By output; "" is the only one.
+        signature: Of the model.
+    """
+    for output in signature.outputs:
+        classes = num_classes.get(output.name if len(signature.outputs) > 1 else "", 0)
+        size = output.shape[-1] if output.shape else None
+        if size is not None and classes > max(2, size):
+            raise InputError(
+                "the labels have more classes than the model tells apart",
+                received=f"{classes:,} classes, an output of {counted(size, 'value')}",
+                hint="train a model with a value for every class; or is --label another column?",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,12 +111,24 @@ class Classes:
         return np.bincount(codes[codes >= 0], minlength=len(self.values))
 
 
-def scan_classes(source: Source, column: str) -> Classes:
-    """The classes of a label column, read once: 4 bytes for each row are kept.
+def scan_classes(source: Source, columns: Sequence[str]) -> dict[str, Classes]:
+    """The classes of every label column, all read once: 4 bytes for each row and column are kept.
 
     Raises:
         InputError: The labels are no classes: fractions, lists, or too many different values.
     """
+    for column in columns:
+        _check_scanned(source, column)
+    known: dict[str, dict[str | int, int]] = {column: {} for column in columns}
+    pieces: dict[str, list[Array]] = {column: [] for column in columns}
+    for span in source.divide(_SCANNED_ROWS) if columns else ():
+        for block in source.read(span, columns):
+            for column in columns:
+                pieces[column].append(_codes(block, column, known[column]))
+    return {column: _as_classes(column, known[column], pieces[column]) for column in columns}
+
+
+def _check_scanned(source: Source, column: str) -> None:
     spec = find_column(source, column, "--label")
     if spec.shape != () or (spec.dtype != STRING and "int" not in spec.dtype and spec.dtype != "bool"):
         raise InputError(
@@ -124,12 +136,14 @@ def scan_classes(source: Source, column: str) -> Classes:
             received=f"--label {column}, of {spec}",
             allowed="text or whole numbers, one for each row",
         )
-    known: dict[str | int, int] = {}
-    pieces = [_codes(block, column, known) for block in _blocks(source, column)]
+
+
+def _as_classes(column: str, known: Mapping[str | int, int], pieces: Sequence[Array]) -> Classes:
+    """The classes of a column in their order, from the numbers that they were met with."""
     if len(known) > _MOST_CLASSES or not known:
         raise InputError(
             "these labels are no classes",
-            received=f"{len(known):,} different values",
+            received=f"--label {column}: {len(known):,} different values",
             allowed=f"1 to {_MOST_CLASSES:,}",
         )
     found = np.concatenate(pieces)
@@ -138,11 +152,6 @@ def scan_classes(source: Source, column: str) -> Classes:
     places[[known[value] for value in values]] = np.arange(len(values))
     codes = places[found]
     return Classes(tuple(values), np.bincount(codes[codes >= 0], minlength=len(values)), codes)
-
-
-def _blocks(source: Source, column: str) -> Iterator[Block]:
-    for span in source.divide(_SCANNED_ROWS):
-        yield from source.read(span, [column])
 
 
 def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:

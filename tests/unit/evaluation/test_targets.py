@@ -43,6 +43,14 @@ def test_labels_that_cannot_be_read_say_what_to_do(column: pa.Array, classes: tu
         Targets({"out": "kind"}, classes=classes).read({"kind": column})
 
 
+def test_every_output_has_names_of_its_own() -> None:
+    targets = Targets({"kind": "k", "size": "s"}, classes={"kind": ("cat", "dog"), "size": ("dog", "cat")})
+    read, bad = targets.read({"k": pa.array(["dog", "cat"]), "s": pa.array(["dog", "cat"])})
+    assert (read["label:kind"].tolist(), read["label:size"].tolist(), bad) == ([1, 0], [0, 1], {})
+    with pytest.raises(InputError, match="the order of the classes is not known"):
+        Targets({"kind": "k"}, classes={"size": ("dog", "cat")}).read({"k": pa.array(["dog"])})
+
+
 def test_labels_of_bytes_are_the_same_classes_as_in_training() -> None:
     labels = pa.array([b"dog", b"\xff", None, b"cat"])
     read, bad = Targets({"out": "kind"}, classes=("cat", "dog", "\\xff")).read({"kind": labels})
@@ -82,6 +90,8 @@ def test_classes_are_found_beside_the_model(tmp_path: Path) -> None:
     assert classes_beside(model) == classes_beside(None) == ()
     (tmp_path / "labels.json").write_text('["cat", "dog"]', encoding="utf-8")
     assert classes_beside(model) == ("cat", "dog")
+    (tmp_path / "labels.json").write_text('{"kind": ["cat", "dog"], "size": ["big"]}', encoding="utf-8")
+    assert classes_beside(model) == {"kind": ("cat", "dog"), "size": ("big",)}
     (tmp_path / "labels.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match=r"labels\.json"):
         classes_beside(model)
