@@ -29,6 +29,7 @@ POINTS = [point for point in get_args(Point) if point.startswith("checkpoint_")]
         ("tensorflow", ""),
         pytest.param("tensorflow", "all", marks=pytest.mark.slow),
         pytest.param("jax", "all", marks=pytest.mark.slow),
+        pytest.param("torch", "all", marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_bits(backend: str, cases: str, tmp_path: Path) -> None:

@@ -27,11 +27,12 @@ def config_of(model: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("runtime", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax", "torch"])
 @pytest.mark.slow
 def test_mixed_precision_is_kept_by_a_restart_and_in_the_file_that_predict_takes(
     made: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
 ) -> None:
+    pytest.importorskip(runtime)
     output = tmp_path / "out"
     asked = ("--mixed-precision", "mixed_float16", "--epochs", 3, "--devices", "cpu:2", "--runtime", runtime)
     crash = {"PENSTOCK_CRASH_AT": "checkpoint_written:2"}
@@ -79,17 +80,26 @@ def test_a_batch_size_that_was_measured_is_kept_and_trains_as_one_that_was_given
     assert (tmp_path / "auto" / "history.csv").read_bytes() == (tmp_path / "given" / "history.csv").read_bytes()
 
 
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax", "torch"])
 @pytest.mark.slow
 def test_a_step_function_trains_on_two_devices_as_the_compiled_loss_does(
-    made: Path, penstock_run: Penstock, tmp_path: Path
+    made: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
 ) -> None:
+    pytest.importorskip(runtime)
     (tmp_path / "own_steps.py").write_text(STEP, encoding="utf-8")
-    asked = ("--epochs", 2, "--devices", "cpu:2", "--all-reduce", "one-device", "--json")
+    asked = ("--epochs", 2, "--devices", "cpu:2", "--runtime", runtime, "--json")
     model = made / "sure.keras"
     plain = penstock_run(*fit(made, tmp_path / "plain", *asked, model=model), cwd=tmp_path)
     own = penstock_run(*fit(made, tmp_path / "own", *asked, "--step", "own_steps:step", model=model), cwd=tmp_path)
     curves = [[row["loss"] for row in summary_of(ran)["history"]] for ran in (own, plain)]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    assert ("Keras on torch trains on one device: cpu:0 of 2" in own.stderr) == (runtime == "torch")
+
+
+def test_a_step_function_and_a_reduction_that_cannot_be_are_refused(
+    made: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "own_steps.py").write_text(STEP, encoding="utf-8")
     missing = penstock_run(*fit(made, tmp_path / "no", "--step", "own_steps:another"), cwd=tmp_path)
     assert missing.returncode == 2
     assert "the step function cannot be imported" in missing.stderr

@@ -2,8 +2,8 @@
 
 The heavy rows are the second half of each batch: of two pieces, the first has been added up when the second fails.
 
-Run as `python -m tests.support.fit_out_of_memory` with KERAS_BACKEND=tensorflow: XLA would not compute what the layer
-does with its memory.
+Run as `python -m tests.support.fit_out_of_memory` with KERAS_BACKEND=tensorflow or torch: XLA would not compute what
+the layer does with its memory.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Hungry(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         ops = keras.ops
-        heavy = ops.sum(ops.cast(inputs[:, HEAVY] > 0, "int32"))
+        heavy = ops.sum(ops.cast(inputs[:, HEAVY] > 1, "int32"))
         extra = ops.maximum(heavy - MOST_ROWS, 0)
         eaten = ops.sort(ops.broadcast_to(ops.stop_gradient(inputs[0, 0]), (extra, *_FLOATS_OF_A_ROW)))
         return inputs + 0 * ops.stop_gradient(ops.sum(eaten[:, :1, :1]))
@@ -39,7 +39,7 @@ class Hungry(keras.layers.Layer):
 
 def rows() -> Any:
     x = X[:ROWS].copy()
-    x[:, HEAVY] = np.arange(ROWS) % BATCH >= BATCH // 2
+    x[:, HEAVY] = 2 * (np.arange(ROWS) % BATCH >= BATCH // 2)  # Keras on torch builds models with ones
     return x
 
 
@@ -60,7 +60,8 @@ def trained(num_devices: int, **keywords: Any) -> tuple[Any, str, list[float]]:
 
 def main() -> None:
     found = []
-    for num_devices, pieces in ((1, 8), (2, 4)):
+    on_two = [(2, 4)] if keras.backend.backend() == "tensorflow" else []
+    for num_devices, pieces in ((1, 8), *on_two):
         weights, said, losses = trained(num_devices)
         expected, _, expected_losses = trained(num_devices, accumulate=pieces)
         found.append(

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -46,6 +46,8 @@ from penstock.training.trainer_hold import TrainerHold
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _OF_KERAS = ("keras", "h5", "builder")
+_ON_ONE_DEVICE = "torch"
+"""The backend of Keras that trains on one device."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Sho
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(shown.note, _STOPPING))
         labels = plan_labels(task, existing.classes if existing is not None else None, shown.note)
-        job, manifest = _placed(task, existing, labels)
+        job, manifest = _placed(task, existing, labels, shown.note)
         context = RunContext(log, stop, shown.note, task.is_verbose)
         devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
         job = replace(job, devices=tuple(stack.enter_context(devices)))
@@ -276,7 +278,9 @@ def _write_labels(place: Place, classes: ClassNames) -> None:
             place.write(LABELS, content)
 
 
-def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> tuple[FitJob, FitManifest]:
+def _placed(
+    task: FitTask, existing: FitManifest | None, labels: LabelPlan, note: Callable[[str], None]
+) -> tuple[FitJob, FitManifest]:
     """The job with what it runs on. A resumed one runs on as many devices and threads as it began with."""
     options = task.options
     wanted = options.devices
@@ -285,6 +289,10 @@ def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> t
     devices = inventory.choose(wanted)
     threads = options.threads or (existing.threads if existing is not None else inventory.usable_cores())
     backend = existing.backend if existing is not None else _backend(options.runtime)
+    if backend == _ON_ONE_DEVICE and len(devices) > 1:
+        used = f"{devices[0]} of {len(devices)}"
+        note(f"Keras on {backend} trains on one device: {used}; on TensorFlow or JAX it uses all")
+        devices = devices[:1]
     kind = devices[0].kind
     mark = fingerprint(task.model.digest, task.fragments, task.request)
     manifest = existing or FitManifest(

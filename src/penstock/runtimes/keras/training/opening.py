@@ -51,9 +51,9 @@ def open_trainer(
         _build(model, first)
         loss = _loss_of(model, first, settings, settings.accumulate > 1)
     if backend == "torch":
-        from penstock.runtimes.keras.training.torch import TorchTrainer
+        from penstock.runtimes.keras.training.torch import TorchTrainer, num_gpus
 
-        return TorchTrainer(model, pack, settings, loss)
+        return TorchTrainer(model, pack, settings, loss, len(_chosen([*range(max(1, num_gpus()))], num_devices)))
     devices = _chosen(jax.local_devices() if backend == "jax" else _tensorflow_devices(), num_devices)
     if backend == "jax":
         from penstock.runtimes.keras.training.jax import JaxTrainer
