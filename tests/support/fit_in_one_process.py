@@ -27,7 +27,7 @@ from penstock.core.messages import Failed
 from penstock.errors import PenstockError
 from penstock.pool.processes.board import Board
 from penstock.training import file_training
-from penstock.training.fit_job import Ended, Report
+from penstock.training.fit_job import EndReport, Report
 from penstock.training.stages import StageClock
 from penstock.training.trainer_hold import TrainerHold
 from tests.support.fit_models import build, rows
@@ -36,12 +36,12 @@ layers = keras.layers
 HELD_BACK = ("--validation-split", 0.1)
 
 
-def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> Ended:
+def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> EndReport:
     """What the process that trains does, in this one; its errors arrive as they would from there."""
-    ended: list[Ended] = []
+    ended: list[EndReport] = []
 
     def send(report: Any) -> None:
-        if isinstance(report, Ended):
+        if isinstance(report, EndReport):
             ended.append(report)
         else:
             hear(report)

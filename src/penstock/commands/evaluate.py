@@ -19,7 +19,7 @@ from penstock.core.mapping import find
 from penstock.core.records import KEPT, STRING, Array, Column, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
 from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
-from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, Measured, MetricRequest, Structure
+from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, MetricRequest, MetricResults, Structure
 from penstock.evaluation.targets import Targets, classes_beside, classes_of_folders, label_columns
 from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
@@ -205,7 +205,7 @@ class Folding:
         self._listed_in = ""
         self.notes: list[str] = []
 
-    def run(self, run: Running) -> Measured:
+    def run(self, run: Running) -> MetricResults:
         """Fold every result of a job."""
         opened = self._judge.open()
         self.notes += opened.notes
@@ -216,7 +216,7 @@ class Folding:
             self.add(result, run.signature.structure, specs)
         return self.finish()
 
-    def finish(self) -> Measured:
+    def finish(self) -> MetricResults:
         """What was measured, after all results.
 
         Raises:
@@ -278,7 +278,7 @@ class Folding:
             return f"row {self._first.row}: {self._first.reason}"
         return f"in {self._listed_in}" if self.failures else None
 
-    def _test(self, run: Running, reason: str) -> Measured:
+    def _test(self, run: Running, reason: str) -> MetricResults:
         """Have the model see every row itself, in order, on one device."""
         started = run.started
         # The process of the metrics reads files, but shares no memory with this one.
@@ -303,7 +303,7 @@ class Folding:
         self._first = min(failures, key=lambda failure: failure.row, default=None)
         return self.finish()
 
-    def evaluation(self, measured: Measured, seconds: float) -> Evaluation:
+    def evaluation(self, measured: MetricResults, seconds: float) -> Evaluation:
         """The result for people.
 
         Raises:

@@ -26,7 +26,7 @@ _ONE = "single"
 
 
 @dataclass(frozen=True)
-class Passed:
+class EvaluateArguments:
     """What was passed, as `model.evaluate` takes it."""
 
     x: Any
@@ -37,7 +37,9 @@ class Passed:
     return_dict: bool = False
 
 
-def evaluate(model: Any, passed: Passed, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted) -> Any:
+def evaluate(
+    model: Any, passed: EvaluateArguments, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted
+) -> Any:
     """What `model.evaluate` returns; an Evaluation where classes are counted.
 
     Raises:
@@ -68,7 +70,7 @@ def evaluate(model: Any, passed: Passed, options: PredictOptions, asked: Evaluat
     return values[0] if len(values) == 1 else values
 
 
-def _reason_for_keras(model: Any, passed: Passed, request: MetricRequest) -> str | None:
+def _reason_for_keras(model: Any, passed: EvaluateArguments, request: MetricRequest) -> str | None:
     """Why Keras itself evaluates a live model, in words; None where its predictions are all that is needed."""
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
         return "it is a model of tf_keras"
@@ -80,7 +82,7 @@ def _reason_for_keras(model: Any, passed: Passed, request: MetricRequest) -> str
 
 
 def _by_keras(
-    model: Any, passed: Passed, options: PredictOptions, request: MetricRequest, wanted: Wanted, reason: str
+    model: Any, passed: EvaluateArguments, options: PredictOptions, request: MetricRequest, wanted: Wanted, reason: str
 ) -> Any:
     """The model's own `evaluate`, in order on one device."""
     if request.loss or request.metrics or request.per_class or request.confusion:
@@ -100,7 +102,7 @@ def _by_keras(
     )
 
 
-def _targets_of(passed: Passed) -> tuple[_GivenTargets, Any]:
+def _targets_of(passed: EvaluateArguments) -> tuple[_GivenTargets, Any]:
     """Where labels and weights come from, and the input without them."""
     if passed.y is not None:
         weights = _flat(passed.sample_weight) if passed.sample_weight is not None else {}

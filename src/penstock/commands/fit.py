@@ -13,16 +13,17 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
+from penstock.commands.fit_summary import FitSummary
 from penstock.commands.folder_job import fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
-from penstock.commands.trained import Shown, Trained
 from penstock.core.protocols import Source
 from penstock.core.records import Fragment, ModelFile
 from penstock.crash_points import crash_point
 from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
-from penstock.evaluation.judges import BACKENDS, backend_for
+from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
@@ -32,6 +33,7 @@ from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
+from penstock.runtimes.keras.backends import BACKENDS, backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
 from penstock.storage.journal import ALL_FAILURES
@@ -39,7 +41,7 @@ from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
-from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
+from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.trainer_hold import TrainerHold
 
@@ -127,7 +129,7 @@ def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dic
     return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
 
 
-def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
+def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
     """Train to the end, or go on with the job in the folder, or find that it is finished.
 
     Raises:
@@ -156,13 +158,13 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
             _check_same(task, existing, progress)
             result = read_result(place)
             if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
-                return replace(Trained(**result), is_old=True, seconds=time.perf_counter() - began)
+                return replace(FitSummary(**result), is_old=True, seconds=time.perf_counter() - began)
         with trace_to(task.options.trace, began) as trace:
-            shown = Shown(progress, task.asked.epochs, trace)
+            display = TrainingDisplay(progress, task.asked.epochs, trace)
             try:
-                return _train(task, place, existing, shown, began)
+                return _train(task, place, existing, display, began)
             except BaseException as error:
-                if existing is None and not shown.has_begun:
+                if existing is None and not display.has_begun:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
@@ -195,11 +197,11 @@ def _remove(place: Place) -> None:
     with output_errors():
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures, f"{INTERNAL}/new-{MODEL}"])
         place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
         # What a run that was killed in between had not put into its place yet.
         place.remove(
-            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS_FILE, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
         )
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
@@ -237,24 +239,26 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
     progress.note("the input was touched since the job began; its files have the same size: going on")
 
 
-def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Shown, began: float) -> Trained:
+def _train(
+    task: FitTask, place: Place, existing: FitManifest | None, display: TrainingDisplay, began: float
+) -> FitSummary:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
-        stop = stack.enter_context(graceful(shown.note, _STOPPING))
-        labels = plan_labels(task, existing.classes if existing is not None else None, shown.note)
-        job, manifest = _placed(task, existing, labels, shown.note)
-        context = RunContext(log, stop, shown.note, task.is_verbose)
+        stop = stack.enter_context(graceful(display.note, _STOPPING))
+        labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
+        job, manifest = _placed(task, existing, labels, display.note)
+        context = RunContext(log, stop, display.note, task.is_verbose)
         devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
         job = replace(job, devices=tuple(stack.enter_context(devices)))
         if existing is None:
             with output_errors():
                 manifest.save(place)
         else:
-            shown.note("going on from the newest checkpoint")
+            display.note("going on from the newest checkpoint")
         _write_labels(place, manifest.classes)
         stop.check()
-        ended = TrainerHold(job, log, stop, shown.note).train(shown.hear)
-        shown.take_times(ended.times)
+        ended = TrainerHold(job, log, stop, display.note).train(display.hear)
+        display.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number
             assert number is not None
@@ -264,7 +268,7 @@ def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Sho
                 f"stopped after step {ended.step:,}, {kept}",
                 hint=f"go on with: penstock resume {task.output}",
             )
-    trained = _summary(task, job, ended, shown, time.perf_counter() - began)
+    trained = _summary(task, job, ended, display, time.perf_counter() - began)
     with output_errors():
         place.write(RESULT, json.dumps(asdict(trained)).encode())
     return trained
@@ -274,8 +278,8 @@ def _write_labels(place: Place, classes: ClassNames) -> None:
     """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
     content = json.dumps(classes, ensure_ascii=False).encode()
     with output_errors():
-        if classes and place.read(LABELS) != content:
-            place.write(LABELS, content)
+        if classes and place.read(LABELS_FILE) != content:
+            place.write(LABELS_FILE, content)
 
 
 def _placed(
@@ -343,11 +347,11 @@ def _backend(runtime: str | None) -> str:
     return backend_for(runtime or os.environ.get("KERAS_BACKEND"))
 
 
-def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: float) -> Trained:
-    begun = shown.begun
+def _summary(task: FitTask, job: FitJob, ended: EndReport, display: TrainingDisplay, seconds: float) -> FitSummary:
+    begun = display.start
     history = [dict(row) for row in ended.history] or [{}]
     made = (ended.step - begun.step) * begun.rows / max(1, begun.batches)
-    return Trained(
+    return FitSummary(
         output=task.output,
         model=os.path.join(task.output, MODEL),
         epochs=ended.epoch,
@@ -357,19 +361,19 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         metrics={name: value for name, value in history[-1].items() if name not in ("epoch", "step")},
         history=history,
         seconds=seconds,
-        rows_per_s=made / max(1e-9, time.monotonic() - shown.began),
-        waited=shown.waited,
-        where=shown.where,
-        bottleneck=shown.bottleneck(),
+        rows_per_s=made / max(1e-9, time.monotonic() - display.began),
+        waited=display.waited,
+        where=display.where,
+        bottleneck=display.bottleneck(),
         trace=task.options.trace,
         steps_before=begun.step,
-        epoch_s=shown.epoch_s,
+        epoch_s=display.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
     )
 
 
-def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str, Any]) -> Trained:
+def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str, Any]) -> FitSummary:
     """Go on with the training job in a folder. `given` are options that may differ."""
     is_verbose = bool(given.get("verbose"))
     place = place_of(output)

@@ -17,7 +17,7 @@ from penstock.evaluation.targets import classes_beside
 from penstock.options.class_names import ClassNames, names_of
 from penstock.options.fit_records import FitOptions
 from penstock.training.data import count_rows
-from penstock.training.fit_job import Learned
+from penstock.training.fit_job import SourceRows
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
 
 _MOST_NAMED = 10
@@ -44,8 +44,8 @@ class LabelPlan:
     where all classes count alike.
     """
 
-    train: Learned
-    validation: Learned | None
+    train: SourceRows
+    validation: SourceRows | None
     classes: ClassNames = ()
     class_weights: Mapping[int, float] = field(default_factory=dict)
 
@@ -78,10 +78,10 @@ def plan_labels(task: Opened, known: ClassNames | None, note: Callable[[str], No
     for column, each in names.items():
         source = CodedLabels(source, column, each)
         held = CodedLabels(held, column, each) if held is not None else None
-    train, validation = Learned(source), Learned(held) if held is not None else None
+    train, validation = SourceRows(source), SourceRows(held) if held is not None else None
     if asked.validation_split is not None:
         rows, held_back = _split(source, scanned, balanced, asked, note)
-        train, validation = Learned(source, rows), Learned(source, held_back)
+        train, validation = SourceRows(source, rows), SourceRows(source, held_back)
     weights: dict[int, float] = {}
     if asked.class_weights is not None and balanced is not None:
         weights = _weights(scanned[balanced], names.get(balanced, ()), train.rows)

@@ -68,7 +68,7 @@ class MetricRequest:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricResults:
     """The result of a fold. `per_class` and `confusion` are by output, where they are wanted."""
 
     rows: int

@@ -25,8 +25,8 @@ from penstock.pool.devices.inventory import usable_cores
 from penstock.sources.images.columns import find_images
 from penstock.training import cache
 from penstock.training.cutting import INPUT
-from penstock.training.data import Fed, Loading, count_rows, from_columns, from_source, learn
-from penstock.training.fit_job import FitJob, Learned
+from penstock.training.data import Loading, RowFormat, count_rows, from_columns, from_source, learn
+from penstock.training.fit_job import FitJob, SourceRows
 from penstock.training.roles import in_role, target_binding, weight_binding
 from penstock.training.row_stream import RowStream
 
@@ -74,15 +74,15 @@ class FileData:
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
 
-    def _stream(self, learned: Learned, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
-        source, fed = self._fed(learned.source)
+    def _stream(self, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
+        source, row_format = self._formatted(selected.source)
         return from_source(
             source,
-            fed,
-            self._loading(source, fed, epochs),
+            row_format,
+            self._loading(source, row_format, epochs),
             batch_size=self.job.batch_size,
             seed=seed,
-            rows=learned.rows,
+            rows=selected.rows,
             failures=failures,
         )
 
@@ -90,25 +90,25 @@ class FileData:
     def _cached(self) -> cache.Cache:
         """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
         job = self.job
-        source, fed = self._fed(job.train.source)
+        source, row_format = self._formatted(job.train.source)
         rows = count_rows(source)
 
         def read() -> TrainingData:
-            loading = self._loading(source, fed, epochs=1)
-            return from_source(source, fed, loading, batch_size=job.batch_size, seed=None)
+            loading = self._loading(source, row_format, epochs=1)
+            return from_source(source, row_format, loading, batch_size=job.batch_size, seed=None)
 
         if job.asked.cache == "disk":
-            return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
-        return cache.in_memory(fed.bindings, rows, read, self.beat)
+            return cache.on_disk(row_format.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
+        return cache.in_memory(row_format.bindings, rows, read, self.beat)
 
     def _from(
-        self, held: cache.Cache, learned: Learned, seed: int | None, failures: Iterable[RowFailure]
+        self, held: cache.Cache, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure]
     ) -> TrainingData:
         known = {failure.row: failure for failure in (*held.failures, *failures)}
         size = self.job.batch_size
-        return from_columns(held.columns, batch_size=size, seed=seed, rows=learned.rows, failures=known.values())
+        return from_columns(held.columns, batch_size=size, seed=seed, rows=selected.rows, failures=known.values())
 
-    def _fed(self, source: Source) -> tuple[Source, Fed]:
+    def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
         """The source as the model takes it, and what every row becomes."""
         job, signature = self.job, self.signature
         taken = tuple(dict.fromkeys([*self.outputs.values(), *([job.asked.weight] if job.asked.weight else [])]))
@@ -128,10 +128,10 @@ class FileData:
             source = source.with_floats(sorted(fed_as_floats(bindings) - set(taken)))
         buckets = choose_buckets(source, bindings, preprocess, options.buckets)
         inputs = in_role(INPUT, bindings)
-        fed = Fed(
+        row_format = RowFormat(
             (*inputs, *self._targets(source)), preprocess, {INPUT + name: sizes for name, sizes in buckets.items()}
         )
-        return source, fed
+        return source, row_format
 
     def _targets(self, source: Source) -> list[Binding]:
         """Labels and weights pass by the user's function."""
@@ -139,13 +139,15 @@ class FileData:
         bindings = [target_binding(source, column, output) for output, column in self.outputs.items()]
         return [*bindings, *([weight_binding(source, weight)] if weight is not None else [])]
 
-    def _loading(self, source: Source, fed: Fed | None, epochs: int) -> Loading:
+    def _loading(self, source: Source, row_format: RowFormat | None, epochs: int) -> Loading:
         """Loader processes where Python code runs for every row; else this process reads, in a thread."""
         options = self.job.options
         timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
         count = options.loaders
         if count is None:
-            is_python = fed is None or needs_processes(Job(source, fed.bindings, (), 1, fed.preprocess))
+            is_python = row_format is None or needs_processes(
+                Job(source, row_format.bindings, (), 1, row_format.preprocess)
+            )
             cores = usable_cores()
             # Beside a CPU that trains, loaders take turns with it: they wait when enough batches are ready.
             most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else cores

@@ -43,13 +43,13 @@ from penstock.training.fit_job import (
     BATCH_SIZE,
     CHECKPOINTS,
     MODEL,
-    Begun,
-    Ended,
-    EpochEnded,
+    CheckpointReport,
+    EndReport,
+    EpochReport,
     FitJob,
-    Kept,
     Note,
-    Stepped,
+    StartReport,
+    StepReport,
     Times,
 )
 from penstock.training.history import TrainingRecords
@@ -196,7 +196,9 @@ class FileTraining:
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
-        self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
+        self._send(
+            StartReport(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices])))
+        )
         made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
@@ -252,7 +254,7 @@ class FileTraining:
             )
 
         def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
-            self._send(EpochEnded(epoch, self._step, dict(logs)))
+            self._send(EpochReport(epoch, self._step, dict(logs)))
             bad.check(is_whole=True)
             if bad.validation is not None and not self._job.classes:
                 self._compare_classes(bad.train, bad.validation)
@@ -262,7 +264,7 @@ class FileTraining:
 
     def _keep(self, step: int) -> None:
         self._kept = step
-        self._send(Kept(step))
+        self._send(CheckpointReport(step))
 
     def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRows[_Rows]) -> None:
         self._step = position.step
@@ -275,7 +277,7 @@ class FileTraining:
             return
         self._told = now
         self._send(
-            Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
+            StepReport(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
         )
         bad.check(is_whole=False)
 
@@ -309,7 +311,7 @@ class FileTraining:
     ) -> None:
         self._stages.beat()
         self._send(
-            Ended(
+            EndReport(
                 position.epoch,
                 position.step,
                 is_stopped,

@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 from penstock.options.fit_records import ALL_REDUCE
 from penstock.options.table import AUTO
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
-from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
+from penstock.runtimes.keras.training.given_data import DataArguments, GivenData, pack_given, split_off
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.opening import open_trainer
@@ -73,7 +73,9 @@ _OF_STEPS = {"step", "all_reduce"}
 _OF_TRAINING = {each.name for each in fields(FitRequest)} - {"settings"}
 
 
-def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]) -> tuple[Given, FitRequest]:
+def with_keywords(
+    given: DataArguments, request: FitRequest, keywords: Mapping[str, Any]
+) -> tuple[DataArguments, FitRequest]:
     """Data and request with the other arguments of `model.fit`.
 
     Raises:
@@ -101,7 +103,7 @@ def _say(remark: str) -> None:
     print(f"penstock: {remark}", file=sys.stderr)
 
 
-def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
+def fit_in_memory(model: Any, given: DataArguments, request: FitRequest) -> Any:
     """Train as `model.fit` does, on every device of the process.
 
     Returns:
@@ -136,7 +138,7 @@ def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
     return model.history
 
 
-def _measured(model: Any, given: Given, request: FitRequest) -> int:
+def _measured(model: Any, given: DataArguments, request: FitRequest) -> int:
     """The batch size that steps were timed for; nothing is drawn that decides an order."""
     data = GivenData(replace(given, batch_size=FIRST_SIZE, shuffle=False))
     rows = data.array_rows

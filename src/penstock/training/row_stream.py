@@ -19,7 +19,7 @@ from penstock.errors import InputError
 from penstock.pool.loading import load_batches
 from penstock.sources.derived.shuffled import EpochRows
 from penstock.sources.python.memory import InMemory
-from penstock.training.cutting import Piece, cut, good_rows, keep
+from penstock.training.cutting import GoodRows, cut_batches, good_rows, keep
 
 READY_BATCHES = 2
 """So many batches, or loaded pieces of several small ones, wait for the trainer."""
@@ -159,8 +159,8 @@ class RowStream:
     def close(self) -> None:
         self._reader.close()
 
-    def _cut(self, pieces: Iterator[Piece]) -> Iterator[TrainBatch]:
-        return (piece.as_batch(self._job.buckets) for piece in cut(pieces, self._batch_size))
+    def _cut(self, pieces: Iterator[GoodRows]) -> Iterator[TrainBatch]:
+        return (piece.as_batch(self._job.buckets) for piece in cut_batches(pieces, self._batch_size))
 
     def _ahead(self, made: Iterator[Made]) -> Ahead[Made]:
         return Ahead(made, READY_BATCHES, self._reader.cancel)
@@ -178,7 +178,7 @@ class RowStream:
     def _is_last(self, epoch: int) -> bool:
         return self._epochs is not None and epoch + 1 >= self._epochs
 
-    def _pieces(self, epoch: int) -> Iterator[Piece]:
+    def _pieces(self, epoch: int) -> Iterator[GoodRows]:
         """The good rows of an epoch, as they were loaded."""
         left = self._scheduled.pop(epoch, None)
         if left is None:

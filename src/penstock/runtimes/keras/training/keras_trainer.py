@@ -257,7 +257,7 @@ def forget_steps(model: Any) -> None:
     vars(model).pop(_KEPT_ON_THE_MODEL, None)
 
 
-def cut(rows: int, pieces: int) -> list[tuple[int, int]]:
+def piece_bounds(rows: int, pieces: int) -> list[tuple[int, int]]:
     """Where pieces of `rows` rows begin and end; they differ by at most one row."""
     small, larger = divmod(rows, pieces)
     ends = [small * number + min(number, larger) for number in range(pieces + 1)]

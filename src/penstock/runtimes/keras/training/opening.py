@@ -6,12 +6,12 @@ from typing import Any
 
 from penstock.errors import DeviceError, ModelError, UsageError
 from penstock.runtimes.frameworks import jax, keras, tf
+from penstock.runtimes.keras.backends import BACKENDS
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings
 from penstock.runtimes.keras.training.mirrored import optimizers_of
 from penstock.runtimes.keras.training.own_step import MEAN, NO_PIECES, UNKNOWN, kind_of_loss
 
 _OF_GPUS = ("nccl", "hierarchical")
-_BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def open_trainer(
@@ -37,10 +37,8 @@ def open_trainer(
             hint="model.compile(optimizer=…, loss=…) first, as for model.fit",
         )
     backend = str(keras.backend.backend())
-    if backend not in _BACKENDS:
-        raise ModelError(
-            "penstock does not train on this Keras backend", received=backend, allowed=", ".join(_BACKENDS)
-        )
+    if backend not in BACKENDS:
+        raise ModelError("penstock does not train on this Keras backend", received=backend, allowed=", ".join(BACKENDS))
     if settings.all_reduce != "auto" and backend != "tensorflow":
         raise UsageError(
             f"Keras on {backend} adds gradients up in its own way",

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.runtimes.frameworks import keras, torch
-from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, cut
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, piece_bounds
 from penstock.runtimes.keras.training.means import weighted_means
 from penstock.runtimes.keras.training.own_step import SUM
 from penstock.runtimes.keras.training.pieces import Piece, working_on
@@ -41,7 +41,7 @@ class TorchTrainer(KerasTrainer):
         optimizer, apply = self.model.optimizer, self.model.optimizer.apply
         sums: list[Any] = []
         logs = None
-        cuts = cut(rows, pieces)
+        cuts = piece_bounds(rows, pieces)
 
         def add(grads: Sequence[Any], trainable_variables: Any = None) -> None:
             scaled = grads if self._loss == SUM else [None if g is None else g * share for g in grads]
