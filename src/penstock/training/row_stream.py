@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from penstock.core.records import Array, RowFailure, Span
 from penstock.core.training import TrainBatch
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
+from penstock.runtimes.keras.training.read_ahead import Item, ReadAhead
 from penstock.sources.derived.shuffled import EpochRows
 from penstock.sources.python.memory import InMemory
 from penstock.training.cutting import GoodRows, cut_batches, good_rows, keep
@@ -27,14 +26,6 @@ INLINE_BYTES = 1 << 20
 """Batches up to this size are cut by the trainer's own thread: handing each of them over would take longer."""
 
 
-class Held(Protocol):
-    """Rows in memory that is given back."""
-
-    @property
-    def release(self) -> Callable[[], None]: ...
-
-
-Made = TypeVar("Made", bound=Held)
 Loaded = tuple[Span, Batch, Callable[[], None]]
 """A span, some of its rows, in order, and what frees their memory."""
 
@@ -162,8 +153,8 @@ class RowStream:
     def _cut(self, pieces: Iterator[GoodRows]) -> Iterator[TrainBatch]:
         return (piece.as_batch(self._job.buckets) for piece in cut_batches(pieces, self._batch_size))
 
-    def _ahead(self, made: Iterator[Made]) -> Ahead[Made]:
-        return Ahead(made, READY_BATCHES, self._reader.cancel)
+    def _ahead(self, items: Iterator[Item]) -> ReadAhead[Item]:
+        return ReadAhead(items, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
         """The spans of this epoch and of those that follow, to the last: loaders go on where an epoch ends."""
@@ -203,56 +194,3 @@ class RowStream:
         if self._numbers[0] != span.index:
             self._numbers = span.index, self._source.numbers(span)
         return self._numbers[1]
-
-
-class Ahead(Generic[Made]):
-    """Batches, or pieces, that a thread makes before they are asked for.
-
-    Args:
-        made: What makes them.
-        count: How many may wait.
-        cancel: Called when they are given up, so that `made` ends soon.
-    """
-
-    def __init__(self, made: Iterator[Made], count: int, cancel: Callable[[], None]) -> None:
-        self._made = made
-        self._cancel = cancel
-        self._room = threading.Semaphore(count)
-        self._ready: queue.SimpleQueue[Made | BaseException | None] = queue.SimpleQueue()
-        self._is_closed = self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="penstock-rows", daemon=True)
-
-    def __enter__(self) -> Iterator[Made]:
-        self._thread.start()
-        return self._take()
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_closed = True
-        if not self._is_over:
-            self._cancel()
-        self._room.release()
-        self._thread.join()
-        while not self._ready.empty():
-            left = self._ready.get()
-            if left is not None and not isinstance(left, BaseException):
-                left.release()
-
-    def _take(self) -> Iterator[Made]:
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self._room.release()
-            yield item
-        self._is_over = True
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._room.acquire()
-                item = next(self._made, None) if not self._is_closed else None
-                if item is None:
-                    break
-                self._ready.put(item)
-        except BaseException as error:  # raised again where they are taken
-            self._ready.put(error)
-        self._ready.put(None)
