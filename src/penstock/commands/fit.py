@@ -159,8 +159,10 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
             result = read_result(place)
             if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
                 return replace(FitSummary(**result), is_old=True, seconds=time.perf_counter() - began)
-        with trace_to(task.options.trace, began) as trace:
-            display = TrainingDisplay(progress, task.asked.epochs, trace)
+        with (
+            trace_to(task.options.trace, began) as trace,
+            contextlib.closing(TrainingDisplay(progress, task.asked.epochs, trace)) as display,
+        ):
             try:
                 return _train(task, place, existing, display, began)
             except BaseException as error:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 
 from penstock.core.bottleneck import COMPUTING, LOADING, WAITING, WRITING, Bound
 from penstock.core.figures import counted, duration
-from penstock.telemetry.progress import Bars, Progress
+from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import TraceWriter
 from penstock.training.fit_job import EpochReport, Note, Report, StartReport, StepReport, Times
 from penstock.training.stages import Stage
 
 _BAR = 20
-_LINE_EVERY_S = 5.0
 _WAITS_FROM = 0.05
 _JUDGED_FROM_S = 3.0
 """The bottleneck of a shorter run is chance."""
@@ -30,11 +28,8 @@ class TrainingDisplay:
         self._trace = trace
         self._before: Counter[str] = Counter()
         self._now: Mapping[str, float] = {}
-        self._has_bar = isinstance(progress, Bars) and sys.stderr.isatty()
-        self._is_open = False
-        self._epoch_began = self._told = time.monotonic()
         self._began_at = 0
-        self.began = self._told
+        self._epoch_began = self.began = time.monotonic()
         """When the model was on its devices, this time."""
         self.start = StartReport(0, 0, 0, ())
         self.epoch_s: list[float] = []
@@ -95,19 +90,15 @@ class TrainingDisplay:
         return str(Bound(0.0, COMPUTING, f"the model waits for rows {self.waited:.0%} of the time"))
 
     def note(self, text: str) -> None:
-        self._clear()
         self._progress.note(text)
+
+    def close(self) -> None:
+        """Show no more."""
+        self._progress.end()
 
     def _step(self, report: StepReport) -> None:
         self.take_times(report.times)
-        line = self._line(report)
-        if self._has_bar:
-            sys.stderr.write("\r" + line[:160].ljust(100))
-            sys.stderr.flush()
-            self._is_open = True
-        elif time.monotonic() - self._told >= _LINE_EVERY_S:
-            self._told = time.monotonic()
-            self._progress.note(line)
+        self._progress.state(self._line(report))
 
     def _line(self, report: StepReport) -> str:
         total = max(1, self.start.batches)
@@ -127,10 +118,5 @@ class TrainingDisplay:
         self.epoch_s.append(seconds)
         logs = " - ".join(f"{name}: {value:.4f}" for name, value in report.logs.items())
         self.note(f"epoch {report.epoch + 1}/{self._epochs}: {duration(seconds)} - {logs}")
-        self._epoch_began = self._told = time.monotonic()
+        self._epoch_began = time.monotonic()
         self._began_at = report.step
-
-    def _clear(self) -> None:
-        if self._is_open:
-            sys.stderr.write("\r" + " " * 160 + "\r")
-            self._is_open = False
