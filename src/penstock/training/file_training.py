@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from penstock.core.records import RowFailure
-from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
+from penstock.core.training import Checkpoint, Position, TrainingData
 from penstock.crash_points import crash_point
-from penstock.errors import ModelError
 from penstock.evaluation.compiled_metrics import by_output, check_request, named
 from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.table import AUTO
@@ -35,9 +32,9 @@ from penstock.runtimes.keras.training.packing import pack_by_name
 from penstock.runtimes.keras.training.user_step import load_step
 from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
-from penstock.training.bad_rows import BadRows
+from penstock.training.bad_rows import BadRowReport
 from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
-from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
+from penstock.training.checkpoints import Cadence, CheckpointFacts, CheckpointFolder, CheckpointKeeper
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import (
     BATCH_SIZE,
@@ -53,10 +50,9 @@ from penstock.training.fit_job import (
     Times,
 )
 from penstock.training.history import TrainingRecords
+from penstock.training.job_rows import ClassWeights, JobRows, compare_classes
 from penstock.training.label_packing import (
-    ClassWeights,
     LabelPack,
-    SeenClasses,
     check_class_weights,
     check_num_classes,
 )
@@ -65,9 +61,6 @@ from penstock.training.stages import Stage, StageClock
 _TOLD_EVERY_S = 0.5
 _CHECKPOINT_MINUTES = 5.0
 _REPORTED_EARLY = 32
-_MOST_NAMED = 10
-_JOB, _WEIGHTS = "job", "weights"
-"""What a checkpoint keeps of the job that writes it."""
 Send = Callable[[object], None]
 
 
@@ -112,12 +105,12 @@ class FileTraining:
             self._note(damage)
         with contextlib.ExitStack() as stack:
             weigh = ClassWeights(job.class_weights) if job.class_weights else None
-            train = _Rows(data.train(start.failures if start is not None else ()), weigh=weigh)
+            train = JobRows(data.train(start.failures if start is not None else ()), weigh=weigh)
             stack.callback(train.close)
             held_back = data.validation(start.validation_failures if start is not None else ())
             validation = None
             if held_back is not None:
-                validation = _Rows(held_back)
+                validation = JobRows(held_back)
                 stack.callback(validation.close)
             for remark in train.remarks():
                 self._note(remark)
@@ -190,9 +183,11 @@ class FileTraining:
         trainer.on_remark = self._note
         return trainer
 
-    def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
+    def _train(
+        self, trainer: KerasTrainer, train: JobRows, validation: JobRows | None, start: Checkpoint | None
+    ) -> None:
         job, asked = self._job, self._job.asked
-        bad = BadRows(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
+        bad = BadRowReport(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
@@ -205,9 +200,10 @@ class FileTraining:
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
         self._kept = position.step
-        facts = {_JOB: job.cache_key, _WEIGHTS: _names(trainer.model)}
-        _check_checkpoint(start, facts)
-        keeper = _Keeper(folder, cadence, self._note, facts, self._keep)
+        facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
+        if start is not None:
+            facts.check(start)
+        keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep)
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
@@ -229,20 +225,7 @@ class FileTraining:
         self._save(trainer)
         self._end(ended, bad, is_stopped=False, history=records.epochs)
 
-    def _compare_classes(self, train: _Rows, validation: _Rows) -> None:
-        """After the first epoch, name the classes that only one side has, where nobody has looked before."""
-        if not train.seen.is_open or not (self._pack is not None and self._pack.has_classes):
-            return
-        for name, missing in (
-            ("validation", train.seen.missing(validation.seen)),
-            ("training", validation.seen.missing(train.seen)),
-        ):
-            if missing:
-                more = ", …" if len(missing) > _MOST_NAMED else ""
-                self._note(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
-        train.seen.is_open = validation.seen.is_open = False
-
-    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRows[_Rows]) -> list[Any]:
+    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRowReport) -> list[Any]:
         asked, callbacks = self._job.asked, keras.callbacks
         made: list[Any] = []
         if asked.scale_lr is not None:
@@ -256,8 +239,11 @@ class FileTraining:
         def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
             self._send(EpochReport(epoch, self._step, dict(logs)))
             bad.check(is_whole=True)
-            if bad.validation is not None and not self._job.classes:
-                self._compare_classes(bad.train, bad.validation)
+            has_classes = self._pack is not None and self._pack.has_classes
+            # Where labels are text, the coordinator has compared the classes before.
+            if bad.validation is not None and has_classes and not self._job.classes:
+                for remark in compare_classes(bad.train, bad.validation):
+                    self._note(remark)
 
         made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
         return made
@@ -266,7 +252,7 @@ class FileTraining:
         self._kept = step
         self._send(CheckpointReport(step))
 
-    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRows[_Rows]) -> None:
+    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRowReport) -> None:
         self._step = position.step
         self._steps_made += 1
         now = time.monotonic()
@@ -304,7 +290,7 @@ class FileTraining:
     def _end(
         self,
         position: Position,
-        bad: BadRows[_Rows],
+        bad: BadRowReport,
         *,
         is_stopped: bool,
         history: Sequence[Mapping[str, float]] = (),
@@ -326,93 +312,6 @@ class FileTraining:
 
     def _note(self, text: str) -> None:
         self._send(Note(text))
-
-
-class _Keeper(CheckpointKeeper):
-    """Checkpoints, of which the coordinator hears."""
-
-    def __init__(
-        self,
-        folder: CheckpointFolder,
-        cadence: Cadence,
-        say: Callable[[str], None],
-        facts: Mapping[str, Any],
-        kept: Callable[[int], None],
-    ) -> None:
-        super().__init__(folder, cadence, say, lambda: facts)
-        self._kept = kept
-
-    def keep(self, checkpoint: Checkpoint) -> None:
-        before = self.written
-        super().keep(checkpoint)
-        if self.written != before:
-            self._kept(checkpoint.progress.position.step)
-
-
-def _names(model: Any) -> list[str]:
-    """The names of the weights in their order. Layers without a name are numbered alike in every process."""
-    return [variable.path for variable in model.variables]
-
-
-def _check_checkpoint(start: Checkpoint | None, facts: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
-
-    Raises:
-        ModelError: It is one.
-    """
-    if start is None:
-        return
-    then = start.facts
-    if then.get(_JOB, facts[_JOB]) != facts[_JOB]:
-        raise ModelError(
-            "the checkpoint is of another job",
-            received=f"job {then[_JOB]:.12}, not {facts[_JOB]:.12}",
-            hint="put back the checkpoints of this job, or begin again: with another --output, or with --overwrite",
-        )
-    for old, new in itertools.zip_longest(then.get(_WEIGHTS, facts[_WEIGHTS]), facts[_WEIGHTS]):
-        if old != new:
-            raise ModelError(
-                "the checkpoint is of another model",
-                received=f"weight {old or 'missing'}",
-                allowed=str(new or "no further weight"),
-                hint="go on with the model that training began with, or begin again with another --output",
-            )
-
-
-class _Rows:
-    """Training data of a job (`TrainingData`).
-
-    `weigh` changes the weights of every batch.
-    """
-
-    def __init__(
-        self,
-        data: TrainingData,
-        *,
-        weigh: Callable[[TrainBatch], TrainBatch] | None = None,
-    ) -> None:
-        self._data = data
-        self._weigh = weigh
-        self.seen = SeenClasses()
-
-    @property
-    def rows(self) -> int | None:
-        return self._data.rows
-
-    @property
-    def failures(self) -> Mapping[int, RowFailure]:
-        return self._data.failures
-
-    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
-        for batch in self._data.batches(epoch, skip_rows):
-            self.seen.add(batch)
-            yield batch if self._weigh is None else self._weigh(batch)
-
-    def remarks(self) -> list[str]:
-        return self._data.remarks()
-
-    def close(self) -> None:
-        self._data.close()
 
 
 def _first_of(train: TrainingData, pack: LabelPack) -> Any:
