@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Penstock, summary_of
 from tests.support.fit_models import write_rows
+from tests.support.photos import draw_folder
 
 
 def fit(made: Path, output: Path, *more: object, model: object = None) -> list[object]:
@@ -124,8 +125,7 @@ def test_the_classes_of_two_outputs_are_known_to_evaluate_and_predict(
     (tmp_path / "two_outputs.py").write_text(_TWO_OUTPUTS, encoding="utf-8")
     output, rows = tmp_path / "out", made / "rows.parquet"
     labels = ("--label", "kind=name", "--label", "again=name")
-    environment = {"PYTHONPATH": str(tmp_path)}
-    ran = penstock_run("fit", "two_outputs:build", rows, *labels, "-o", output, "--json", environment=environment)
+    ran = penstock_run("fit", "two_outputs:build", rows, *labels, "-o", output, "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     found = penstock_run("evaluate", output / "model.keras", rows, *labels, "--confusion", "--json")
     assert summary_of(found)["confusion"]["again"]["classes"] == ["ant", "bee", "cat"]
@@ -136,6 +136,45 @@ def test_the_classes_of_two_outputs_are_known_to_evaluate_and_predict(
     counts = summary_of(found)["confusion"]["kind"]["matrix"]
     hits = sum(map(operator.eq, table["kind_label"].to_pylist(), table["name"].to_pylist()))
     assert hits == sum(row[place] for place, row in enumerate(counts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+def test_photos_are_scaled_before_a_step_function_on_two_devices_and_predict_says_how(
+    penstock_run: Penstock, tmp_path: Path, runtime: str
+) -> None:
+    draw_folder(tmp_path / "photos" / "cats", 20)
+    draw_folder(tmp_path / "photos" / "dogs", 21)
+    (tmp_path / "models_of_photos.py").write_text(_MODELS_OF_PHOTOS, encoding="utf-8")
+    rows = ("--label", "@folder", "--batch-size", 8, "--devices", "cpu:2", "--validation-split", 0.2)
+    asked = (*rows, "--step", "models_of_photos:step", "--runtime", runtime)
+    for model, *more in (("outside", "--preset", "scale-1-1"), ("inside",)):
+        line = ("fit", f"models_of_photos:{model}", tmp_path / "photos", *asked, *more, "-o", tmp_path / model)
+        ran = penstock_run(*line, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "outside" / "history.csv").read_bytes() == (tmp_path / "inside" / "history.csv").read_bytes()
+    predict = ("predict", tmp_path / "outside" / "model.keras", tmp_path / "photos", "-o", tmp_path / "predicted")
+    warning = "the model was trained with --preset scale-1-1, and this job feeds it otherwise"
+    assert warning in penstock_run(*predict).stderr
+    assert warning not in penstock_run(*predict, "--overwrite", "--preset", "scale-1-1").stderr
+
+
+_MODELS_OF_PHOTOS = """
+import keras
+
+def outside(*layers):
+    keras.utils.set_random_seed(1)
+    last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2, "softmax")]
+    model = keras.Sequential([keras.Input((24, 24, 3)), *layers, *last])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+def inside():
+    return outside(keras.layers.Rescaling(1 / 127.5, -1.0))
+
+def step(model, x, y, sample_weight):
+    return keras.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+"""
 
 
 _TWO_OUTPUTS = """

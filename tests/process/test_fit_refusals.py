@@ -42,6 +42,7 @@ def told(folder: Path) -> Told:
         ("a negative weight", 5, "a weight is out of range\nreceived: row 201: -0.5"),
         ("an infinite weight", 5, "a weight is out of range\nreceived: row 201: inf"),
         ("too many classes", 5, "received: 4 classes, an output of 3 values"),
+        ("too many channels", 2, "3 channels for"),
         ("too many of one", 5, "received: 4 classes, an output of 2 values"),
         ("two to divide", 2, "classes of several outputs cannot be balanced or divided at once"),
     ],
@@ -73,6 +74,13 @@ def test_bad_rows_of_another_input_for_validation_are_told(folder: Path, told: T
 def test_batches_in_pieces_and_models_of_two_outputs_train_to_the_end(folder: Path, told: Told, case: str) -> None:
     assert told[case]["code"] == 0, told[case]["errors"]
     assert (folder / case / "model.keras").stat().st_size > 0
+
+
+def test_scaled_inputs_train_as_with_a_layer_that_scales_them(folder: Path, told: Told) -> None:
+    assert told["scaled"]["code"] == 0, told["scaled"]["errors"]
+    history = (folder / "scaled" / "history.csv").read_bytes()
+    assert history == (folder / "scaled by a layer" / "history.csv").read_bytes()
+    assert b"val_loss" in history
 
 
 def test_two_outputs_have_labels_of_text_each_with_its_own_classes(folder: Path, told: Told) -> None:

@@ -97,6 +97,9 @@ def write(folder: Path) -> None:
     keras.Model(inputs, outputs).save(folder / "two.keras")
     outputs = {"kind": layers.Dense(3, "softmax")(inputs), "sign": layers.Dense(2, "softmax")(inputs)}
     keras.Model(inputs, outputs).save(folder / "texts.keras")
+    last = layers.Dense(3, "softmax")
+    keras.Sequential([keras.Input((8,)), last]).save(folder / "unscaled.keras")
+    keras.Sequential([keras.Input((8,)), layers.Rescaling(0.5, 1.0), last]).save(folder / "scaling.keras")
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
     weights = [1.0] * len(x)
     columns: dict[str, Any] = {
@@ -135,6 +138,9 @@ def main(folder: Path) -> None:
         "in pieces": (model, data, "--label", "y", "--accumulate", 3),
         "two outputs": (folder / "two.keras", data, "--label", "kind=y", "--label", "size=size"),
         "two of text": (*texts, "--label", "sign=sign", *HELD_BACK),
+        "scaled": (folder / "unscaled.keras", data, "--label", "y", *HELD_BACK, "--scale", 0.5, "--offset", 1),
+        "scaled by a layer": (folder / "scaling.keras", data, "--label", "y", *HELD_BACK),
+        "too many channels": (folder / "unscaled.keras", data, "--label", "y", "--scale", "1,2,3"),
         "too many classes": (model, data, "--label", "four"),
         "too many of one": (*texts, "--label", "sign=four"),
         "two to divide": (

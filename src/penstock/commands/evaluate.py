@@ -25,6 +25,7 @@ from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
+from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames, check_named, names_of
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
@@ -94,6 +95,7 @@ def evaluate_columns(
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        folding.notes += fed_otherwise(opened.location, options)
         measured = folding.run(run)
     return folding.evaluation(measured, time.perf_counter() - began)
 

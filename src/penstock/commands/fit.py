@@ -28,12 +28,13 @@ from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
-from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
+from penstock.options.fit_records import BACKENDS, FITTED_WITH, FitOptions, make_fit
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
-from penstock.runtimes.keras.backends import BACKENDS, backend_for
+from penstock.runtimes.keras.backends import backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
 from penstock.storage.journal import ALL_FAILURES
@@ -247,6 +248,8 @@ def _train(
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(display.note, _STOPPING))
+        for line in fed_otherwise(task.request["model"], task.options):
+            display.note(line)
         labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
         job, manifest = _placed(task, existing, labels, display.note)
         context = RunContext(log, stop, display.note, task.is_verbose)

@@ -163,6 +163,9 @@ class FitFileKeywords(TypedDict, total=False):
     inputs: Mapping[str, str | Sequence[str]]
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
+    preset: str
+    scale: float | Sequence[float]
+    offset: float | Sequence[float]
     image_size: int | tuple[int, int] | str
     resize: str
     interpolation: str

@@ -29,6 +29,7 @@ from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.mixed_precision import FLOAT16, apply_policy, built_under
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
+from penstock.runtimes.keras.training.scaled_data import ScaledData
 from penstock.runtimes.keras.training.user_step import load_step
 from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
@@ -157,17 +158,21 @@ class FileTraining:
         probe = replace(job, asked=replace(job.asked, batch_size=FIRST_SIZE, cache=None))
         with contextlib.closing(replace(data, job=probe).train(())) as train:
             first, rows = _first_of(train, self._label_pack(model, call)), train.rows or 0
-        size = find_batch_size(model, first, rows, self._settings(), len(job.devices))
+        size = find_batch_size(model, first, rows, self._settings(call, first), len(job.devices))
         with output_errors():
             write_whole(path, json.dumps(size).encode())
         self._note(described(size))
         return replace(job, asked=replace(job.asked, batch_size=size))
 
-    def _settings(self) -> StepSettings:
-        asked = self._job.asked
-        is_undoable = asked.on_nan == loop.SKIP
+    def _settings(self, call: KerasCall, first: Any) -> StepSettings:
+        asked, scaling = self._job.asked, self._job.model.scaling
         return StepSettings(
-            asked.accumulate, is_undoable, are_errors_told=True, step=load_step(asked.step), all_reduce=asked.all_reduce
+            asked.accumulate,
+            is_undoable=asked.on_nan == loop.SKIP,
+            are_errors_told=True,
+            step=load_step(asked.step),
+            scaled=ScaledData.of(scaling, call, first) if scaling is not None else None,
+            all_reduce=asked.all_reduce,
         )
 
     def _label_pack(self, model: Any, call: KerasCall) -> LabelPack:
@@ -177,7 +182,8 @@ class FileTraining:
     def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
         job = self._job
         self._pack = pack = self._label_pack(model, call)
-        trainer = open_trainer(model, pack, _first_of(train, pack), self._settings(), len(job.devices))
+        first = _first_of(train, pack)
+        trainer = open_trainer(model, pack, first, self._settings(call, first), len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)
         trainer.on_remark = self._note

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from penstock.core import kinds
 from penstock.errors import DeviceError
+from penstock.options.fit_records import BACKENDS
 from penstock.runtimes.catalog import is_installed
-
-BACKENDS = ("tensorflow", "jax", "torch")
-"""Best first."""
 
 
 def backend_for(runtime: str | None) -> str:

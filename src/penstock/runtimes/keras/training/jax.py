@@ -36,7 +36,7 @@ class JaxTrainer(KerasTrainer):
             self._place(self._layout.replicated)
         self._state: Any = None
         self._kind = ""
-        key = (model.run_eagerly, model.jit_compile, settings.step, tuple(devices))
+        key = (model.run_eagerly, model.jit_compile, settings.step, settings.scaled, tuple(devices))
         self._steps = kept_steps(model, key, self._make_steps)
         self._sums: Any = None
 

@@ -28,7 +28,8 @@ class TensorFlowTrainer(KerasTrainer):
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, first: Any = None) -> None:
         super().__init__(model, pack, settings, loss)
         self._first = first  # a batch, where the model may have variables only after its first step
-        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile, settings.step), self._make_steps)
+        key = (model.run_eagerly, model.jit_compile, settings.step, settings.scaled)
+        self._steps = kept_steps(model, key, self._make_steps)
         self._hook: GradientHook | None = None
         self._means: WeightedMeans | None = None
 
