@@ -20,6 +20,7 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import Array, Binding
 from penstock.core.training import TrainBatch
+from penstock.errors import UsageError
 from penstock.options.records import ReadOptions
 from penstock.sources.catalog import open_files
 from penstock.sources.derived.shuffled import SEED
@@ -181,6 +182,33 @@ def test_a_row_that_kills_loaders_is_left_out_and_labels_pass_by_the_function(tm
         assert np.array_equal(x, numbers * 2)
     assert sum(len(batch[0]) for batch in batches) == 58
     assert not np.array_equal(batches[0][2], batches[4][2])
+
+
+def test_a_row_that_kills_loaders_is_the_only_one_that_is_left_out_in_every_epoch(tmp_path: Path, log: int) -> None:
+    """When an epoch is begun anew without the bad row, another row is at its place."""
+    source, _ = write(tmp_path, "parquet")
+    function = replace(Preprocess.of(dies_at_five), takes=source.schema())
+    rows = RowFormat((Binding("input:x", ("x",), "float32", ()),), learn(source, function, Loading(1, log)))
+    with closing(from_source(source, rows, Loading(2, log, epochs=3), batch_size=16, seed=3)) as stream:
+        with closing(stream.batches(0)) as begun:  # type: ignore[type-var]
+            next(begun).release()
+        for epoch in range(3):
+            numbers = np.concatenate([batch.numbers.copy() for batch in stream.batches(epoch)])
+            assert sorted(numbers.tolist()) == [row for row in range(ROWS) if row != 5]
+        assert list(stream.failures) == [5]
+
+
+def dies_at_once(columns: dict[str, Array]) -> dict[str, Array]:
+    os._exit(3)
+
+
+def test_a_function_that_kills_at_every_row_is_told_after_a_few_of_them(tmp_path: Path, log: int) -> None:
+    source, _ = write(tmp_path, "parquet")
+    function = Preprocess.of(dies_at_once)
+    with pytest.raises(UsageError, match="row 0: the process that loaded this row ended with exit code 3"):
+        learn(source, replace(function, takes=source.schema()), Loading(1, log))
+    # Rows 0, 8, 12, 14 and 15, each of them twice.
+    assert os.pread(log, 1 << 20, 0).count(b"are loaded again") == 10
 
 
 def notes_its_rows(columns: dict[str, Array]) -> dict[str, Array]:
