@@ -16,7 +16,7 @@ from penstock.commands.in_memory import Running, Wanted, run_context, running
 from penstock.core.columns import describe, take_rows
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.mapping import find
-from penstock.core.records import KEPT, STRING, Array, Column, Result, RowFailure, TensorSpec
+from penstock.core.records import KEPT, STRING, Array, Column, ModelFile, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
 from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
 from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, MetricRequest, MetricResults, Structure
@@ -29,7 +29,7 @@ from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames, check_named, names_of
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
-from penstock.runtimes.keras.live import LiveModel
+from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.derived.folder_names import FOLDER
 
 _MOST_NAMED = 12
@@ -91,7 +91,7 @@ def evaluate_columns(
     request = request_of(asked, options, classes)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(judge_for(model, opened, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
@@ -101,12 +101,20 @@ def evaluate_columns(
 
 
 def judge_for(
-    model: Any, opened: OpenedJob, request: MetricRequest, options: PredictOptions, context: RunContext
+    model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
 ) -> Judge:
-    """Where the metrics are computed. A process starts to load at once, beside the replicas."""
-    if isinstance(opened.model, LiveModel):
+    """Where the metrics are computed. A process starts to load at once, beside the replicas.
+
+    Args:
+        model: As the caller gave it.
+        file: The model, where it is no live one and its loss or metrics are needed.
+        request: What is measured.
+        options: Name the runtime.
+        context: Has the log of the process.
+    """
+    if is_live_keras_model(model):
         return JudgeHere(model, request)
-    return JudgeProcess(opened.model, request, options.runtime, context.log, is_verbose=context.is_verbose)
+    return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
 
 
 class TargetsOfRows(Protocol):

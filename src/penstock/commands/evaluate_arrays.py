@@ -54,7 +54,7 @@ def evaluate(
     opened = open_both(model, data, options, needs_digest=False)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(judge_for(model, opened, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, targets, None)

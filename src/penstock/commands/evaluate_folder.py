@@ -17,6 +17,7 @@ from penstock.commands.evaluate import (
     check_columns,
     classes_for,
     evaluate_columns,
+    judge_for,
     keeping,
     request_of,
 )
@@ -28,15 +29,14 @@ from penstock.core.mapping import find
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, Array, Column, ModelFile, Result, Span
 from penstock.errors import InputError, ModelError, OutputError, UsageError
-from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
-from penstock.evaluation.metric_records import MetricRequest, Structure
+from penstock.evaluation.judges import Judge
+from penstock.evaluation.metric_records import Structure
 from penstock.evaluation.metrics_messages import Opened
 from penstock.jobs.open import OpenedJob, absolute, open_data, open_model
-from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.options.training_records import EvaluateOptions
-from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
+from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sinks.staging import ROW
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.storage.ledger import committed_records, is_finished
@@ -94,15 +94,15 @@ def predict_and_evaluate(
     check_columns(opened, asked, options)
     classes = classes_for(asked, task.request["model"], task.source.paths)
     request = request_of(asked, options, classes)
-    with run_context(wanted.is_verbose) as context:
-        file = None if isinstance(task.model, LiveModel) else task.model
-        judge = _judge(model, file, request, options, context)
-        with contextlib.closing(judge):
-            opened_metrics = _open(judge)  # before hours of predicting
-            task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
-            to_folder.run(task, wanted.progress, began)
-            folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
-            return _fold(output, folding, opened_metrics, asked, None, began)
+    with (
+        run_context(wanted.is_verbose) as context,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
+    ):
+        opened_metrics = _open(judge)  # before hours of predicting
+        task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
+        to_folder.run(task, wanted.progress, began)
+        folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        return _fold(output, folding, opened_metrics, asked, None, began)
 
 
 def evaluate(
@@ -124,7 +124,7 @@ def evaluate(
     request = request_of(asked, options, classes)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(_judge(model, file, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, file, request, options, context)) as judge,
     ):
         opened = _open(judge)
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
@@ -150,14 +150,6 @@ def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions)
     trust = options.trust_model or before.trust_model
     file, _, _ = open_model(resolved(model, options), replace(options, loading=loading, trust_model=trust))
     return file
-
-
-def _judge(
-    model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
-) -> Judge:
-    if is_live_keras_model(model):
-        return JudgeHere(model, request)
-    return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
 
 
 def _open(judge: Judge) -> Opened:

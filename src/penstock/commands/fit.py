@@ -34,7 +34,7 @@ from penstock.options.fit_records import BACKENDS, FITTED_WITH, FitOptions, make
 from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
-from penstock.runtimes.keras.backends import backend_for
+from penstock.runtimes.keras.backends import MODEL_KINDS, backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
 from penstock.storage.journal import ALL_FAILURES
@@ -48,7 +48,6 @@ from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
-_OF_KERAS = ("keras", "h5", "builder")
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
 
@@ -103,7 +102,7 @@ def make_fit_task(
     if not asked.label:
         raise UsageError("training needs true answers", hint="name their column: --label COLUMN, or --label @folder")
     file, _, location = open_model(model, options)
-    if file.kind not in _OF_KERAS:
+    if file.kind not in MODEL_KINDS:
         raise ModelError(
             "models of this kind are run, not trained",
             received=f"{file.location}: {file.kind}",

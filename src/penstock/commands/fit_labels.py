@@ -18,6 +18,7 @@ from penstock.options.class_names import ClassNames, names_of
 from penstock.options.fit_records import FitOptions
 from penstock.training.data import count_rows
 from penstock.training.fit_job import SourceRows
+from penstock.training.job_rows import no_row_of
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
 
 _MOST_NAMED = 10
@@ -172,8 +173,7 @@ def _split(
         for classes in scanned.values():
             missing = classes.missing_in(numbers)
             if missing:
-                more = ", …" if len(missing) > _MOST_NAMED else ""
-                note(f"no row of {', '.join(map(_shown, missing[:_MOST_NAMED]))}{more} is on the side of {name}{hint}")
+                note(no_row_of(list(map(_shown, missing)), name) + hint)
     return rows, held_back
 
 

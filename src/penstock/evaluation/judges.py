@@ -21,9 +21,7 @@ from penstock.evaluation.testing import test_spans
 from penstock.pool.devices.inventory import cpu_device, usable_cores
 from penstock.pool.processes.supervisor import Launch, WorkerProcess
 from penstock.pool.transfer.parcels import Mailbox
-from penstock.runtimes.keras.backends import backend_for
-
-_OF_KERAS = ("keras", "h5", "builder")
+from penstock.runtimes.keras.backends import MODEL_KINDS, backend_for
 
 
 class Judge(Protocol):
@@ -90,7 +88,7 @@ class JudgeProcess:
     def __init__(
         self, model: ModelFile | None, request: MetricRequest, runtime: str | None, log: IO[Any], *, is_verbose: bool
     ) -> None:
-        known = model if model is not None and model.kind in _OF_KERAS else None
+        known = model if model is not None and model.kind in MODEL_KINDS else None
         entry = kinds.runtime(backend_for(runtime))
         described = model or ModelFile("none", "", "", ())
         self._launch = Launch(entry.make(), described, usable_cores(), log, is_verbose=is_verbose)

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batching import Batch
 from penstock.core.bucketing import boundary
 from penstock.core.records import Array, Columns, RowFailure, Span
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 
 INPUT, TARGET, WEIGHT = "input:", "target:", "weight:"
 """What the name of a column begins with, by its role."""
@@ -77,10 +77,6 @@ class GoodRows:
         return {name.removeprefix(role): array for name, array in self.arrays.items() if name.startswith(role)}
 
 
-def keep() -> None:
-    """Releases nothing: for arrays on the heap."""
-
-
 def good_rows(
     batch: Batch, span: Span, numbers: Array, release: Callable[[], None]
 ) -> tuple[GoodRows, list[RowFailure]]:
@@ -133,7 +129,7 @@ def cut_batches(pieces: Iterable[GoodRows], batch_size: int) -> Iterator[GoodRow
             position, rows = 0, piece.rows
             while position < rows:
                 stop = min(rows, position + room)
-                pending.append(piece.part(position, stop, lease.share()))
+                pending.append(piece.part(position, stop, keep if piece.release is keep else lease.share()))
                 room -= stop - position
                 position = stop
                 if not room:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +87,12 @@ class JobRows:
         self._data.close()
 
 
+def no_row_of(classes: Sequence[str], side: str) -> str:
+    """That one side, training or validation, has no row of these classes."""
+    more = ", …" if len(classes) > _MOST_NAMED else ""
+    return f"no row of {', '.join(classes[:_MOST_NAMED])}{more} is on the side of {side}"
+
+
 def compare_classes(train: JobRows, validation: JobRows) -> list[str]:
     """The classes that only one side has had so far, in words; nothing where they were compared before."""
     if not train.seen.is_open:
@@ -97,7 +103,6 @@ def compare_classes(train: JobRows, validation: JobRows) -> list[str]:
         ("training", validation.seen.missing(train.seen)),
     ):
         if missing:
-            more = ", …" if len(missing) > _MOST_NAMED else ""
-            remarks.append(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
+            remarks.append(no_row_of(list(map(str, missing)), name))
     train.seen.is_open = validation.seen.is_open = False
     return remarks

@@ -12,13 +12,13 @@ import numpy as np
 from penstock.core.batching import Batch
 from penstock.core.job import Job
 from penstock.core.records import Array, RowFailure, Span
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
 from penstock.runtimes.keras.training.read_ahead import Item, ReadAhead
 from penstock.sources.derived.shuffled import EpochRows
 from penstock.sources.python.memory import InMemory
-from penstock.training.cutting import GoodRows, cut_batches, good_rows, keep
+from penstock.training.cutting import GoodRows, cut_batches, good_rows
 
 READY_BATCHES = 2
 """So many batches, or loaded pieces of several small ones, wait for the trainer."""

@@ -14,7 +14,7 @@ from penstock.core.bucketing import boundary
 from penstock.core.job import Job
 from penstock.core.records import Array, Binding, Block, RowFailure, Span
 from penstock.core.shuffling import AllRows
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 from penstock.errors import InputError
 from penstock.sources.catalog import open_files
 from penstock.sources.derived.shuffled import Order, RandomRows
@@ -22,7 +22,7 @@ from penstock.sources.derived.wrapper import Around
 from penstock.sources.python.memory import InMemory
 from penstock.training import data as training_data
 from penstock.training import row_stream
-from penstock.training.cutting import GoodRows, cut_batches, good_rows, keep
+from penstock.training.cutting import GoodRows, cut_batches, good_rows
 from penstock.training.data import Loading, RowFormat, from_arrays, from_source
 from penstock.training.row_stream import RowStream, ThisProcess
 
@@ -132,6 +132,11 @@ def test_a_thread_gathers_large_batches_from_memory() -> None:
     assert all(np.array_equal(batch.inputs["x"], x[batch.numbers]) for batch in batches)
     assert all(np.array_equal(batch.targets[""], batch.numbers) for batch in batches)
     assert all(batch.weights[""].sum() == batch.rows for batch in batches)
+
+
+def test_batches_from_memory_are_not_borrowed() -> None:
+    data = from_arrays({"x": np.arange(100)}, batch_size=8, seed=1)
+    assert not any(batch.is_borrowed for batch in data.batches(0))
 
 
 def test_text_is_an_input_too() -> None:

@@ -1,4 +1,4 @@
-"""Runtimes that are backends of Keras."""
+"""Backends of Keras, and the kinds of models that it loads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from penstock.core import kinds
 from penstock.errors import DeviceError
 from penstock.options.fit_records import BACKENDS
 from penstock.runtimes.catalog import is_installed
+
+MODEL_KINDS = ("keras", "h5", "builder")
+"""Kinds of model files from which Keras makes a model that it can train and compile."""
 
 
 def backend_for(runtime: str | None) -> str:
