@@ -208,6 +208,7 @@ class CheckpointKeeper:
         say: Told what goes wrong.
         facts: What the job adds to each, as JSON (`CheckpointFacts`).
         on_written: Called with the step of each that was written.
+        check: Called before each; raises where the weights are of no use.
     """
 
     folder: CheckpointFolder
@@ -215,6 +216,7 @@ class CheckpointKeeper:
     say: Callable[[str], None]
     facts: Mapping[str, Any] = field(default_factory=dict)
     on_written: Callable[[int], None] | None = None
+    check: Callable[[], None] | None = None
     written: str | None = None
     """The file of the last one that was written."""
     _failed: int = 0
@@ -228,6 +230,8 @@ class CheckpointKeeper:
         Raises:
             OutputError: Several in a row could not be written.
         """
+        if self.check is not None:
+            self.check()
         step = checkpoint.progress.position.step
         self.cadence.begin_anew()
         if _is_spoiled(checkpoint.state):

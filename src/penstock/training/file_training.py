@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.core.training import Checkpoint, Position, TrainingData
 from penstock.crash_points import crash_point
+from penstock.errors import InputError
 from penstock.evaluation.compiled_metrics import by_output, check_request, named
 from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.table import AUTO
@@ -31,6 +32,7 @@ from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
 from penstock.runtimes.keras.training.scaled_data import ScaledData
 from penstock.runtimes.keras.training.user_step import load_step
+from penstock.sources.files.unchanged import find_changed
 from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
 from penstock.training.bad_rows import BadRowReport
@@ -85,7 +87,31 @@ class FileTraining:
         self._step = self._steps_made = self._kept = 0
 
     def run(self) -> None:
-        """Train to the end, or until a stop is wanted."""
+        """Train to the end, or until a stop is wanted.
+
+        Raises:
+            InputError: The input changed meanwhile, or cannot be read.
+        """
+        try:
+            self._run()
+        except InputError:
+            self._check_input()  # one that changed looks damaged
+            raise
+
+    def _check_input(self) -> None:
+        """Check that the files are those that training began with: a checkpoint is of one state of them.
+
+        Raises:
+            InputError: One of them changed.
+        """
+        job = self._job
+        selected = [job.train, *([job.validation] if job.validation is not None else [])]
+        files = {file.path: file for rows in selected for file in rows.source.fragments()}
+        error = find_changed(files.values())
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
         job = self._job
         model = self._load()
         call = KerasCall(model)
@@ -115,6 +141,8 @@ class FileTraining:
                 stack.callback(validation.close)
             for remark in train.remarks():
                 self._note(remark)
+            if job.asked.cache is not None:
+                self._check_input()  # it was read, and is not read again
             trainer = self._trainer(model, call, train)
             stack.callback(trainer.close)
             self._train(trainer, train, validation, start)
@@ -209,7 +237,8 @@ class FileTraining:
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
         if start is not None:
             facts.check(start)
-        keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep)
+        check = self._check_input if asked.cache is None else None
+        keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep, check)
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
