@@ -178,3 +178,18 @@ def test_photos_in_a_folder_for_each_class_are_evaluated_from_what_predict_wrote
     assert (found["rows"], found["failed"]) == (29, 1)
     assert found["metrics"]["accuracy"] == pytest.approx(28 / 29)
     assert found["confusion"]["colour"] == {"classes": list(COLOURS), "matrix": [[9, 0, 1], [0, 9, 0], [0, 0, 10]]}
+
+
+def test_predictions_that_were_altered_are_refused(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "red").mkdir()
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red" / "0.png")
+    written = penstock_run("predict", light_models / "colour.onnx", tmp_path / "red", "--format", "csv", "--keep",
+                           "@folder", "--output", tmp_path / "out")  # fmt: skip
+    assert written.returncode == 0, written.stderr
+    (part,) = (tmp_path / "out").glob("part-*")
+    content = part.read_bytes()
+    part.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    ran = penstock_run("evaluate", "--from-predictions", tmp_path / "out", "--label", "@folder", "--metrics", "mse")
+    assert ran.returncode == 7, ran.stderr
+    assert "a part is not as it was written" in ran.stderr
+    assert f"penstock resume {tmp_path / 'out'} --verify" in ran.stderr

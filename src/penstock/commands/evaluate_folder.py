@@ -39,8 +39,10 @@ from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sinks.staging import ROW
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
+from penstock.sources.files.paths import is_url
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, changed_files
+from penstock.storage.verifying import altered_files
 
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
 """Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
@@ -101,6 +103,7 @@ def predict_and_evaluate(
         opened_metrics = _open(judge)  # before hours of predicting
         task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
         to_folder.run(task, wanted.progress, began)
+        _check_parts(output)
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
         return _fold(output, folding, opened_metrics, asked, None, began)
 
@@ -113,6 +116,7 @@ def evaluate(
     if not asked.label:
         raise UsageError("evaluation compares with true answers", hint="name their column: --label COLUMN")
     _, manifest = folder_state.open_job(folder)
+    _check_parts(folder)
     asked_for = manifest.request
     location = model if model is not None else asked_for.get("model")
     is_by_name = bool(asked.metrics or asked.loss) and model is None
@@ -172,12 +176,10 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
     """Fold all predictions in a folder, in the order of their rows.
 
     Raises:
-        OutputError: The job there is not finished.
+        OutputError: Its outputs are not whole ones.
     """
     place, manifest = folder_state.open_job(folder)
     records = committed_records(place, manifest)
-    if not is_finished(manifest, records):
-        raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
     _check_outputs(manifest, folder)
     ordered = sorted(records, key=lambda each: (each.part, each.cut))
     parts = [{name: absolute(place.address(name)) for name in record.files} for record in ordered if record.rows]
@@ -190,6 +192,26 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
     folding.count_failed(sum(record.failed for record in records), place.address("_penstock/failures.jsonl"))
     found = folding.evaluation(folding.finish(), time.perf_counter() - began)
     return replace(found, notes=(*opened.notes, *found.notes), output=folder)
+
+
+def _check_parts(folder: str) -> None:
+    """Check that all parts are there, and those of this machine as they were written: metrics of others would be wrong.
+
+    Raises:
+        OutputError: They are not.
+    """
+    place, manifest = folder_state.open_job(folder)
+    records = committed_records(place, manifest)
+    if not is_finished(manifest, records):
+        raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
+    if is_url(place.address()):
+        return  # a store keeps its objects whole, and reading them twice costs money
+    for altered in altered_files(place, manifest, records):
+        raise OutputError(
+            "a part is not as it was written",
+            received=f"{place.address(altered.name)}: {altered.problem}",
+            hint=f"predict it again: penstock resume {place.address()} --verify",
+        )
 
 
 def _check_outputs(manifest: Manifest, folder: str) -> None:
