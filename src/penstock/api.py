@@ -10,8 +10,9 @@ from typing import Any, Unpack
 from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
 from penstock.commands.evaluation import Evaluation as Evaluation
-from penstock.commands.fit import fit_files, fit_status, make_fit_task, resume_fit
+from penstock.commands.fit import fit_files, fit_status, resume_fit
 from penstock.commands.fit_summary import FitSummary as FitSummary
+from penstock.commands.fit_task import make_fit_task
 from penstock.commands.folder_job import FolderJob, make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
@@ -38,7 +39,7 @@ from penstock.sources.python.streaming import Rows as Rows
 from penstock.telemetry.notebook import NotebookBar, is_notebook
 from penstock.telemetry.progress import Bars, Later, Lines, Progress, Silent
 from penstock.telemetry.summary import Summary
-from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory, with_keywords
+from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory
 
 _IN_A_FOLDER = {
     "on_error": "in a folder the rows that fail are recorded; max_failures=… says how many may",
@@ -202,8 +203,7 @@ def fit(
         on_nan=on_nan,
         scale_lr=scale_lr,
     )
-    data = DataArguments(x, y, batch_size=batch_size, shuffle=True)
-    return fit_in_memory(model, *with_keywords(data, request, keywords))
+    return fit_in_memory(model, DataArguments(x, y, batch_size=batch_size, shuffle=True), request, keywords)
 
 
 def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:

@@ -9,32 +9,28 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
+from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_summary import FitSummary
+from penstock.commands.fit_task import FitTask, make_fit_task, options_as_json
 from penstock.commands.folder_job import fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
-from penstock.core.protocols import Source
-from penstock.core.records import Fragment, ModelFile
 from penstock.crash_points import crash_point
-from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
-from penstock.jobs import steps
-from penstock.jobs.open import open_data, open_model
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
-from penstock.options.fit_records import BACKENDS, FITTED_WITH, FitOptions, make_fit
-from penstock.options.records import DeviceRequest, PredictOptions
+from penstock.options.fit_records import BACKENDS, make_fit
+from penstock.options.records import DeviceRequest
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
-from penstock.runtimes.keras.backends import MODEL_KINDS, backend_for
+from penstock.runtimes.keras.backends import backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
 from penstock.storage.journal import ALL_FAILURES
@@ -50,83 +46,6 @@ _STOPPING = "stopping after the step that is under way, with a checkpoint (again
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
-
-
-@dataclass(frozen=True)
-class FitTask:
-    """A training job, opened: its model and its input, and the description that its fingerprint covers."""
-
-    model: ModelFile
-    source: Source
-    validation: Source | None
-    output: str
-    options: PredictOptions
-    asked: FitOptions
-    request: dict[str, Any]
-    overwrite: bool = False
-    is_verbose: bool = False
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        held = self.validation.fragments() if self.validation is not None else ()
-        return (*self.source.fragments(), *held)
-
-
-def make_fit_task(
-    model: Any,
-    data: Any,
-    output: str | None,
-    options: PredictOptions,
-    asked: FitOptions,
-    for_live_models: Mapping[str, Any] = MappingProxyType({}),
-) -> FitTask:
-    """Open a training job. What is given of `for_live_models` is refused.
-
-    Raises:
-        UsageError: There are no labels, no output, or the input is no files.
-        ModelError: Models of this kind cannot be trained.
-    """
-    for name, value in for_live_models.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is for a live Keras model",
-                received=f"{name} of {type(value).__name__}, model={model!r:.60}",
-                hint="keras.models.load_model(path), then penstock.fit(model, x, y); in files label='COLUMN'",
-            )
-    if output is None:
-        raise UsageError(
-            "a model that is trained on files is written to a folder",
-            received=f"model={model!r:.60}, no output",
-            hint="output='trained/'; a live model is trained as it is: keras.models.load_model(path)",
-        )
-    if not asked.label:
-        raise UsageError("training needs true answers", hint="name their column: --label COLUMN, or --label @folder")
-    file, _, location = open_model(model, options)
-    if file.kind not in MODEL_KINDS:
-        raise ModelError(
-            "models of this kind are run, not trained",
-            received=f"{file.location}: {file.kind}",
-            allowed="a .keras or .h5 file, or module:function that builds a Keras model",
-        )
-    source, arguments = open_data(data, options.reading)
-    if arguments is None:
-        raise UsageError(
-            "files are trained on in a folder; data in memory needs a live model",
-            received=type(data).__name__,
-            hint="penstock.fit(keras.models.load_model(path), x, y)",
-        )
-    held: Source | None = None
-    if asked.validation:
-        held, paths = open_data(list(asked.validation), options.reading, takes="files")
-        asked = replace(asked, validation=tuple(paths or ()))
-    request = {"model": location, "data": arguments, **_plain(options, asked, Decides.OUTPUT)}
-    return FitTask(file, source, held, output, options, asked, request)
-
-
-def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
-    """The options that decide the weights, or those that do not, as JSON."""
-    others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
-    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
 
 
 def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
@@ -305,7 +224,7 @@ def _placed(
     mark = fingerprint(task.model.digest, task.fragments, task.request)
     manifest = existing or FitManifest(
         request=task.request,
-        others=_plain(options, task.asked, Decides.SPEED, Decides.NOTHING),
+        others=options_as_json(options, task.asked, Decides.SPEED, Decides.NOTHING),
         model_digest=task.model.digest,
         fingerprint=mark,
         fragments=task.fragments,

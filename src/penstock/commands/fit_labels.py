@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from penstock.commands.fit_task import FitTask
 from penstock.core.mapping import find
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, ModelFile
+from penstock.core.records import STRING
 from penstock.core.shuffling import RowSet, split_by_class, split_rows
 from penstock.errors import InputError, UsageError
 from penstock.evaluation.targets import classes_beside
@@ -22,19 +22,6 @@ from penstock.training.job_rows import no_row_of
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
 
 _MOST_NAMED = 10
-
-
-class Opened(Protocol):
-    """What labels are planned for: a task that is open."""
-
-    @property
-    def model(self) -> ModelFile: ...
-    @property
-    def source(self) -> Source: ...
-    @property
-    def validation(self) -> Source | None: ...
-    @property
-    def asked(self) -> FitOptions: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class LabelPlan:
     class_weights: Mapping[int, float] = field(default_factory=dict)
 
 
-def plan_labels(task: Opened, known: ClassNames | None, note: Callable[[str], None]) -> LabelPlan:
+def plan_labels(task: FitTask, known: ClassNames | None, note: Callable[[str], None]) -> LabelPlan:
     """Find the labels of a job.
 
     Args:
@@ -124,7 +111,7 @@ def _balanced_column(asked: FitOptions, text: Sequence[str]) -> str | None:
 
 
 def _vocabulary(
-    task: Opened, output: str, classes: Classes, known: ClassNames | None, note: Callable[[str], None]
+    task: FitTask, output: str, classes: Classes, known: ClassNames | None, note: Callable[[str], None]
 ) -> tuple[str, ...]:
     """The names of the classes of an output in their order.
 

@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from penstock.errors import UsageError
@@ -90,8 +91,10 @@ def with_keywords(
         raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
     of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
     of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
-    step, all_reduce = load_step(keywords.get("step")), keywords.get("all_reduce", AUTO)
-    settings = replace(request.settings, step=step, all_reduce=all_reduce)
+    of_steps = {name: value for name, value in keywords.items() if name in _OF_STEPS}
+    if "step" in of_steps:
+        of_steps["step"] = load_step(of_steps["step"])
+    settings = replace(request.settings, **of_steps)
     return replace(given, **of_data), replace(request, settings=settings, **of_training)
 
 
@@ -103,15 +106,19 @@ def _say(remark: str) -> None:
     print(f"penstock: {remark}", file=sys.stderr)
 
 
-def fit_in_memory(model: Any, given: DataArguments, request: FitRequest) -> Any:
-    """Train as `model.fit` does, on every device of the process.
+def fit_in_memory(
+    model: Any, given: DataArguments, request: FitRequest, keywords: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Train as `model.fit` does, on every device of the process. `keywords` are its other arguments.
 
     Returns:
         Keras's History.
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
+        UsageError: `model.fit` has no such argument, or not such a value.
     """
+    given, request = with_keywords(given, request, keywords)
     _check(request)
     given, held_back = split_off(given, request.validation_split, request.validation_data)
     say = _say if request.verbose != 0 else loop.say_nothing
