@@ -50,13 +50,16 @@ class Targets:
         """Labels and weights as a fold takes them, and the rows that have none.
 
         Raises:
-            InputError: A label is no class, or labels of this kind cannot be evaluated.
+            InputError: A label is no class, or labels or weights of this kind cannot be evaluated.
         """
         bad = BadRows()
         read: dict[str, Array] = {}
         for output, name in self.labels.items():
             read[LABEL + output] = self._label(output, name, kept[name], bad)
         if self.weight is not None:
+            spec = describe(self.weight, kept[self.weight])
+            if spec.dtype in (STRING, OPAQUE) or spec.shape:
+                raise InputError("a weight is one number for each row", received=f"--weight {self.weight}, of {spec}")
             found, odd = to_array(kept[self.weight], "float32", ())
             _note(odd, f"the weight {self.weight!r}", bad)
             read[WEIGHT] = found

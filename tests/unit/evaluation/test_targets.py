@@ -43,6 +43,14 @@ def test_labels_that_cannot_be_read_say_what_to_do(column: pa.Array, classes: tu
         Targets({"out": "kind"}, classes=classes).read({"kind": column})
 
 
+@pytest.mark.parametrize(
+    "column", [pa.array(["1", "2"]), pa.array([[1.0], [2.0]]), pa.array([0, 1], pa.timestamp("s"))]
+)
+def test_a_weight_is_one_number(column: pa.Array) -> None:
+    with pytest.raises(InputError, match="a weight is one number for each row"):
+        Targets({}, "w").read({"w": column})
+
+
 def test_every_output_has_names_of_its_own() -> None:
     targets = Targets({"kind": "k", "size": "s"}, classes={"kind": ("cat", "dog"), "size": ("dog", "cat")})
     read, bad = targets.read({"k": pa.array(["dog", "cat"]), "s": pa.array(["dog", "cat"])})
