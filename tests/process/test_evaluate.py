@@ -95,6 +95,20 @@ def test_two_outputs_have_a_label_each(made: Made, penstock_run: Penstock) -> No
 
 
 @pytest.mark.slow
+def test_losses_in_a_list_go_to_outputs_in_their_order_of_written_predictions_too(
+    made: Made, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    folder = made["tensorflow"]
+    labels = ("--label", "zz=z", "--label", "aa=a", "--json")
+    output = tmp_path / "out"
+    ran = penstock_run("evaluate", folder / "list.keras", folder / "list.parquet", "--output", output, *labels)
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))["list"]
+    assert summary_of(ran)["metrics"] == pytest.approx(expected, rel=1e-5)
+    again = penstock_run("evaluate", "--from-predictions", output, *labels)
+    assert summary_of(again)["metrics"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_model_with_a_loss_of_its_own_sees_its_rows_in_order(made: Made, penstock_run: Penstock) -> None:
     folder = made["tensorflow"]
     ran = penstock_run("evaluate", folder / "own_step.keras", folder / "digits.parquet", "--label", "vector", *OWN,
