@@ -95,6 +95,20 @@ def test_two_outputs_have_a_label_each(made: Made, penstock_run: Penstock) -> No
 
 
 @pytest.mark.slow
+def test_a_label_that_is_called_as_an_output_is_read_from_the_input(
+    made: Made, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    """Beside the predictions it would hide them."""
+    folder, labels = made["tensorflow"], ("--label", "which=digit", "--label", "even=even", "--json")
+    for _ in range(2):  # the second time nothing is predicted
+        files = (folder / "two.keras", folder / "digits.parquet")
+        ran = penstock_run("evaluate", *files, *labels, "--output", tmp_path / "out")
+        says_what_keras_says(summary_of(ran), folder, "two")
+    again = penstock_run("evaluate", "--from-predictions", tmp_path / "out", *labels)
+    says_what_keras_says(summary_of(again), folder, "two")
+
+
+@pytest.mark.slow
 def test_losses_in_a_list_go_to_outputs_in_their_order_of_written_predictions_too(
     made: Made, penstock_run: Penstock, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def told(folder: Path) -> Told:
         ("an infinite weight", 5, "a weight is out of range\nreceived: row 201: inf"),
         ("too many classes", 5, "received: 4 classes, an output of 3 values"),
         ("too many channels", 2, "3 channels for"),
+        ("fractions for a softmax", 5, "a whole number, the class of"),
         ("too many of one", 5, "received: 4 classes, an output of 2 values"),
         ("two to divide", 2, "classes of several outputs cannot be balanced or divided at once"),
     ],
@@ -81,6 +82,14 @@ def test_scaled_inputs_train_as_with_a_layer_that_scales_them(folder: Path, told
     history = (folder / "scaled" / "history.csv").read_bytes()
     assert history == (folder / "scaled by a layer" / "history.csv").read_bytes()
     assert b"val_loss" in history
+
+
+def test_whole_numbers_that_are_floats_are_the_classes_of_a_softmax(told: Told) -> None:
+    case = told["whole numbers with gaps"]
+    assert case["code"] == 3, case["errors"]
+    reason = "proposed because labels are classes and the last layer is a softmax of 3 values"
+    assert f"loss sparse_categorical_crossentropy, {reason}" in case["errors"]
+    assert "1 row bad and left out" in case["output"]
 
 
 def test_two_outputs_have_labels_of_text_each_with_its_own_classes(folder: Path, told: Told) -> None:

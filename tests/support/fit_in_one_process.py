@@ -112,6 +112,7 @@ def write(folder: Path) -> None:
         "lines": [("", "b\n", "\u202ec")[each] for each in y],
         "name": [("ant", "bee", "cat")[each] for each in y],
         "sign": [("plus", "minus")[int(first < 0)] for first in x[:, 0]],
+        "gaps": [None, *y[1:].astype(float)],
         "four": [f"class {number % 4}" for number in range(len(x))],
     }
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=50)
@@ -141,6 +142,8 @@ def main(folder: Path) -> None:
         "scaled": (folder / "unscaled.keras", data, "--label", "y", *HELD_BACK, "--scale", 0.5, "--offset", 1),
         "scaled by a layer": (folder / "scaling.keras", data, "--label", "y", *HELD_BACK),
         "too many channels": (folder / "unscaled.keras", data, "--label", "y", "--scale", "1,2,3"),
+        "whole numbers with gaps": (model, data, "--label", "gaps", "--class-weights", "balanced"),
+        "fractions for a softmax": (model, data, "--label", "size"),
         "too many classes": (model, data, "--label", "four"),
         "too many of one": (*texts, "--label", "sign=four"),
         "two to divide": (

@@ -37,7 +37,7 @@ from penstock.jobs.steps import from_request
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import is_live_keras_model
-from penstock.sinks.staging import ROW
+from penstock.sinks.staging import ROW, SameNames
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.files.paths import is_url
 from penstock.storage.ledger import committed_records, is_finished
@@ -90,6 +90,7 @@ def predict_and_evaluate(
 ) -> Evaluation:
     """Write the predictions as `predict` does, with the labels beside them, and evaluate what is there then."""
     began = time.perf_counter()
+    given = options.keep
     options = keeping(options, asked)
     task = make_task(model, data, output, options)
     opened = OpenedJob(task.model, task.source, location=task.request["model"])
@@ -101,11 +102,27 @@ def predict_and_evaluate(
         contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
     ):
         opened_metrics = _open(judge)  # before hours of predicting
+        kept = _kept_beside(opened_metrics.outputs, options.keep, given)
+        if kept != options.keep:
+            task = make_task(model, data, output, replace(options, keep=kept))
         task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
-        to_folder.run(task, wanted.progress, began)
+        try:
+            to_folder.run(task, wanted.progress, began)
+        except SameNames as error:
+            hint = "give the column another name; or evaluate without --output"
+            raise UsageError(error.problem, received=error.received, hint=hint) from None
         _check_parts(output)
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
-        return _fold(output, folding, opened_metrics, asked, None, began)
+        return _fold(output, folding, opened_metrics, asked, task.request["data"], began)
+
+
+def _kept_beside(outputs: Structure | None, keep: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """The columns that are written beside predictions: not those of labels that are called as an output is.
+
+    They are read from the input instead. `given` are columns that the user wants to have written.
+    """
+    names = outputs.names if outputs is not None else ()
+    return tuple(name for name in keep if name not in names or name in given)
 
 
 def evaluate(

@@ -57,7 +57,11 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
     """
     place = place_of(task.output)
     if "://" in place.address():
-        raise UsageError("training writes to a folder of this machine", received=f"--output {task.output}")
+        raise UsageError(
+            "training writes to a folder of this machine",
+            received=f"--output {task.output}",
+            hint="--output FOLDER, and copy model.keras and labels.json from there when training has ended",
+        )
     check_place(place, overwrite=task.overwrite)
     _check_apart(task, place)
     existed = place.children() is not None

@@ -73,8 +73,9 @@ class Targets:
         if spec.dtype == OPAQUE or None in shape:
             raise InputError(
                 "labels of this kind cannot be evaluated",
-                received=f"column {name!r} of {spec}",
+                received=f"column {name!r} of {kind_of(column) if spec.dtype == OPAQUE else spec}",
                 allowed="whole numbers, text, fractions, or lists of one length",
+                hint="write dates and times as numbers or as text" if spec.dtype == OPAQUE else None,
             )
         array, odd = to_array(column, "uint8" if spec.dtype == "bool" else spec.dtype, shape)
         _note(odd, f"the label {name!r}", bad)
@@ -116,6 +117,12 @@ class Targets:
             allowed=", ".join(classes[:_SHOWN]) + more,
             hint=f"did you mean {close[0]!r}?" if close else "--labels FILE names the classes",
         )
+
+
+def kind_of(column: Column) -> str:
+    """What a column holds, in the words of Arrow: `date32[day]`."""
+    arrow = to_arrow(column)
+    return str(arrow.type.value_type if pa.types.is_dictionary(arrow.type) else arrow.type)
 
 
 def class_codes(labels: pa.Array, places: Mapping[str, int]) -> pa.Array:

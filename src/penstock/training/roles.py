@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Binding, Block, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
-from penstock.evaluation.targets import as_text, class_codes
+from penstock.evaluation.targets import as_text, class_codes, kind_of
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.derived.wrapper import Around
 from penstock.training.cutting import TARGET, WEIGHT
@@ -50,9 +51,25 @@ def find_column(source: Source, name: str, option: str) -> TensorSpec:
             allowed=", ".join(list(schema)[:20]),
             hint=hint,
         )
+    if schema[name].dtype == OPAQUE and (kind := _kind_in(source, name)) is not None:
+        raise InputError(
+            "the column holds neither numbers nor text",
+            received=f"{option} {name}, of {kind}",
+            allowed="whole numbers, text, fractions, or lists of one length",
+            hint="write dates and times as numbers or as text",
+        )
     if schema[name].dtype == OPAQUE or schema[name].encoding is not None:
         raise InputError("the column holds neither numbers nor text", received=f"{option} {name}, of {schema[name]}")
     return schema[name]
+
+
+def _kind_in(source: Source, name: str) -> str | None:
+    """What a column of a source holds, as its first rows say; None where there are none."""
+    for span in source.divide(1):
+        for block in source.read(span, [name]):
+            column = block.columns[name]
+            return kind_of(column.raw() if isinstance(column, Deferred) else column)
+    return None
 
 
 def target_binding(source: Source, column: str, output: str = "") -> Binding:
@@ -130,7 +147,8 @@ def scan_classes(source: Source, columns: Sequence[str]) -> dict[str, Classes]:
 
 def _check_scanned(source: Source, column: str) -> None:
     spec = find_column(source, column, "--label")
-    if spec.shape != () or (spec.dtype != STRING and "int" not in spec.dtype and spec.dtype != "bool"):
+    is_number = "int" in spec.dtype or "float" in spec.dtype or spec.dtype == "bool"
+    if spec.shape != () or not (is_number or spec.dtype == STRING):
         raise InputError(
             "these labels are no classes",
             received=f"--label {column}, of {spec}",
@@ -157,11 +175,27 @@ def _as_classes(column: str, known: Mapping[str | int, int], pieces: Sequence[Ar
 def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
     """A number for the class of every row, in the order in which classes are met; -1 where there is none."""
     encoded = _plain(block.columns[column]).dictionary_encode()
-    classes = [as_text(value) for value in encoded.dictionary.to_pylist()]
-    lookup = np.array([*(known.setdefault(value, len(known)) for value in classes), -1], np.int32)
+    classes = [_as_class(value, column) for value in encoded.dictionary.to_pylist()]
+    numbers = (-1 if value is None else known.setdefault(value, len(known)) for value in classes)
+    lookup = np.array([*numbers, -1], np.int32)
     codes: Array = lookup[encoded.indices.fill_null(len(classes)).to_numpy(zero_copy_only=False)]
     codes[[failure.row - block.start for failure in block.failures]] = -1
     return codes
+
+
+def _as_class(value: str | bytes | int | float, column: str) -> str | int | None:
+    """A label as a class: whole numbers may be floats, as pandas makes them where some are missing; None for NaN."""
+    if not isinstance(value, float):
+        return as_text(value)
+    if math.isnan(value):
+        return None
+    if not value.is_integer():
+        raise InputError(
+            "these labels are no classes",
+            received=f"--label {column}: {value}",
+            allowed="text or whole numbers, one for each row",
+        )
+    return int(value)
 
 
 def _plain(column: SourceColumn) -> pa.Array:

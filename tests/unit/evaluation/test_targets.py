@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ def test_numbers_lists_and_weights_are_read() -> None:
         (pa.array(["dgo"]), ("cat", "dog"), "did you mean 'dog'"),
         (pa.array(["cat"]), (), "--labels FILE"),
         (pa.array([["cat"]]), ("cat",), "lists of text"),
+        (pa.array([date(2026, 1, 2)]), (), r"column 'kind' of date32\[day\]"),
     ],
 )
 def test_labels_that_cannot_be_read_say_what_to_do(column: pa.Array, classes: tuple[str, ...], problem: str) -> None:

@@ -1,5 +1,6 @@
 """Roles of columns: classes, vocabularies, weights."""
 
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,14 @@ def test_classes_that_a_split_lacks_are_named() -> None:
     assert classes.missing_in(held_out.numbers(np.arange(held_out.count))) == ["9"]
 
 
+def test_whole_numbers_that_are_floats_are_classes() -> None:
+    source = InMemory({"grade": pa.array([1.0, None, float("nan"), 0.0, 1.0])})
+    classes = scan_classes(source, ["grade"])["grade"]
+    assert classes.values == (0, 1)
+    assert classes.codes.tolist() == [1, -1, -1, 0, 1]
+    assert classes.balanced_weights() == {0: 1.5, 1: 0.75}
+
+
 @pytest.mark.parametrize("column", ["price", "vector"])
 def test_fractions_and_vectors_are_no_classes(column: str) -> None:
     with pytest.raises(InputError, match="no classes"):
@@ -103,6 +112,12 @@ def test_a_missing_label_column_names_those_that_are_there(tmp_path: Path) -> No
     with pytest.raises(InputError, match="neither numbers nor text"):
         find_column(photos, "image", "--label")
     assert scan_classes(with_folders(photos, ["@folder"]), ["@folder"])["@folder"].values == ("cats",)
+
+
+@pytest.mark.parametrize(("values", "kind"), [([date(2026, 1, 2)], "date32"), ([datetime(2026, 1, 2, 3)], "timestamp")])
+def test_dates_are_no_labels_and_are_called_dates(values: list[date], kind: str) -> None:
+    with pytest.raises(InputError, match=rf"--label day, of {kind}(.|\n)*hint: write dates and times as numbers"):
+        find_column(InMemory({"day": pa.array(values)}), "day", "--label")
 
 
 def test_names_say_the_role_also_of_what_a_mask_belongs_to() -> None:
