@@ -9,7 +9,9 @@ from typing import Any, Unpack
 from penstock.commands import appending, evaluate_arrays, evaluate_folder, folder_state, retrying, to_folder
 from penstock.commands.dry_run import describe as dry_run_of
 from penstock.commands.evaluation import Evaluation as Evaluation
-from penstock.commands.fit import fit_files, fit_status, make_fit_task, resume_fit
+from penstock.commands.fit import fit_files, fit_status, resume_fit
+from penstock.commands.fit_summary import FitSummary as FitSummary
+from penstock.commands.fit_task import make_fit_task
 from penstock.commands.folder_job import FolderJob, make_task, resolved
 from penstock.commands.gathering import check_on_error
 from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
@@ -17,7 +19,6 @@ from penstock.commands.inspect import describe_data, describe_input, describe_mo
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
 from penstock.commands.on_cluster import runner_of
-from penstock.commands.trained import Trained as Trained
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -32,13 +33,13 @@ from penstock.options.value_types import WrongType, as_type
 from penstock.planning.start_by_plan import make_plan
 from penstock.pool.devices.runtime_probe import devices_with_runtimes
 from penstock.runtimes.keras.live import is_live_keras_model
-from penstock.runtimes.keras.training.given_data import Given
+from penstock.runtimes.keras.training.given_data import DataArguments
 from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.sources.python.streaming import Rows as Rows
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.progress_choice import delayed, progress_for
 from penstock.telemetry.summary import Summary
-from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory, with_keywords
+from penstock.training.in_memory import FitKeywords, FitRequest, fit_in_memory
 
 _IN_A_FOLDER = {
     "on_error": "in a folder the rows that fail are recorded; max_failures=… says how many may",
@@ -172,7 +173,7 @@ def fit(
         **keywords: Other arguments of `model.fit`, and `step`, `all_reduce`; on files, the options of `penstock fit`.
 
     Returns:
-        Keras's History; of files, a Trained: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
+        Keras's History; of files, a FitSummary: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
@@ -202,7 +203,7 @@ def fit(
         on_nan=on_nan,
         scale_lr=scale_lr,
     )
-    return fit_in_memory(model, *with_keywords(Given(x, y, batch_size=batch_size, shuffle=True), request, keywords))
+    return fit_in_memory(model, DataArguments(x, y, batch_size=batch_size, shuffle=True), request, keywords)
 
 
 def _check_returned(options: PredictOptions, on_error: str | None, steps: int | None) -> None:
@@ -303,7 +304,7 @@ def evaluate(
     if not asked.label and asked.from_predictions is None:
         if output is not None:
             raise UsageError("predictions are written of labels in a column", received="output", hint="label='COLUMN'")
-        passed = evaluate_arrays.Passed(x, y, sample_weight, steps, callbacks, return_dict)
+        passed = evaluate_arrays.EvaluateArguments(x, y, sample_weight, steps, callbacks, return_dict)
         wanted = Wanted(None, None, None, delayed(shown), verbose is True)
         return evaluate_arrays.evaluate(resolved(model, options), passed, options, asked, wanted)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("steps", steps), ("callbacks", callbacks)):
@@ -330,7 +331,7 @@ def resume(
     address: str | None = None,
     resources: Mapping[str, str] | None = None,
     max_nodes: int | None = None,
-) -> Summary | Trained:
+) -> Summary | FitSummary:
     """Go on with the job in a folder, on the devices of its kind that are here now, or on a cluster.
 
     A training job goes on from its newest checkpoint. Parts that are missing, or have another size than when they were

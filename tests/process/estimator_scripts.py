@@ -187,7 +187,31 @@ from_numpy = estimator.inputs.numpy_input_fn({"x": X}, Y, batch_size=8, num_epoc
 told["numpy_two"] = values(made("numpy", devices="cpu:2").train(from_numpy, steps=20))
 told["two_goes_on"] = int(made("two", devices="cpu:2").train(batches(8), steps=5).get_variable_value("global_step"))
 tensors = lambda: ({"x": tf.constant(X)}, tf.constant(Y))
+import logging
+
+told["warned"] = []
+watch = logging.Handler(logging.WARNING)
+watch.emit = lambda record: told["warned"].append(record.getMessage())
+logging.getLogger("penstock.estimator").addHandler(watch)
+told["odd"] = int(made("odd", devices="cpu:2").train(batches(32, 1), steps=None).get_variable_value("global_step"))
+logging.getLogger("penstock.estimator").removeHandler(watch)
+told["too_many_gpus"] = refused(lambda: made("none", num_gpus=99).train(batches(8), steps=1))
 told["no_dataset"] = refused(lambda: made("none", devices="cpu:2").train(tensors, steps=1))
+"""
+
+GIVEN_STRATEGY = """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+told["one"] = values(made("one").train(batches(16), steps=20))
+over = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+given = made("given", train_distribute=over, save_checkpoints_steps=10)
+evaluated, _ = tf.estimator.train_and_evaluate(
+    given, tf.estimator.TrainSpec(batches(8), max_steps=20), tf.estimator.EvalSpec(batches(16, 1), throttle_secs=0)
+)
+told["given"], told["given_loss"] = values(given), float(evaluated["loss"])
+told["one_loss"] = float(made("one").evaluate(batches(16, 1))["loss"])
+wrapped = __import__("collections").namedtuple("DistributeConfig", ["train_distribute"])(over)
+told["wrapped"] = values(made("wrapped", experimental_distribute=wrapped).train(batches(8), steps=20))
 """
 
 HOOKS = """

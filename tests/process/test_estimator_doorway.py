@@ -100,6 +100,26 @@ def test_two_devices_train_what_one_trains_with_the_doubled_batch(told: Told) ->
     assert told["cpus"] == 1, "the user's eager code sees the devices that it had"
 
 
+@pytest.mark.slow
+def test_a_strategy_that_was_made_outside_of_any_graph_trains_as_one_device_does(tmp_path: Path) -> None:
+    """Such a strategy adds gradients up by collective operations, for which a session would wait without end."""
+    told = run_script(scripts.START + scripts.LINEAR + scripts.GIVEN_STRATEGY + "\nfinish()\n", tmp_path)
+    for how in ("given", "wrapped"):
+        for name in told["one"]:
+            np.testing.assert_allclose(told[how][name], told["one"][name], atol=1e-6, err_msg=f"{how}: {name}")
+    assert told["given_loss"] == pytest.approx(told["one_loss"], rel=1e-3)
+
+
+def test_batches_that_the_devices_do_not_share_out_evenly_are_told(told: Told) -> None:
+    assert told["odd"] == 1
+    assert told["warned"] == ["2 devices do not divide the 3 batches of the input: the last is not trained on"]
+
+
+def test_gpus_that_are_not_there_are_told_by_the_name_that_asked_for_them(told: Told) -> None:
+    assert "received: num_gpus=99" in told["too_many_gpus"]["text"]
+    assert "num_gpus=0 takes the CPU" in told["too_many_gpus"]["text"]
+
+
 def test_several_devices_need_a_dataset(told: Told) -> None:
     assert "must return a tf.data.Dataset" in told["no_dataset"]["text"]
     assert "ValueError" in told["no_dataset"]["kinds"], "old code catches it"

@@ -29,7 +29,7 @@ class Made(dict[str, Path]):
 
     def __missing__(self, backend: str) -> Path:
         self[backend] = self._factory.mktemp(backend)
-        compare(backend, self[backend], *(["few"] if backend == "jax" else []))
+        compare(backend, self[backend], *([] if backend == "tensorflow" else ["few"]))
         return self[backend]
 
 
@@ -46,8 +46,11 @@ def compare(backend: str, folder: Path, *more: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_live_model_on_jax_gives_what_keras_gives_in_every_case(tmp_path: Path) -> None:
-    compare("jax", tmp_path)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_live_model_gives_what_keras_gives_in_every_case(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip(backend)
+    compare(backend, tmp_path)
     assert (tmp_path / "expected.json").exists()
 
 
@@ -69,11 +72,13 @@ def says_what_keras_says(found: dict[str, Any], folder: Path, case: str) -> None
         pytest.param("tensorflow", "cpu:4", "plain", marks=pytest.mark.slow),
         pytest.param("jax", "cpu:1", "plain", marks=pytest.mark.slow),
         pytest.param("jax", "cpu:2", "plain", marks=pytest.mark.slow),
+        pytest.param("torch", "cpu:2", "weighted", marks=pytest.mark.slow),
     ],
 )
 def test_rows_that_nothing_divides_give_what_keras_gives_on_any_number_of_replicas(
     made: Made, penstock_run: Penstock, backend: str, devices: str, case: str
 ) -> None:
+    pytest.importorskip(backend)
     folder = made[backend]
     weight = ("--weight", "weight") if case == "weighted" else ()
     ran = penstock_run("evaluate", folder / "model.keras", folder / "digits.parquet", "--label", "digit", *weight, *OWN,
@@ -87,6 +92,34 @@ def test_two_outputs_have_a_label_each(made: Made, penstock_run: Penstock) -> No
     ran = penstock_run("evaluate", folder / "two.keras", folder / "digits.parquet", "--label", "which=digit",
                        "--label", "even=even", "--json")  # fmt: skip
     says_what_keras_says(summary_of(ran), folder, "two")
+
+
+@pytest.mark.slow
+def test_a_label_that_is_called_as_an_output_is_read_from_the_input(
+    made: Made, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    """Beside the predictions it would hide them."""
+    folder, labels = made["tensorflow"], ("--label", "which=digit", "--label", "even=even", "--json")
+    for _ in range(2):  # the second time nothing is predicted
+        files = (folder / "two.keras", folder / "digits.parquet")
+        ran = penstock_run("evaluate", *files, *labels, "--output", tmp_path / "out")
+        says_what_keras_says(summary_of(ran), folder, "two")
+    again = penstock_run("evaluate", "--from-predictions", tmp_path / "out", *labels)
+    says_what_keras_says(summary_of(again), folder, "two")
+
+
+@pytest.mark.slow
+def test_losses_in_a_list_go_to_outputs_in_their_order_of_written_predictions_too(
+    made: Made, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    folder = made["tensorflow"]
+    labels = ("--label", "zz=z", "--label", "aa=a", "--json")
+    output = tmp_path / "out"
+    ran = penstock_run("evaluate", folder / "list.keras", folder / "list.parquet", "--output", output, *labels)
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))["list"]
+    assert summary_of(ran)["metrics"] == pytest.approx(expected, rel=1e-5)
+    again = penstock_run("evaluate", "--from-predictions", output, *labels)
+    assert summary_of(again)["metrics"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -173,3 +206,18 @@ def test_photos_in_a_folder_for_each_class_are_evaluated_from_what_predict_wrote
     assert (found["rows"], found["failed"]) == (29, 1)
     assert found["metrics"]["accuracy"] == pytest.approx(28 / 29)
     assert found["confusion"]["colour"] == {"classes": list(COLOURS), "matrix": [[9, 0, 1], [0, 9, 0], [0, 0, 10]]}
+
+
+def test_predictions_that_were_altered_are_refused(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "red").mkdir()
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red" / "0.png")
+    written = penstock_run("predict", light_models / "colour.onnx", tmp_path / "red", "--format", "csv", "--keep",
+                           "@folder", "--output", tmp_path / "out")  # fmt: skip
+    assert written.returncode == 0, written.stderr
+    (part,) = (tmp_path / "out").glob("part-*")
+    content = part.read_bytes()
+    part.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    ran = penstock_run("evaluate", "--from-predictions", tmp_path / "out", "--label", "@folder", "--metrics", "mse")
+    assert ran.returncode == 7, ran.stderr
+    assert "a part is not as it was written" in ran.stderr
+    assert f"penstock resume {tmp_path / 'out'} --verify" in ran.stderr

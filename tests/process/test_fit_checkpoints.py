@@ -23,12 +23,16 @@ QUIET = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
 POINTS = [point for point in get_args(Point) if point.startswith("checkpoint_")]
 
 
+ALL_CASES = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
 @pytest.mark.parametrize(
     ("backend", "cases"),
     [
         ("tensorflow", ""),
-        pytest.param("tensorflow", "all", marks=pytest.mark.slow),
-        pytest.param("jax", "all", marks=pytest.mark.slow),
+        pytest.param("tensorflow", "all", marks=ALL_CASES),
+        pytest.param("jax", "all", marks=ALL_CASES),
+        pytest.param("torch", "all", marks=ALL_CASES),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_bits(backend: str, cases: str, tmp_path: Path) -> None:

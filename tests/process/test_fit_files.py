@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,24 @@ def test_sigterm_writes_a_checkpoint_and_resume_ends_with_the_same_bits(
         assert status.stdout.startswith("unfinished: "), status.stdout
         resumed = penstock_run("resume", output)
         assert resumed.returncode == 0, resumed.stderr
+    assert_same_job(output, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_input_that_changes_while_it_is_trained_on_ends_the_job_before_the_next_checkpoint(
+    made: Path, undisturbed: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    rows, output = tmp_path / "rows.parquet", tmp_path / "out"
+    shutil.copyfile(made / "rows.parquet", rows)
+    files = ["fit", made / "model.keras", rows, "--label", "y", "--epochs", 3, "--batch-size", 16, "-o", output]
+    options = ("--validation-split", 0.2, "--preprocess", "tests.support.fit_models:touch_input_once")
+    ran = penstock_run(*files, *options, "--checkpoint-every", 3, environment={"TOUCHED": str(rows)})
+    assert ran.returncode == 5, ran.stderr
+    assert f"the input changed since the job began: {rows}" in ran.stderr
+    assert not list(output.glob("checkpoints/*"))
+    resumed = penstock_run("resume", output, environment={"TOUCHED": str(rows)})
+    assert resumed.returncode == 0, resumed.stderr
+    assert "its files have the same size: going on" in resumed.stderr
     assert_same_job(output, undisturbed)
 
 

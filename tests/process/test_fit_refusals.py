@@ -42,6 +42,10 @@ def told(folder: Path) -> Told:
         ("a negative weight", 5, "a weight is out of range\nreceived: row 201: -0.5"),
         ("an infinite weight", 5, "a weight is out of range\nreceived: row 201: inf"),
         ("too many classes", 5, "received: 4 classes, an output of 3 values"),
+        ("too many channels", 2, "3 channels for"),
+        ("fractions for a softmax", 5, "a whole number, the class of"),
+        ("too many of one", 5, "received: 4 classes, an output of 2 values"),
+        ("two to divide", 2, "classes of several outputs cannot be balanced or divided at once"),
     ],
 )
 def test_what_cannot_be_trained_is_told_with_its_code(told: Told, case: str, code: int, words: str) -> None:
@@ -71,6 +75,29 @@ def test_bad_rows_of_another_input_for_validation_are_told(folder: Path, told: T
 def test_batches_in_pieces_and_models_of_two_outputs_train_to_the_end(folder: Path, told: Told, case: str) -> None:
     assert told[case]["code"] == 0, told[case]["errors"]
     assert (folder / case / "model.keras").stat().st_size > 0
+
+
+def test_scaled_inputs_train_as_with_a_layer_that_scales_them(folder: Path, told: Told) -> None:
+    assert told["scaled"]["code"] == 0, told["scaled"]["errors"]
+    history = (folder / "scaled" / "history.csv").read_bytes()
+    assert history == (folder / "scaled by a layer" / "history.csv").read_bytes()
+    assert b"val_loss" in history
+
+
+def test_whole_numbers_that_are_floats_are_the_classes_of_a_softmax(told: Told) -> None:
+    case = told["whole numbers with gaps"]
+    assert case["code"] == 3, case["errors"]
+    reason = "proposed because labels are classes and the last layer is a softmax of 3 values"
+    assert f"loss sparse_categorical_crossentropy, {reason}" in case["errors"]
+    assert "1 row bad and left out" in case["output"]
+
+
+def test_two_outputs_have_labels_of_text_each_with_its_own_classes(folder: Path, told: Told) -> None:
+    case = told["two of text"]
+    assert case["code"] == 0, case["errors"]
+    assert "3 classes of kind: ant, bee, cat\n2 classes of sign: minus, plus\n" in case["errors"]
+    names = json.loads((folder / "two of text" / "labels.json").read_text())
+    assert names == {"kind": ["ant", "bee", "cat"], "sign": ["minus", "plus"]}
 
 
 @pytest.mark.parametrize(

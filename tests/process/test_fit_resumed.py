@@ -29,13 +29,16 @@ HELD = ("--validation-split", 0.2)
         ("--cache", "memory", *HELD),
         ("--cache", "disk", *HELD),
         ("--class-weights", "balanced", "--clip-norm", 0.5, "--accumulate", 2, "--log-every", 2),
+        ("--runtime", "torch", "--accumulate", 2, *HELD),
     ],
-    ids=["early-stopping", "scale-lr", "cache-memory", "cache-disk", "class-weights"],
+    ids=["early-stopping", "scale-lr", "cache-memory", "cache-disk", "class-weights", "torch"],
 )
 @pytest.mark.slow
 def test_a_trainer_that_is_killed_changes_no_bit(
     made: Path, tmp_path: Path, penstock_run: Penstock, options: tuple[object, ...]
 ) -> None:
+    if "torch" in options:
+        pytest.importorskip("torch")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert penstock_run(*fit(made, whole, *options)).returncode == 0
     crash = {"PENSTOCK_CRASH_AT": "checkpoint_written:5"}

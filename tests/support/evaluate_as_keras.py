@@ -23,7 +23,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import penstock
-from penstock.training.compiled_metrics import depends_on_batches
+from penstock.evaluation.compiled_metrics import depends_on_batches
 from tests.support import own_metrics
 
 if keras.backend.backend() == "tensorflow":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import keras
+import numpy as np
 
 from penstock.core.records import Binding
 from penstock.runtimes.keras.training.keras_trainer import StepSettings
@@ -12,9 +13,9 @@ from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
 from penstock.sources.catalog import open_files
 from penstock.training import data as training_data
-from penstock.training.data import Fed, Loading, from_source
+from penstock.training.data import Loading, RowFormat, from_source
 
-WIDTH = 200
+WIDTH, BATCH = 200, 500
 training_data.WINDOW_BYTES = 2 << 20  # several windows also in a small file
 
 
@@ -23,10 +24,13 @@ def main() -> None:
     inputs = keras.Input((WIDTH,), name="x")
     model = keras.Model(inputs, keras.layers.Dense(WIDTH)(inputs))
     model.compile("sgd", "mse")
-    fed = Fed((Binding("input:x", (column,), "float32", (WIDTH,)), Binding("target:", (column,), "float32", (WIDTH,))))
-    data = from_source(source, fed, Loading(2, sys.stderr.fileno()), batch_size=500, seed=1)
+    row_format = RowFormat(
+        (Binding("input:x", (column,), "float32", (WIDTH,)), Binding("target:", (column,), "float32", (WIDTH,)))
+    )
+    data = from_source(source, row_format, Loading(2, sys.stderr.fileno()), batch_size=BATCH, seed=1)
     pack = pack_by_name(model)
-    trainer = open_trainer(model, pack, None, StepSettings(), 1)
+    like_a_batch = np.zeros((BATCH, WIDTH), np.float32)
+    trainer = open_trainer(model, pack, (like_a_batch, like_a_batch), StepSettings(), 1)
     rows = 0
     for batch in trainer.ahead(data.batches(0)):
         trainer.train_on(batch)

@@ -27,20 +27,21 @@ from penstock.core.messages import Failed
 from penstock.errors import PenstockError
 from penstock.pool.processes.board import Board
 from penstock.training import file_training
-from penstock.training.fit_job import Ended, Report
+from penstock.training.fit_job import EndReport, Report
 from penstock.training.stages import StageClock
 from penstock.training.trainer_hold import TrainerHold
 from tests.support.fit_models import build, rows
 
 layers = keras.layers
+HELD_BACK = ("--validation-split", 0.1)
 
 
-def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> Ended:
+def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> EndReport:
     """What the process that trains does, in this one; its errors arrive as they would from there."""
-    ended: list[Ended] = []
+    ended: list[EndReport] = []
 
     def send(report: Any) -> None:
-        if isinstance(report, Ended):
+        if isinstance(report, EndReport):
             ended.append(report)
         else:
             hear(report)
@@ -94,6 +95,11 @@ def write(folder: Path) -> None:
     inputs = keras.Input((8,), name="x")
     outputs = {"kind": layers.Dense(3, "softmax", name="kind")(inputs), "size": layers.Dense(1, name="size")(inputs)}
     keras.Model(inputs, outputs).save(folder / "two.keras")
+    outputs = {"kind": layers.Dense(3, "softmax")(inputs), "sign": layers.Dense(2, "softmax")(inputs)}
+    keras.Model(inputs, outputs).save(folder / "texts.keras")
+    last = layers.Dense(3, "softmax")
+    keras.Sequential([keras.Input((8,)), last]).save(folder / "unscaled.keras")
+    keras.Sequential([keras.Input((8,)), layers.Rescaling(0.5, 1.0), last]).save(folder / "scaling.keras")
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
     weights = [1.0] * len(x)
     columns: dict[str, Any] = {
@@ -105,6 +111,8 @@ def write(folder: Path) -> None:
         "bytes": [(b"\xff", b"b", b"\xe9")[each] for each in y],
         "lines": [("", "b\n", "\u202ec")[each] for each in y],
         "name": [("ant", "bee", "cat")[each] for each in y],
+        "sign": [("plus", "minus")[int(first < 0)] for first in x[:, 0]],
+        "gaps": [None, *y[1:].astype(float)],
         "four": [f"class {number % 4}" for number in range(len(x))],
     }
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=50)
@@ -118,6 +126,7 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     write(folder)
     model, data = folder / "plain.keras", folder / "rows.parquet"
+    texts = (folder / "texts.keras", data, "--label", "kind=name")
     cases = {
         "an HDF5 file": (folder / "trained.h5", data, "--label", "y"),
         "frozen": (folder / "frozen.keras", data, "--label", "y"),
@@ -129,7 +138,21 @@ def main(folder: Path) -> None:
         "another validation": (model, data, "--label", "name", "--validation", folder / "others.parquet"),
         "in pieces": (model, data, "--label", "y", "--accumulate", 3),
         "two outputs": (folder / "two.keras", data, "--label", "kind=y", "--label", "size=size"),
+        "two of text": (*texts, "--label", "sign=sign", *HELD_BACK),
+        "scaled": (folder / "unscaled.keras", data, "--label", "y", *HELD_BACK, "--scale", 0.5, "--offset", 1),
+        "scaled by a layer": (folder / "scaling.keras", data, "--label", "y", *HELD_BACK),
+        "too many channels": (folder / "unscaled.keras", data, "--label", "y", "--scale", "1,2,3"),
+        "whole numbers with gaps": (model, data, "--label", "gaps", "--class-weights", "balanced"),
+        "fractions for a softmax": (model, data, "--label", "size"),
         "too many classes": (model, data, "--label", "four"),
+        "too many of one": (*texts, "--label", "sign=four"),
+        "two to divide": (
+            *texts,
+            "--label",
+            "sign=sign",
+            *HELD_BACK,
+            "--stratify",
+        ),
     }
     told = {name: run("fit", *case, "-o", folder / name) for name, case in cases.items()}
     (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")

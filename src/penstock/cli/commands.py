@@ -354,7 +354,8 @@ def fit(
     began = time.perf_counter()
     options, asked = make_fit(values)
     model, input_ = _model_and_input("fit", model_and_input, None)
-    from penstock.commands.fit import fit_files, make_fit_task
+    from penstock.commands.fit import fit_files
+    from penstock.commands.fit_task import make_fit_task
 
     task = make_fit_task(model, input_, output, options, asked)
     trained = fit_files(replace(task, overwrite=overwrite, is_verbose=verbose), _progress(quiet), began)

@@ -91,7 +91,7 @@ def evaluation_options(command: Command) -> Command:
 
 def fit_options(command: Command) -> Command:
     """The options of training: what is learned and how, and those of a job that it has."""
-    for option in reversed([*FIT_OPTIONS.values(), *(OPTIONS[name] for name in FITTED_WITH)]):
+    for option in reversed([*FIT_OPTIONS.values(), *FITTED_WITH.values()]):
         command = flag_of(option)(command)
     return command
 

@@ -16,28 +16,28 @@ from penstock.commands.in_memory import Running, Wanted, run_context, running
 from penstock.core.columns import describe, take_rows
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.mapping import find
-from penstock.core.records import KEPT, STRING, Array, Column, Result, RowFailure, TensorSpec
+from penstock.core.records import KEPT, STRING, Array, Column, ModelFile, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
+from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
+from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, MetricRequest, MetricResults, Structure
+from penstock.evaluation.targets import Targets, classes_beside, classes_of_folders, label_columns
+from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
+from penstock.jobs.trained_with import fed_otherwise
+from penstock.options.class_names import ClassNames, check_named, names_of
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
-from penstock.runtimes.keras.live import LiveModel
+from penstock.runtimes.keras.live import is_live_keras_model
 from penstock.sources.derived.folder_names import FOLDER
-from penstock.training.judges import Judge, JudgeHere, JudgeProcess
-from penstock.training.metric_records import PREDICTION, ROW, FoldShape, Measured, MetricRequest, Structure
-from penstock.training.targets import Targets, classes_beside, classes_of_folders, label_columns
-from penstock.training.testing import without_label
 
 _MOST_NAMED = 12
 
 
-def request_of(asked: EvaluateOptions, options: PredictOptions, classes: Sequence[str] = ()) -> MetricRequest:
+def request_of(asked: EvaluateOptions, options: PredictOptions, classes: ClassNames = ()) -> MetricRequest:
     """What is measured, as a judge takes it."""
-    return MetricRequest(
-        asked.loss, asked.metrics, tuple(classes), asked.per_class, asked.confusion, options.batch_size
-    )
+    return MetricRequest(asked.loss, asked.metrics, classes, asked.per_class, asked.confusion, options.batch_size)
 
 
 def keeping(options: PredictOptions, asked: EvaluateOptions) -> PredictOptions:
@@ -68,14 +68,15 @@ def check_columns(opened: OpenedJob, asked: EvaluateOptions, options: PredictOpt
         find(schema, asked.weight, "--weight")
 
 
-def classes_for(asked: EvaluateOptions, location: str | None, paths: Sequence[str]) -> tuple[str, ...]:
+def classes_for(asked: EvaluateOptions, location: str | None, paths: Sequence[str]) -> ClassNames:
     """The names of the classes: given, kept beside the model, or those of folders in their order."""
     if asked.labels:
         return asked.labels
     beside = classes_beside(location)
     if beside or FOLDER not in asked.label.values():
         return beside
-    return classes_of_folders(tuple(paths))
+    folders = classes_of_folders(tuple(paths))
+    return {output: folders for output, column in asked.label.items() if column == FOLDER and output} or folders
 
 
 def evaluate_columns(
@@ -90,21 +91,30 @@ def evaluate_columns(
     request = request_of(asked, options, classes)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(judge_for(model, opened, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        folding.notes += fed_otherwise(opened.location, options)
         measured = folding.run(run)
     return folding.evaluation(measured, time.perf_counter() - began)
 
 
 def judge_for(
-    model: Any, opened: OpenedJob, request: MetricRequest, options: PredictOptions, context: RunContext
+    model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
 ) -> Judge:
-    """Where the metrics are computed. A process starts to load at once, beside the replicas."""
-    if isinstance(opened.model, LiveModel):
+    """Where the metrics are computed. A process starts to load at once, beside the replicas.
+
+    Args:
+        model: As the caller gave it.
+        file: The model, where it is no live one and its loss or metrics are needed.
+        request: What is measured.
+        options: Name the runtime.
+        context: Has the log of the process.
+    """
+    if is_live_keras_model(model):
         return JudgeHere(model, request)
-    return JudgeProcess(opened.model, request, options.runtime, context.log, is_verbose=context.is_verbose)
+    return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
 
 
 class TargetsOfRows(Protocol):
@@ -126,7 +136,7 @@ class TargetsOfRows(Protocol):
 class ColumnTargets:
     """Labels and weights from kept columns of results."""
 
-    def __init__(self, asked: EvaluateOptions, classes: tuple[str, ...]) -> None:
+    def __init__(self, asked: EvaluateOptions, classes: ClassNames) -> None:
         self._asked = asked
         self._classes = classes
         self._is_checked = False
@@ -140,6 +150,7 @@ class ColumnTargets:
         """
         asked = self._asked
         labels = label_columns(outputs.names, asked.label)
+        check_named(asked.labels, outputs.names)
         missing = [name for name in outputs.names if name not in labels]
         if missing and not asked.metrics and not asked.loss:
             raise UsageError(
@@ -166,15 +177,16 @@ class ColumnTargets:
         """
         self._is_checked = True
         for output, column in targets.labels.items():
-            if not self._classes or describe(column, result.columns[KEPT + column]).dtype != STRING:
+            names = names_of(self._classes, output)
+            if not names or describe(column, result.columns[KEPT + column]).dtype != STRING:
                 continue
             shape = _whole(output, result.columns[output]).shape[1:]
             classes = shape[-1] if shape and shape[-1] > 1 else 2
-            if len(self._classes) != classes:
-                more = ", …" if len(self._classes) > _MOST_NAMED else ""
+            if len(names) != classes:
+                more = ", …" if len(names) > _MOST_NAMED else ""
                 raise UsageError(
                     "there is not one label for each class",
-                    received=f"{len(self._classes)} names: {', '.join(self._classes[:_MOST_NAMED])}{more}",
+                    received=f"{len(names)} names: {', '.join(names[:_MOST_NAMED])}{more}",
                     allowed=f"{classes}, as the output {output!r} has",
                     hint="--labels FILE names the classes in their order",
                 )
@@ -203,7 +215,7 @@ class Folding:
         self._listed_in = ""
         self.notes: list[str] = []
 
-    def run(self, run: Running) -> Measured:
+    def run(self, run: Running) -> MetricResults:
         """Fold every result of a job."""
         opened = self._judge.open()
         self.notes += opened.notes
@@ -214,7 +226,7 @@ class Folding:
             self.add(result, run.signature.structure, specs)
         return self.finish()
 
-    def finish(self) -> Measured:
+    def finish(self) -> MetricResults:
         """What was measured, after all results.
 
         Raises:
@@ -276,7 +288,7 @@ class Folding:
             return f"row {self._first.row}: {self._first.reason}"
         return f"in {self._listed_in}" if self.failures else None
 
-    def _test(self, run: Running, reason: str) -> Measured:
+    def _test(self, run: Running, reason: str) -> MetricResults:
         """Have the model see every row itself, in order, on one device."""
         started = run.started
         # The process of the metrics reads files, but shares no memory with this one.
@@ -301,7 +313,7 @@ class Folding:
         self._first = min(failures, key=lambda failure: failure.row, default=None)
         return self.finish()
 
-    def evaluation(self, measured: Measured, seconds: float) -> Evaluation:
+    def evaluation(self, measured: MetricResults, seconds: float) -> Evaluation:
         """The result for people.
 
         Raises:

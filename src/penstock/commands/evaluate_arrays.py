@@ -15,18 +15,18 @@ from penstock.commands.evaluate import Folding, judge_for, request_of
 from penstock.commands.in_memory import Wanted, run_context, running
 from penstock.core.records import Array, Result
 from penstock.errors import InputError, ModelError, UsageError
+from penstock.evaluation.compiled_metrics import reason_for_test_step
+from penstock.evaluation.metric_records import LABEL, WEIGHT, FoldShape, MetricRequest, Structure
 from penstock.jobs.open import is_paths, open_both
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import is_live_keras_model
-from penstock.training.compiled_metrics import reason_for_test_step
-from penstock.training.metric_records import LABEL, WEIGHT, FoldShape, MetricRequest, Structure
 
 _ONE = "single"
 
 
 @dataclass(frozen=True)
-class Passed:
+class EvaluateArguments:
     """What was passed, as `model.evaluate` takes it."""
 
     x: Any
@@ -37,7 +37,9 @@ class Passed:
     return_dict: bool = False
 
 
-def evaluate(model: Any, passed: Passed, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted) -> Any:
+def evaluate(
+    model: Any, passed: EvaluateArguments, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted
+) -> Any:
     """What `model.evaluate` returns; an Evaluation where classes are counted.
 
     Raises:
@@ -52,7 +54,7 @@ def evaluate(model: Any, passed: Passed, options: PredictOptions, asked: Evaluat
     opened = open_both(model, data, options, needs_digest=False)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(judge_for(model, opened, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, targets, None)
@@ -68,7 +70,7 @@ def evaluate(model: Any, passed: Passed, options: PredictOptions, asked: Evaluat
     return values[0] if len(values) == 1 else values
 
 
-def _reason_for_keras(model: Any, passed: Passed, request: MetricRequest) -> str | None:
+def _reason_for_keras(model: Any, passed: EvaluateArguments, request: MetricRequest) -> str | None:
     """Why Keras itself evaluates a live model, in words; None where its predictions are all that is needed."""
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
         return "it is a model of tf_keras"
@@ -80,7 +82,7 @@ def _reason_for_keras(model: Any, passed: Passed, request: MetricRequest) -> str
 
 
 def _by_keras(
-    model: Any, passed: Passed, options: PredictOptions, request: MetricRequest, wanted: Wanted, reason: str
+    model: Any, passed: EvaluateArguments, options: PredictOptions, request: MetricRequest, wanted: Wanted, reason: str
 ) -> Any:
     """The model's own `evaluate`, in order on one device."""
     if request.loss or request.metrics or request.per_class or request.confusion:
@@ -100,7 +102,7 @@ def _by_keras(
     )
 
 
-def _targets_of(passed: Passed) -> tuple[_GivenTargets, Any]:
+def _targets_of(passed: EvaluateArguments) -> tuple[_GivenTargets, Any]:
     """Where labels and weights come from, and the input without them."""
     if passed.y is not None:
         weights = _flat(passed.sample_weight) if passed.sample_weight is not None else {}

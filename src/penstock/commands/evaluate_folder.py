@@ -17,6 +17,7 @@ from penstock.commands.evaluate import (
     check_columns,
     classes_for,
     evaluate_columns,
+    judge_for,
     keeping,
     request_of,
 )
@@ -28,19 +29,20 @@ from penstock.core.mapping import find
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, Array, Column, ModelFile, Result, Span
 from penstock.errors import InputError, ModelError, OutputError, UsageError
+from penstock.evaluation.judges import Judge
+from penstock.evaluation.metric_records import Structure
+from penstock.evaluation.metrics_messages import Opened
 from penstock.jobs.open import OpenedJob, absolute, open_data, open_model
-from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.options.training_records import EvaluateOptions
-from penstock.runtimes.keras.live import LiveModel, is_live_keras_model
-from penstock.sinks.staging import ROW
+from penstock.runtimes.keras.live import is_live_keras_model
+from penstock.sinks.staging import ROW, SameNames
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
+from penstock.sources.files.paths import is_url
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, changed_files
-from penstock.training.judges import Judge, JudgeHere, JudgeProcess
-from penstock.training.metric_records import MetricRequest, Structure
-from penstock.training.metrics_messages import Opened
+from penstock.storage.verifying import altered_files
 
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
 """Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
@@ -88,21 +90,39 @@ def predict_and_evaluate(
 ) -> Evaluation:
     """Write the predictions as `predict` does, with the labels beside them, and evaluate what is there then."""
     began = time.perf_counter()
+    given = options.keep
     options = keeping(options, asked)
     task = make_task(model, data, output, options)
     opened = OpenedJob(task.model, task.source, location=task.request["model"])
     check_columns(opened, asked, options)
     classes = classes_for(asked, task.request["model"], task.source.paths)
     request = request_of(asked, options, classes)
-    with run_context(wanted.is_verbose) as context:
-        file = None if isinstance(task.model, LiveModel) else task.model
-        judge = _judge(model, file, request, options, context)
-        with contextlib.closing(judge):
-            opened_metrics = _open(judge)  # before hours of predicting
-            task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
+    with (
+        run_context(wanted.is_verbose) as context,
+        contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
+    ):
+        opened_metrics = _open(judge)  # before hours of predicting
+        kept = _kept_beside(opened_metrics.outputs, options.keep, given)
+        if kept != options.keep:
+            task = make_task(model, data, output, replace(options, keep=kept))
+        task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
+        try:
             to_folder.run(task, wanted.progress, began)
-            folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
-            return _fold(output, folding, opened_metrics, asked, None, began)
+        except SameNames as error:
+            hint = "give the column another name; or evaluate without --output"
+            raise UsageError(error.problem, received=error.received, hint=hint) from None
+        _check_parts(output)
+        folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        return _fold(output, folding, opened_metrics, asked, task.request["data"], began)
+
+
+def _kept_beside(outputs: Structure | None, keep: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """The columns that are written beside predictions: not those of labels that are called as an output is.
+
+    They are read from the input instead. `given` are columns that the user wants to have written.
+    """
+    names = outputs.names if outputs is not None else ()
+    return tuple(name for name in keep if name not in names or name in given)
 
 
 def evaluate(
@@ -113,6 +133,7 @@ def evaluate(
     if not asked.label:
         raise UsageError("evaluation compares with true answers", hint="name their column: --label COLUMN")
     _, manifest = folder_state.open_job(folder)
+    _check_parts(folder)
     asked_for = manifest.request
     location = model if model is not None else asked_for.get("model")
     is_by_name = bool(asked.metrics or asked.loss) and model is None
@@ -124,7 +145,7 @@ def evaluate(
     request = request_of(asked, options, classes)
     with (
         run_context(wanted.is_verbose) as context,
-        contextlib.closing(_judge(model, file, request, options, context)) as judge,
+        contextlib.closing(judge_for(model, file, request, options, context)) as judge,
     ):
         opened = _open(judge)
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
@@ -152,14 +173,6 @@ def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions)
     return file
 
 
-def _judge(
-    model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
-) -> Judge:
-    if is_live_keras_model(model):
-        return JudgeHere(model, request)
-    return JudgeProcess(file, request, options.runtime, context.log, is_verbose=context.is_verbose)
-
-
 def _open(judge: Judge) -> Opened:
     """What is known of the model.
 
@@ -180,12 +193,10 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
     """Fold all predictions in a folder, in the order of their rows.
 
     Raises:
-        OutputError: The job there is not finished.
+        OutputError: Its outputs are not whole ones.
     """
     place, manifest = folder_state.open_job(folder)
     records = committed_records(place, manifest)
-    if not is_finished(manifest, records):
-        raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
     _check_outputs(manifest, folder)
     ordered = sorted(records, key=lambda each: (each.part, each.cut))
     parts = [{name: absolute(place.address(name)) for name in record.files} for record in ordered if record.rows]
@@ -198,6 +209,26 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
     folding.count_failed(sum(record.failed for record in records), place.address("_penstock/failures.jsonl"))
     found = folding.evaluation(folding.finish(), time.perf_counter() - began)
     return replace(found, notes=(*opened.notes, *found.notes), output=folder)
+
+
+def _check_parts(folder: str) -> None:
+    """Check that all parts are there, and those of this machine as they were written: metrics of others would be wrong.
+
+    Raises:
+        OutputError: They are not.
+    """
+    place, manifest = folder_state.open_job(folder)
+    records = committed_records(place, manifest)
+    if not is_finished(manifest, records):
+        raise OutputError("the job is not finished", received=folder, hint=f"penstock resume {folder}")
+    if is_url(place.address()):
+        return  # a store keeps its objects whole, and reading them twice costs money
+    for altered in altered_files(place, manifest, records):
+        raise OutputError(
+            "a part is not as it was written",
+            received=f"{place.address(altered.name)}: {altered.problem}",
+            hint=f"predict it again: penstock resume {place.address()} --verify",
+        )
 
 
 def _check_outputs(manifest: Manifest, folder: str) -> None:

@@ -7,29 +7,30 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
+from dataclasses import asdict, replace
 from typing import Any
 
+from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
+from penstock.commands.fit_summary import FitSummary
+from penstock.commands.fit_task import FitTask, make_fit_task, options_as_json
 from penstock.commands.folder_job import fingerprint, versions
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
-from penstock.commands.trained import Shown, Trained
-from penstock.core.protocols import Source
-from penstock.core.records import Fragment, ModelFile
 from penstock.crash_points import crash_point
-from penstock.errors import InputError, Interrupted, ModelError, OutputError, PenstockError, UsageError, WorkersDied
-from penstock.jobs import steps
-from penstock.jobs.open import open_data, open_model
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
-from penstock.options.fit_records import FITTED_WITH, FitOptions, make_fit
-from penstock.options.records import DeviceRequest, PredictOptions
+from penstock.jobs.trained_with import fed_otherwise
+from penstock.options.class_names import ClassNames
+from penstock.options.fit_records import BACKENDS, make_fit
+from penstock.options.records import DeviceRequest
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
+from penstock.runtimes.keras.backends import backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
 from penstock.storage.journal import ALL_FAILURES
@@ -37,94 +38,17 @@ from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
-from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, LABELS, MODEL, Ended, FitJob
+from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
 from penstock.training.history import EVENTS, HISTORY, STEPS
-from penstock.training.judges import BACKENDS, backend_for
 from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
-_OF_KERAS = ("keras", "h5", "builder")
+_ON_ONE_DEVICE = "torch"
+"""The backend of Keras that trains on one device."""
 
 
-@dataclass(frozen=True)
-class FitTask:
-    """A training job, opened: its model and its input, and the description that its fingerprint covers."""
-
-    model: ModelFile
-    source: Source
-    validation: Source | None
-    output: str
-    options: PredictOptions
-    asked: FitOptions
-    request: dict[str, Any]
-    overwrite: bool = False
-    is_verbose: bool = False
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        held = self.validation.fragments() if self.validation is not None else ()
-        return (*self.source.fragments(), *held)
-
-
-def make_fit_task(
-    model: Any,
-    data: Any,
-    output: str | None,
-    options: PredictOptions,
-    asked: FitOptions,
-    for_live_models: Mapping[str, Any] = MappingProxyType({}),
-) -> FitTask:
-    """Open a training job. What is given of `for_live_models` is refused.
-
-    Raises:
-        UsageError: There are no labels, no output, or the input is no files.
-        ModelError: Models of this kind cannot be trained.
-    """
-    for name, value in for_live_models.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is for a live Keras model",
-                received=f"{name} of {type(value).__name__}, model={model!r:.60}",
-                hint="keras.models.load_model(path), then penstock.fit(model, x, y); in files label='COLUMN'",
-            )
-    if output is None:
-        raise UsageError(
-            "a model that is trained on files is written to a folder",
-            received=f"model={model!r:.60}, no output",
-            hint="output='trained/'; a live model is trained as it is: keras.models.load_model(path)",
-        )
-    if not asked.label:
-        raise UsageError("training needs true answers", hint="name their column: --label COLUMN, or --label @folder")
-    file, _, location = open_model(model, options)
-    if file.kind not in _OF_KERAS:
-        raise ModelError(
-            "models of this kind are run, not trained",
-            received=f"{file.location}: {file.kind}",
-            allowed="a .keras or .h5 file, or module:function that builds a Keras model",
-        )
-    source, arguments = open_data(data, options.reading)
-    if arguments is None:
-        raise UsageError(
-            "files are trained on in a folder; data in memory needs a live model",
-            received=type(data).__name__,
-            hint="penstock.fit(keras.models.load_model(path), x, y)",
-        )
-    held: Source | None = None
-    if asked.validation:
-        held, paths = open_data(list(asked.validation), options.reading, takes="files")
-        asked = replace(asked, validation=tuple(paths or ()))
-    request = {"model": location, "data": arguments, **_plain(options, asked, Decides.OUTPUT)}
-    return FitTask(file, source, held, output, options, asked, request)
-
-
-def _plain(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
-    """The options that decide the weights, or those that do not, as JSON."""
-    others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
-    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
-
-
-def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
+def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
     """Train to the end, or go on with the job in the folder, or find that it is finished.
 
     Raises:
@@ -133,7 +57,11 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
     """
     place = place_of(task.output)
     if "://" in place.address():
-        raise UsageError("training writes to a folder of this machine", received=f"--output {task.output}")
+        raise UsageError(
+            "training writes to a folder of this machine",
+            received=f"--output {task.output}",
+            hint="--output FOLDER, and copy model.keras and labels.json from there when training has ended",
+        )
     check_place(place, overwrite=task.overwrite)
     _check_apart(task, place)
     existed = place.children() is not None
@@ -153,13 +81,15 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> Trained:
             _check_same(task, existing, progress)
             result = read_result(place)
             if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
-                return replace(Trained(**result), is_old=True, seconds=time.perf_counter() - began)
-        with trace_to(task.options.trace, began) as trace:
-            shown = Shown(progress, task.asked.epochs, trace)
+                return replace(FitSummary(**result), is_old=True, seconds=time.perf_counter() - began)
+        with (
+            trace_to(task.options.trace, began) as trace,
+            contextlib.closing(TrainingDisplay(progress, task.asked.epochs, trace)) as display,
+        ):
             try:
-                return _train(task, place, existing, shown, began)
+                return _train(task, place, existing, display, began)
             except BaseException as error:
-                if existing is None and not shown.has_begun:
+                if existing is None and not display.has_begun:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
@@ -192,11 +122,11 @@ def _remove(place: Place) -> None:
     with output_errors():
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS, failures, f"{INTERNAL}/new-{MODEL}"])
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures, f"{INTERNAL}/new-{MODEL}"])
         place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
         # What a run that was killed in between had not put into its place yet.
         place.remove(
-            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS_FILE, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
         )
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
@@ -234,24 +164,28 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
     progress.note("the input was touched since the job began; its files have the same size: going on")
 
 
-def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Shown, began: float) -> Trained:
+def _train(
+    task: FitTask, place: Place, existing: FitManifest | None, display: TrainingDisplay, began: float
+) -> FitSummary:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
-        stop = stack.enter_context(graceful(shown.note, _STOPPING))
-        labels = plan_labels(task, existing.classes if existing is not None else None, shown.note)
-        job, manifest = _placed(task, existing, labels)
-        context = RunContext(log, stop, shown.note, task.is_verbose)
+        stop = stack.enter_context(graceful(display.note, _STOPPING))
+        for line in fed_otherwise(task.request["model"], task.options):
+            display.note(line)
+        labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
+        job, manifest = _placed(task, existing, labels, display.note)
+        context = RunContext(log, stop, display.note, task.is_verbose)
         devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
         job = replace(job, devices=tuple(stack.enter_context(devices)))
         if existing is None:
             with output_errors():
                 manifest.save(place)
         else:
-            shown.note("going on from the newest checkpoint")
+            display.note("going on from the newest checkpoint")
         _write_labels(place, manifest.classes)
         stop.check()
-        ended = TrainerHold(job, log, stop, shown.note).train(shown.hear)
-        shown.take_times(ended.times)
+        ended = TrainerHold(job, log, stop, display.note).train(display.hear)
+        display.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number
             assert number is not None
@@ -261,21 +195,23 @@ def _train(task: FitTask, place: Place, existing: FitManifest | None, shown: Sho
                 f"stopped after step {ended.step:,}, {kept}",
                 hint=f"go on with: penstock resume {task.output}",
             )
-    trained = _summary(task, job, ended, shown, time.perf_counter() - began)
+    trained = _summary(task, job, ended, display, time.perf_counter() - began)
     with output_errors():
         place.write(RESULT, json.dumps(asdict(trained)).encode())
     return trained
 
 
-def _write_labels(place: Place, classes: Sequence[str]) -> None:
+def _write_labels(place: Place, classes: ClassNames) -> None:
     """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
-    content = json.dumps(list(classes), ensure_ascii=False).encode()
+    content = json.dumps(classes, ensure_ascii=False).encode()
     with output_errors():
-        if classes and place.read(LABELS) != content:
-            place.write(LABELS, content)
+        if classes and place.read(LABELS_FILE) != content:
+            place.write(LABELS_FILE, content)
 
 
-def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> tuple[FitJob, FitManifest]:
+def _placed(
+    task: FitTask, existing: FitManifest | None, labels: LabelPlan, note: Callable[[str], None]
+) -> tuple[FitJob, FitManifest]:
     """The job with what it runs on. A resumed one runs on as many devices and threads as it began with."""
     options = task.options
     wanted = options.devices
@@ -284,11 +220,15 @@ def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> t
     devices = inventory.choose(wanted)
     threads = options.threads or (existing.threads if existing is not None else inventory.usable_cores())
     backend = existing.backend if existing is not None else _backend(options.runtime)
+    if backend == _ON_ONE_DEVICE and len(devices) > 1:
+        used = f"{devices[0]} of {len(devices)}"
+        note(f"Keras on {backend} trains on one device: {used}; on TensorFlow or JAX it uses all")
+        devices = devices[:1]
     kind = devices[0].kind
     mark = fingerprint(task.model.digest, task.fragments, task.request)
     manifest = existing or FitManifest(
         request=task.request,
-        others=_plain(options, task.asked, Decides.SPEED, Decides.NOTHING),
+        others=options_as_json(options, task.asked, Decides.SPEED, Decides.NOTHING),
         model_digest=task.model.digest,
         fingerprint=mark,
         fragments=task.fragments,
@@ -308,12 +248,19 @@ def _placed(task: FitTask, existing: FitManifest | None, labels: LabelPlan) -> t
         tuple(devices),
         threads,
         backend,
-        len(labels.classes),
+        _count_classes(labels.classes),
         labels.class_weights,
         manifest.fingerprint,
         task.is_verbose,
     )
     return job, manifest
+
+
+def _count_classes(names: ClassNames) -> dict[str, int]:
+    """How many classes every output has whose labels are text; "" is the only output."""
+    if isinstance(names, Mapping):
+        return {output: len(each) for output, each in names.items()}
+    return {"": len(names)} if names else {}
 
 
 def _backend(runtime: str | None) -> str:
@@ -327,11 +274,11 @@ def _backend(runtime: str | None) -> str:
     return backend_for(runtime or os.environ.get("KERAS_BACKEND"))
 
 
-def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: float) -> Trained:
-    begun = shown.begun
+def _summary(task: FitTask, job: FitJob, ended: EndReport, display: TrainingDisplay, seconds: float) -> FitSummary:
+    begun = display.start
     history = [dict(row) for row in ended.history] or [{}]
     made = (ended.step - begun.step) * begun.rows / max(1, begun.batches)
-    return Trained(
+    return FitSummary(
         output=task.output,
         model=os.path.join(task.output, MODEL),
         epochs=ended.epoch,
@@ -341,19 +288,19 @@ def _summary(task: FitTask, job: FitJob, ended: Ended, shown: Shown, seconds: fl
         metrics={name: value for name, value in history[-1].items() if name not in ("epoch", "step")},
         history=history,
         seconds=seconds,
-        rows_per_s=made / max(1e-9, time.monotonic() - shown.began),
-        waited=shown.waited,
-        where=shown.where,
-        bottleneck=shown.bottleneck(),
+        rows_per_s=made / max(1e-9, time.monotonic() - display.began),
+        waited=display.waited,
+        where=display.where,
+        bottleneck=display.bottleneck(),
         trace=task.options.trace,
         steps_before=begun.step,
-        epoch_s=shown.epoch_s,
+        epoch_s=display.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
     )
 
 
-def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str, Any]) -> Trained:
+def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str, Any]) -> FitSummary:
     """Go on with the training job in a folder. `given` are options that may differ."""
     is_verbose = bool(given.get("verbose"))
     place = place_of(output)

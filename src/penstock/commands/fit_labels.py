@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from penstock.commands.fit_task import FitTask
 from penstock.core.mapping import find
 from penstock.core.protocols import Source
-from penstock.core.records import STRING, ModelFile
+from penstock.core.records import STRING
 from penstock.core.shuffling import RowSet, split_by_class, split_rows
 from penstock.errors import InputError, UsageError
+from penstock.evaluation.targets import classes_beside
+from penstock.options.class_names import ClassNames, names_of
 from penstock.options.fit_records import FitOptions
 from penstock.training.data import count_rows
-from penstock.training.fit_job import Learned
+from penstock.training.fit_job import SourceRows
+from penstock.training.job_rows import no_row_of
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
-from penstock.training.targets import classes_beside
 
 _MOST_NAMED = 10
-
-
-class Opened(Protocol):
-    """What labels are planned for: a task that is open."""
-
-    @property
-    def model(self) -> ModelFile: ...
-    @property
-    def source(self) -> Source: ...
-    @property
-    def validation(self) -> Source | None: ...
-    @property
-    def asked(self) -> FitOptions: ...
 
 
 @dataclass(frozen=True)
 class LabelPlan:
     """Rows to train on and to measure with, with labels that are numbers.
 
-    `classes` are their names, where they were text; `class_weights` what rows count, where all classes count alike.
+    `classes` are their names, by output if there are several, where they were text; `class_weights` what rows count,
+    where all classes count alike.
     """
 
-    train: Learned
-    validation: Learned | None
-    classes: tuple[str, ...] = ()
+    train: SourceRows
+    validation: SourceRows | None
+    classes: ClassNames = ()
     class_weights: Mapping[int, float] = field(default_factory=dict)
 
 
-def plan_labels(task: Opened, known: tuple[str, ...] | None, note: Callable[[str], None]) -> LabelPlan:
+def plan_labels(task: FitTask, known: ClassNames | None, note: Callable[[str], None]) -> LabelPlan:
     """Find the labels of a job.
 
     Args:
@@ -69,49 +59,74 @@ def plan_labels(task: Opened, known: tuple[str, ...] | None, note: Callable[[str
         find_column(source, column, "--label")
     if asked.weight is not None:
         find(source.schema(), asked.weight, "--weight")
-    text = [column for column in asked.label.values() if source.schema()[column].dtype == STRING]
-    if len(set(text)) > 1:
-        raise UsageError(
-            "labels of several outputs are text: one list of classes is kept",
-            received=", ".join(text),
-            hint="give all but one as whole numbers",
-        )
-    needs_classes = bool(text) or asked.stratify or asked.class_weights is not None
-    classes = scan_classes(source, _scanned(asked, text)) if needs_classes else None
-    names: tuple[str, ...] = ()
-    if text and classes is not None:
-        names = known or _vocabulary(task, classes, note)
-        source = CodedLabels(source, text[0], names)
-        held = CodedLabels(held, text[0], names) if held is not None else None
-    train, validation = Learned(source), Learned(held) if held is not None else None
+    text = _text_columns(source, asked.label)
+    balanced = _balanced_column(asked, list(text))
+    scanned = scan_classes(source, list(dict.fromkeys([*text, *([balanced] if balanced is not None else [])])))
+    names = {column: _vocabulary(task, output, scanned[column], known, note) for column, output in text.items()}
+    for column, each in names.items():
+        source = CodedLabels(source, column, each)
+        held = CodedLabels(held, column, each) if held is not None else None
+    train, validation = SourceRows(source), SourceRows(held) if held is not None else None
     if asked.validation_split is not None:
-        rows, held_back = _split(source, classes, asked, note)
-        train, validation = Learned(source, rows), Learned(source, held_back)
-    weights = _weights(classes, names, train.rows) if asked.class_weights is not None and classes is not None else {}
-    return LabelPlan(train, validation, names, weights)
+        rows, held_back = _split(source, scanned, balanced, asked, note)
+        train, validation = SourceRows(source, rows), SourceRows(source, held_back)
+    weights: dict[int, float] = {}
+    if asked.class_weights is not None and balanced is not None:
+        weights = _weights(scanned[balanced], names.get(balanced, ()), train.rows)
+    return LabelPlan(train, validation, _by_output(names, asked.label), weights)
 
 
-def _scanned(asked: FitOptions, text: list[str]) -> str:
-    if text:
-        return text[0]
-    if len(asked.label) > 1:
+def _text_columns(source: Source, label: Mapping[str, str]) -> dict[str, str]:
+    """The columns of labels that are text, each with the first output that is compared with it."""
+    columns: dict[str, str] = {}
+    for output, column in label.items():
+        if source.schema()[column].dtype == STRING:
+            columns.setdefault(column, output)
+    return columns
+
+
+def _by_output(names: Mapping[str, tuple[str, ...]], label: Mapping[str, str]) -> ClassNames:
+    """The names of classes as `labels.json` has them: one list for a model with one output, which need not be named."""
+    if len(label) == 1:
+        return next(iter(names.values()), ())
+    return {output: names[column] for output, column in label.items() if column in names}
+
+
+def _balanced_column(asked: FitOptions, text: Sequence[str]) -> str | None:
+    """The labels whose classes are divided or balanced: the only ones, or of several the only ones that are text.
+
+    Raises:
+        UsageError: There are several.
+    """
+    if not asked.stratify and asked.class_weights is None:
+        return None
+    columns = text if len(text) == 1 else list(dict.fromkeys(asked.label.values()))
+    if len(columns) > 1:
         raise UsageError(
             "classes of several outputs cannot be balanced or divided at once",
-            received=", ".join(asked.label.values()),
+            received=", ".join(columns),
             hint="leave out --stratify and --class-weights",
         )
-    return next(iter(asked.label.values()))
+    return columns[0]
 
 
-def _vocabulary(task: Opened, classes: Classes, note: Callable[[str], None]) -> tuple[str, ...]:
-    """The names of the classes in their order: that of a model that was trained with them, or that of the alphabet."""
+def _vocabulary(
+    task: FitTask, output: str, classes: Classes, known: ClassNames | None, note: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The names of the classes of an output in their order.
+
+    It is the order that the job began with, that of a model that was trained with them, or that of the alphabet.
+    """
+    if known:
+        return names_of(known, output)
     found = classes.vocabulary or ()
-    beside = classes_beside(task.model.location) if task.model.kind != "builder" else ()
+    beside = names_of(classes_beside(task.model.location), output) if task.model.kind != "builder" else ()
     is_known = bool(beside) and set(found) <= set(beside)
     names = beside if is_known else found
     shown = ", ".join(map(_shown, names[:_MOST_NAMED])) + (", …" if len(names) > _MOST_NAMED else "")
     order = ", in the order of labels.json beside the model" if is_known else ""
-    note(f"{len(names):,} {'class' if len(names) == 1 else 'classes'}: {shown}{order}")
+    of = f" of {output}" if len(task.asked.label) > 1 else ""
+    note(f"{len(names):,} {'class' if len(names) == 1 else 'classes'}{of}: {shown}{order}")
     return tuple(names)
 
 
@@ -121,27 +136,31 @@ def _shown(name: str) -> str:
 
 
 def _split(
-    source: Source, classes: Classes | None, asked: FitOptions, note: Callable[[str], None]
+    source: Source,
+    scanned: Mapping[str, Classes],
+    balanced: str | None,
+    asked: FitOptions,
+    note: Callable[[str], None],
 ) -> tuple[RowSet, RowSet]:
     assert asked.validation_split is not None
-    total = len(classes.codes) if classes is not None else count_rows(source)
+    total = next((len(classes.codes) for classes in scanned.values()), None)
+    total = count_rows(source) if total is None else total
     if total < 2:
         raise InputError(
             "no row can be held back", received=f"{total} rows, --validation-split {asked.validation_split}"
         )
-    if asked.stratify and classes is not None:
-        rows, held_back = split_by_class(classes.codes, asked.validation_split, asked.seed)
+    if asked.stratify and balanced is not None:
+        rows, held_back = split_by_class(scanned[balanced].codes, asked.validation_split, asked.seed)
     else:
         rows, held_back = split_rows(total, asked.validation_split, asked.seed)
     note(f"{held_back.count:,} of {total:,} rows are held back for validation")
-    if classes is not None:
-        sides = (("validation", held_back), ("training", rows))
-        for name, side in sides:
-            missing = classes.missing_in(side.numbers(np.arange(side.count)))
+    hint = "" if asked.stratify or len(asked.label) > 1 else "; --stratify divides every class"
+    for name, side in (("validation", held_back), ("training", rows)):
+        numbers = side.numbers(np.arange(side.count)) if scanned else np.empty(0, np.int64)
+        for classes in scanned.values():
+            missing = classes.missing_in(numbers)
             if missing:
-                more = ", …" if len(missing) > _MOST_NAMED else ""
-                hint = "" if asked.stratify else "; --stratify divides every class"
-                note(f"no row of {', '.join(map(_shown, missing[:_MOST_NAMED]))}{more} is on the side of {name}{hint}")
+                note(no_row_of(list(map(_shown, missing)), name) + hint)
     return rows, held_back
 
 

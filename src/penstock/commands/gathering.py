@@ -15,6 +15,7 @@ from penstock.core.columns import is_list, join
 from penstock.core.output_selection import shown, squeezed, with_labels
 from penstock.core.records import KEPT, Array, Column, Result, RowFailure
 from penstock.errors import InputError, TooManyFailures, UsageError
+from penstock.options.class_names import ClassNames
 
 ON_ERROR = ("raise", "skip", "nan")
 
@@ -40,7 +41,7 @@ class Gathered:
     """
 
     on_error: str = "raise"
-    labels: tuple[str, ...] = ()
+    labels: ClassNames = ()
     squeeze: bool = False
     pieces: dict[str, list[Column]] = field(default_factory=dict)
     rows: int = 0

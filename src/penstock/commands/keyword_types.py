@@ -51,7 +51,7 @@ class PredictKeywords(TypedDict, total=False):
     outputs: str | Sequence[str]
     top_k: int
     argmax: bool
-    labels: str | os.PathLike[str] | Sequence[str]
+    labels: str | os.PathLike[str] | Sequence[str] | Mapping[str, Sequence[str]]
     postprocess: str | Callable[..., Any]
     squeeze: bool
     keep: str | Sequence[str]
@@ -85,7 +85,7 @@ class EvaluateKeywords(TypedDict, total=False):
     """The options of `evaluate`, as its command has them, without what it takes by position."""
 
     label: str | Mapping[str, str]
-    labels: str | os.PathLike[str] | Sequence[str]
+    labels: str | os.PathLike[str] | Sequence[str] | Mapping[str, Sequence[str]]
     weight: str
     metrics: str | Sequence[str]
     loss: str | Sequence[str]
@@ -167,6 +167,9 @@ class FitFileKeywords(TypedDict, total=False):
     inputs: Mapping[str, str | Sequence[str]]
     preprocess: str | Callable[..., Any]
     preprocess_row: str | Callable[..., Any]
+    preset: str
+    scale: float | Sequence[float]
+    offset: float | Sequence[float]
     image_size: int | tuple[int, int] | str
     resize: str
     interpolation: str

@@ -23,6 +23,7 @@ from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.settled import Settled, resumed_from, settled_by
+from penstock.jobs.trained_with import fed_otherwise
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
@@ -288,7 +289,8 @@ class Run:
         self.progress.note(f"loading {task.request['model'] or 'the model'}")
         started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self.context)
         with contextlib.closing(started):
-            for line in (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)):
+            lines = [*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)]
+            for line in (*lines, *fed_otherwise(task.request["model"], task.options)):
                 self.progress.note(line)
             if task.options.check:
                 self.progress.note(self._check(started))

@@ -8,6 +8,7 @@ _WORDS = (
     "can't start new thread",
     "failed to allocate",
     "memoryerror",
+    "not enough memory",  # torch on a CPU
     "out of memory",
     "out_of_memory",
     "resource_exhausted",

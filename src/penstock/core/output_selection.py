@@ -4,7 +4,7 @@ It is computed where the model runs, so that a thousand logits need not travel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.core.deferred import Array, Column
 from penstock.errors import UsageError
+from penstock.options.class_names import ClassNames, check_named, names_of
 
 CLASSES, SCORES, LABELS = "classes:", "scores:", "labels:"
 """Before an output's name in a Result: its best classes, what the model gave them, and what they are called.
@@ -40,13 +41,13 @@ class Answers:
         outputs: The outputs that are kept; all where it is empty.
         top_k: Of outputs that are vectors, the k largest values and their places.
         argmax: Of outputs that are vectors, the place of the largest value.
-        labels: What the places are called.
+        labels: What the places are called. A dict has no hash, and the step does not depend on it.
     """
 
     outputs: tuple[str, ...] = ()
     top_k: int | None = None
     argmax: bool = False
-    labels: tuple[str, ...] = ()
+    labels: ClassNames = field(default=(), hash=False)
 
     @property
     def ranks(self) -> bool:
@@ -107,6 +108,7 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], top_k: TopK) -> di
     chosen = {name: outputs[name] for name in answers.outputs or outputs}
     if not answers.ranks:
         return chosen
+    check_named(answers.labels, outputs)
     is_alone = len(chosen) == 1
     if not any(_is_ranked(tensor, is_alone) for tensor in chosen.values()):
         raise UsageError(
@@ -125,7 +127,7 @@ def keep(answers: Answers | None, outputs: Mapping[str, Any], top_k: TopK) -> di
 
 def _refuse_two_of_one_name(kept: Mapping[str, Any], chosen: Mapping[str, Any], answers: Answers) -> None:
     names = [shown(key) for key in kept]
-    names += [shown(LABELS + key.removeprefix(CLASSES)) for key in kept if answers.labels and key.startswith(CLASSES)]
+    names += [shown(label) for key in kept if (label := label_key(key, answers.labels)) is not None]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(
@@ -145,10 +147,11 @@ def _is_ranked(tensor: Any, is_alone: bool) -> bool:
 
 def _ranked(answers: Answers, name: str, tensor: Any, top_k: TopK) -> dict[str, Any]:
     classes = tensor.shape[-1]
-    if answers.labels and classes is not None and len(answers.labels) != classes:
+    labels = names_of(answers.labels, name)
+    if labels and classes is not None and len(labels) != classes:
         raise UsageError(
             "there is not one label for each class",
-            received=f"{len(answers.labels)} labels",
+            received=f"{len(labels)} labels",
             allowed=f"{classes}, as the output {name!r} has",
             hint="--outputs says which outputs are meant",
         )
@@ -164,7 +167,13 @@ def _ranked(answers: Answers, name: str, tensor: Any, top_k: TopK) -> dict[str, 
     return {CLASSES + name: places, SCORES + name: values}
 
 
-def with_labels(columns: Mapping[str, Column], labels: Sequence[str]) -> dict[str, Column]:
+def label_key(key: str, labels: ClassNames) -> str | None:
+    """The key of the names of classes beside a column of a Result; None where there are no names for it."""
+    output = key.removeprefix(CLASSES)
+    return LABELS + output if output != key and names_of(labels, output) else None
+
+
+def with_labels(columns: Mapping[str, Column], labels: ClassNames) -> dict[str, Column]:
     """Columns, each of classes followed by one of their names. Only numbers travel; the names are put in at the end.
 
     Raises:
@@ -172,12 +181,11 @@ def with_labels(columns: Mapping[str, Column], labels: Sequence[str]) -> dict[st
     """
     if not labels:
         return dict(columns)
-    names = pa.array(labels, pa.large_string())
     labelled: dict[str, Column] = {}
     for key, column in columns.items():
         labelled[key] = column
-        if key.startswith(CLASSES):
-            labelled[LABELS + key.removeprefix(CLASSES)] = _named(np.asarray(column), names)
+        if (label := label_key(key, labels)) is not None:
+            labelled[label] = _named(np.asarray(column), names_of(labels, key.removeprefix(CLASSES)))
     return labelled
 
 
@@ -189,12 +197,12 @@ def squeezed(column: Column) -> Column:
     return column.flatten() if is_single else column
 
 
-def _named(places: Array, names: pa.Array) -> pa.Array:
+def _named(places: Array, names: Sequence[str]) -> pa.Array:
     if places.size and int(places.max()) >= len(names):
         raise UsageError(
             "there is not one label for each class",
             received=f"{len(names)} labels, and class {int(places.max())}",
             allowed="a label for every class",
         )
-    labels = names.take(pa.array(places.reshape(-1)))
+    labels = pa.array(names, pa.large_string()).take(pa.array(places.reshape(-1)))
     return pa.FixedSizeListArray.from_arrays(labels, places.shape[1]) if places.ndim == 2 else labels

@@ -135,7 +135,7 @@ class Preprocess:
             return replace(ready, gives=empty)
         raise UsageError(
             f"the {self.stage}ing function fails on every one of the first rows",
-            received=f"{self.location}: {first.reason}" if first else self.location,
+            received=f"{self.location}: row {first.row}: {first.reason}" if first else self.location,
             allowed="a dict of arrays with rows first, one entry for each row" if not self.is_by_row else "a dict",
         )
 

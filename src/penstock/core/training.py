@@ -71,8 +71,8 @@ class Checkpoint:
     validation_failures: tuple[RowFailure, ...] = ()
 
 
-def _keep() -> None:
-    """Frees nothing: for batches that live on the heap."""
+def keep() -> None:
+    """Releases nothing: for arrays on the heap."""
 
 
 @dataclass
@@ -90,12 +90,12 @@ class TrainBatch:
     weights: Columns
     numbers: Array
     """int64: the number of every row in the whole input, so that rows can be named."""
-    release: Callable[[], None] = field(default=_keep)
+    release: Callable[[], None] = field(default=keep)
 
     @property
     def is_borrowed(self) -> bool:
         """Whether the arrays are valid only until `release`."""
-        return self.release is not _keep
+        return self.release is not keep
 
 
 class TrainingData(Protocol):

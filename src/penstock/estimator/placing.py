@@ -1,7 +1,10 @@
 """The devices on which this process trains, evaluates and predicts."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from penstock.core.records import Device
 from penstock.errors import DeviceError
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.run_config import RunConfig
@@ -15,10 +18,6 @@ class Placing(NamedTuple):
 
     devices: tuple[str, ...]
     is_asked_for: bool
-
-    @property
-    def cpus(self) -> int:
-        return sum("CPU" in device for device in self.devices)
 
     @property
     def scope(self) -> str | None:
@@ -39,7 +38,7 @@ def place(config: RunConfig) -> Placing:
     """The devices of training: those that were asked for, else every GPU, else the CPU."""
     is_asked_for = config.devices is not None or config.num_gpus is not None
     seen = len(tf.config.list_physical_devices("GPU"))
-    chosen = choose(config.device_request)
+    chosen = _chosen(config)
     if chosen and chosen[0].kind == "gpu":
         if all(device.index < seen for device in chosen):
             return Placing(tuple(f"/GPU:{device.index}" for device in chosen), is_asked_for)
@@ -54,19 +53,57 @@ def place(config: RunConfig) -> Placing:
     return Placing(tuple(f"/CPU:{index}" for index in range(len(chosen))), is_asked_for)
 
 
+def _chosen(config: RunConfig) -> list[Device]:
+    try:
+        return choose(config.device_request)
+    except DeviceError as error:
+        if config.devices is None and config.num_gpus is not None:
+            error.received, error.hint = (
+                f"num_gpus={config.num_gpus}",
+                "num_gpus=0 takes the CPU, nothing every GPU",
+            )
+        raise
+
+
 def strategy_over(placing: Placing, options: Any) -> Any:
     """A mirrored strategy over several devices of this process, for the graph that is the default now.
 
     Further CPUs exist in the session only: the user's eager code sees the one that it had.
     """
-    if placing.cpus > 1:
-        options.device_count["CPU"] = placing.cpus
-        across = tf.distribute.ReductionToOneDevice()
-    elif any(_is_divided(gpu) for gpu in tf.config.list_physical_devices("GPU")):
-        across = tf.distribute.HierarchicalCopyAllReduce()  # NCCL takes whole GPUs only
-    else:
-        across = tf.distribute.NcclAllReduce()
+    across = _across(placing.devices, options)
     return tf.compat.v1.distribute.MirroredStrategy(list(placing.devices), cross_device_ops=across)
+
+
+@contextmanager
+def in_session(strategy: Any, options: Any) -> Iterator[Any]:
+    """A user's strategy, fit for a session for a while.
+
+    One that was made outside of a graph adds gradients up by collective operations, and sessions wait for those without
+    end.
+    """
+    from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+
+    extended = strategy.extended
+    before = getattr(extended, "_cross_device_ops", None)  # strategies of one device have none
+    if not isinstance(before, CollectiveAllReduce):
+        yield strategy
+        return
+    extended._cross_device_ops = _across(extended.worker_devices, options)
+    try:
+        yield strategy
+    finally:
+        extended._cross_device_ops = before
+
+
+def _across(devices: Sequence[str], options: Any) -> Any:
+    """How gradients are added up over these devices in a session, which gets as many CPUs as they are."""
+    cpus = sum("CPU" in device for device in devices)
+    if cpus:
+        options.device_count["CPU"] = cpus
+        return tf.distribute.ReductionToOneDevice()
+    if any(_is_divided(gpu) for gpu in tf.config.list_physical_devices("GPU")):
+        return tf.distribute.HierarchicalCopyAllReduce()  # NCCL takes whole GPUs only
+    return tf.distribute.NcclAllReduce()
 
 
 def _is_divided(gpu: Any) -> bool:

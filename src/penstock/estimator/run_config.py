@@ -58,7 +58,7 @@ class RunConfig:
         device_fn: Places each operation.
         protocol: Accepted; there is one process.
         eval_distribute: Accepted; evaluation runs on one device.
-        experimental_distribute: Accepted.
+        experimental_distribute: A `DistributeConfig`; its `train_distribute` counts.
         experimental_max_worker_delay_secs: Accepted.
         session_creation_timeout_secs: How long to wait for a session.
         checkpoint_save_graph_def: Whether the graph is written beside the checkpoints.
@@ -182,6 +182,11 @@ class RunConfig:
         if threads:
             options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
         return options
+
+    @property
+    def training_strategy(self) -> Any:
+        """The strategy of training, given as `train_distribute` or inside of `experimental_distribute`."""
+        return self.train_distribute or getattr(self.experimental_distribute, "train_distribute", None)
 
     @property
     def device_request(self) -> DeviceRequest:
@@ -344,13 +349,27 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_strategies(config: RunConfig) -> None:
-    for name in ("train_distribute", "eval_distribute"):
-        kind = type(getattr(config, name))
-        if kind.__name__ == "ParameterServerStrategyV2":  # found by its name: this module imports no framework
+    within = getattr(config.experimental_distribute, "train_distribute", None)
+    if config.train_distribute is not None and within is not None:
+        raise WrongValue(
+            "the strategy of training is given twice",
+            received="train_distribute and experimental_distribute.train_distribute",
+            allowed="one of the two",
+        )
+    for name, strategy in (("train_distribute", config.training_strategy), ("eval_distribute", config.eval_distribute)):
+        if (
+            type(strategy).__name__ == "ParameterServerStrategyV2"
+        ):  # found by its name: this module imports no framework
             raise WrongValue(
                 "the parameter servers of TensorFlow 2 do not run an Estimator",
                 received=f"{name} is a tf.distribute.experimental.ParameterServerStrategy",
                 hint="RunConfig(devices=…) trains on every device of this machine",
+            )
+        if strategy is not None and (isinstance(strategy, type) or not hasattr(strategy, "extended")):
+            raise WrongType(
+                f"{name} must be a tf.distribute strategy",
+                received=f"{name}={strategy!r:.80}",
+                hint=f"{name}=tf.distribute.MirroredStrategy(), or nothing: every GPU is used by itself",
             )
 
 

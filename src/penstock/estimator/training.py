@@ -22,7 +22,7 @@ from penstock.estimator.calling import (
 from penstock.estimator.checkpoints import repair_note
 from penstock.estimator.installing import doorway_in_place
 from penstock.estimator.legacy_keras import quiet
-from penstock.estimator.placing import Placing, place, strategy_over
+from penstock.estimator.placing import Placing, in_session, place, strategy_over
 from penstock.estimator.refusals import WrongValue
 from penstock.estimator.spec import EstimatorSpec, ModeKeys
 from penstock.runtimes.frameworks import tf
@@ -52,7 +52,7 @@ def train(training: Training) -> Any:
     """Train until a hook or the end of the input stops it; returns the loss of the last step, None without any."""
     config = training.called.config
     options = config.session_options()
-    placing = place(config) if config.train_distribute is None else Placing((), True)
+    placing = place(config) if config.training_strategy is None else Placing((), True)
     if len(placing.devices) == 1:
         return _train_on_one(training, placing, options)
     try:
@@ -89,9 +89,14 @@ def _train_on_several(training: Training, placing: Placing, options: Any) -> Any
     called = training.called
     graph = tf.Graph()
     with graph.as_default(), quiet():
-        strategy = called.config.train_distribute or strategy_over(placing, options)
+        strategy = called.config.training_strategy or strategy_over(placing, options)
         strategy.configure(options)
-    with graph.as_default(), strategy.scope(), strategy._scale_loss_for_estimator_enabled():
+    with (
+        graph.as_default(),
+        in_session(strategy, options),
+        strategy.scope(),
+        strategy._scale_loss_for_estimator_enabled(),
+    ):
         with user_code(called.config.tf_random_seed):
             tf.compat.v1.set_random_seed(called.config.tf_random_seed)
             iterator = _deal_out(training, strategy)
@@ -117,7 +122,36 @@ def _deal_out(training: Training, strategy: Any) -> Any:
             raise _NoDataset(type(result).__name__)
         return result
 
-    return strategy.make_input_fn_iterator(dataset)
+    def checked(context: Any) -> Any:
+        given = dataset(context)
+        _say_what_is_left_out(given, strategy.num_replicas_in_sync)
+        return given
+
+    return strategy.make_input_fn_iterator(checked)
+
+
+def _say_what_is_left_out(dataset: Any, devices: int) -> None:
+    """Every step takes a batch for each device: what is left at the end of the input is not trained on."""
+    count = _num_batches(dataset)
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        LOG.warning("should %s devices not divide the number of batches, the last ones are not trained on", devices)
+    elif count != tf.data.INFINITE_CARDINALITY and count % devices:
+        LOG.warning(
+            "%s devices do not divide the %s batches of the input: the last %s not trained on",
+            devices,
+            count,
+            "is" if count % devices == 1 else f"{count % devices} are",
+        )
+
+
+def _num_batches(dataset: Any) -> int:
+    count = dataset.cardinality()
+    options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    try:
+        with tf.compat.v1.Session(graph=count.graph, config=options) as session:
+            return int(session.run(count))
+    except tf.errors.OpError:  # it may depend on what is not there yet
+        return int(tf.data.UNKNOWN_CARDINALITY)
 
 
 def _read_step_once(strategy: Any, global_step: Any) -> None:

@@ -54,6 +54,11 @@ class OpenedJob:
     location: str | None = None
     arguments: list[str] | None = None
 
+    @property
+    def file(self) -> ModelFile | None:
+        """The model; None for a live one."""
+        return None if isinstance(self.model, LiveModel) else self.model
+
 
 def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> OpenedJob:
     """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock import plugins
 from penstock.core import kinds, mapping
-from penstock.core.output_selection import CLASSES, LABELS, shown, squeezed, with_labels
+from penstock.core.output_selection import label_key, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
@@ -183,9 +183,8 @@ def _squeezed(spec: TensorSpec) -> TensorSpec:
 
 def _with_label(spec: TensorSpec, options: PredictOptions) -> list[TensorSpec]:
     """An output, with a column for the names of its classes where it has any."""
-    if not options.labels or not spec.name.startswith(CLASSES):
-        return [spec]
-    return [spec, TensorSpec(LABELS + spec.name.removeprefix(CLASSES), STRING, spec.shape)]
+    label = label_key(spec.name, options.labels)
+    return [spec] if label is None else [spec, TensorSpec(label, STRING, spec.shape)]
 
 
 def as_kept(spec: TensorSpec) -> TensorSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -141,12 +141,22 @@ class FitOptions:
 
 
 FIT_OPTIONS = options_of(FitOptions)
-FITTED_WITH = (
-    "runtime", "weights", "custom_objects", "trust_model", "inputs", "preprocess", "preprocess_row", "image_size",
-    "resize", "interpolation", "fast_decode", "color", "images", "features", "header", "nulls", "buckets",
-    "max_failures", "devices", "memory_fraction", "threads", "loaders", "row_timeout", "hang_timeout", "start_timeout",
-    "trace",
+BACKENDS = ("tensorflow", "jax", "torch")
+"""The runtimes that train: the backends of Keras, best first."""
+_OF_PREDICT = (
+    "runtime", "weights", "custom_objects", "trust_model", "inputs", "preprocess", "preprocess_row", "preset", "scale",
+    "offset", "image_size", "resize", "interpolation", "fast_decode", "color", "images", "features", "header", "nulls",
+    "buckets", "max_failures", "devices", "memory_fraction", "threads", "loaders", "row_timeout", "hang_timeout",
+    "start_timeout", "trace",
 )  # fmt: skip
+FITTED_WITH = {
+    **{name: OPTIONS[name] for name in _OF_PREDICT},
+    "runtime": replace(
+        OPTIONS["runtime"],
+        kind=replace(OPTIONS["runtime"].kind, choices=lambda: BACKENDS),
+        help="The backend of Keras that trains; auto: that of KERAS_BACKEND, or the first that is installed.",
+    ),
+}
 """The options of `predict` that `fit` has: how the model is loaded, how rows are read, and where it runs."""
 
 EVERY_OPTION = {**FIT_OPTIONS, **EVERY_OTHER}
@@ -159,7 +169,7 @@ def make_fit(given: Mapping[str, Any], function: Callable[..., Any] | None = Non
     Raises:
         UsageError: One is unknown, or not understood, or not allowed.
     """
-    known = {**FIT_OPTIONS, **{name: OPTIONS[name] for name in FITTED_WITH}}
+    known = {**FIT_OPTIONS, **FITTED_WITH}
     check_known(given, known, function)
     given = {name: value for name, value in given.items() if value is not None}
     own = {name: value for name, value in given.items() if name in FIT_OPTIONS}

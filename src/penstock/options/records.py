@@ -17,6 +17,7 @@ from typing import Any
 from penstock import plugins
 from penstock.errors import UsageError
 from penstock.options import value_kinds as kinds
+from penstock.options.class_names import ClassNames
 from penstock.options.table import Decides, Kind, PlanKey, check_known, check_values, make, option, options_of, part
 
 PRECISIONS = ("model", "bfloat16", "float16", "int8")
@@ -303,8 +304,8 @@ class PredictOptions:
         help="Write the K best classes and their scores, not all values.")
     argmax: bool = _written(kinds.SWITCH, OUTPUT, STEP, default=False,
         help="Write the best class, not all values.")
-    labels: tuple[str, ...] = _written(kinds.LABELS, OUTPUT, NO_KEY, default=(),
-        help="The names of the classes: one a line, or JSON.")
+    labels: ClassNames = _written(kinds.LABELS, OUTPUT, NO_KEY, default=(),
+        help="The names of the classes: one a line, or JSON; of several outputs a list for each.")
     postprocess: str | Callable[..., Any] | None = _written(kinds.FUNCTION, OUTPUT, NO_KEY,
         help="A function from outputs and kept columns (a dict of arrays) to the columns that are written.")
     squeeze: bool = _written(kinds.SWITCH, OUTPUT, NO_KEY, default=False,

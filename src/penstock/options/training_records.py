@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.options import value_kinds as kinds
+from penstock.options.class_names import ClassNames
 from penstock.options.records import NO_KEY, NOTHING, OPTIONS, PredictOptions, make_options
 from penstock.options.table import AUTO, Kind, check_known, check_values, make, option, options_of
 
@@ -59,9 +60,9 @@ class EvaluateOptions:
     label: Mapping[str, str] = _measured(LABEL, NOTHING, NO_KEY, default={},
         help="The column of true answers; @folder is the name of a photo's folder. OUTPUT=COLUMN for several outputs. "
         "Repeatable.")
-    labels: tuple[str, ...] = _measured(kinds.LABELS, NOTHING, NO_KEY, default=(),
-        help="The names of the classes, for labels that are text: one a line, or JSON. Default: labels.json beside "
-        "the model.")
+    labels: ClassNames = _measured(kinds.LABELS, NOTHING, NO_KEY, default=(),
+        help="The names of the classes, for labels that are text: one a line, or JSON; of several outputs a list for "
+        "each. Default: labels.json beside the model.")
     weight: str | None = _measured(kinds.text("COLUMN"), NOTHING, NO_KEY,
         help="The column of weights of rows, for the loss and weighted metrics.")
     metrics: tuple[str, ...] = _measured(NAMES, NOTHING, NO_KEY, default=(),

@@ -13,6 +13,8 @@ from typing import Any
 
 from penstock import plugins
 from penstock.errors import UsageError
+from penstock.options import class_names
+from penstock.options.class_names import ClassNames
 from penstock.options.table import AUTO, Kind
 
 MOST_PIXELS = 1 << 26
@@ -298,10 +300,10 @@ CONSTANTS = Kind(
 PARAMS = Kind(_read_params, _check_params, python="Mapping[str, Any]", also=(str,), metavar="JSON|FILE")
 
 
-def _read_labels(given: Any, flag: str) -> tuple[str, ...]:
-    """The names of classes, or a file of them: one a line, a JSON list, or a JSON object from numbers to names."""
+def _read_labels(given: Any, flag: str) -> ClassNames:
+    """The names of classes, for every output or by output, or a file of them: one a line, or JSON."""
     if not isinstance(given, str):
-        return tuple(given)
+        return class_names.of(given)
     path = given
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -310,19 +312,14 @@ def _read_labels(given: Any, flag: str) -> tuple[str, ...]:
         raise UsageError("the labels cannot be read", received=f"{flag} {path}: {error}") from None
     try:
         if path.lower().endswith(".json"):
-            listed = json.loads(text)
+            labels = class_names.from_json(json.loads(text))
         else:
-            listed = [line.strip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
-        if isinstance(listed, dict):
-            numbered = {int(number): name for number, name in listed.items()}
-            listed = [numbered[number] for number in range(len(numbered))]
-        # ImageNet's own list has `["n02123045", "tabby"]` for a class: the last one is its name.
-        labels = tuple(str(entry[-1] if isinstance(entry, list) else entry) for entry in listed)
-    except (ValueError, KeyError, TypeError) as error:
+            labels = tuple(line.strip() for line in text.rstrip("\n").split("\n")) if text.strip() else ()
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             "the labels are not understood",
             received=f"{flag} {path}: {type(error).__name__} {error}",
-            allowed='["cat", "dog"] or {"0": "cat", "1": "dog"}',
+            allowed=class_names.ALLOWED,
         ) from None
     if not labels:
         raise UsageError("the file of labels is empty", received=f"{flag} {path}", allowed="one name a line")
@@ -351,7 +348,9 @@ def _check_size(name: str, value: tuple[int, int]) -> None:
         )
 
 
-LABELS = Kind(_read_labels, python="str | os.PathLike[str] | Sequence[str]", metavar="FILE")
+LABELS = Kind(
+    _read_labels, python="str | os.PathLike[str] | Sequence[str] | Mapping[str, Sequence[str]]", metavar="FILE"
+)
 IMAGE_SIZE = Kind(_read_size, _check_size, python="int | tuple[int, int] | str", metavar="HxW")
 
 

@@ -160,15 +160,19 @@ def check_names(schema: OutputSchema) -> None:
     check_distinct(schema.names[: schema.num_outputs], schema.names[schema.num_outputs :])
 
 
+class SameNames(UsageError):
+    """Two columns would have one name."""
+
+
 def check_distinct(outputs: Sequence[str], kept: Sequence[str]) -> None:
     """Refuse columns that would hide each other.
 
     Raises:
-        UsageError: Two columns have one name.
+        SameNames: Two columns have one name.
     """
     twice = [name for name, count in Counter([*outputs, *kept]).items() if count > 1]
     if twice:
-        raise UsageError(
+        raise SameNames(
             "two columns would have one name",
             received=f"outputs {_shown(outputs)}; kept {_shown(kept) or 'none'}",
             hint=f"rename one of them: --rename {twice[0]}=NEW (an output comes before a kept column)",

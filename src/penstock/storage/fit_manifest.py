@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.core.records import Fragment
 from penstock.errors import OutputError
+from penstock.options import class_names
+from penstock.options.class_names import ClassNames
 from penstock.storage.disk import INTERNAL
 from penstock.storage.manifest import FIT, KIND, MANIFEST
 from penstock.storage.places import Place
+from penstock.storage.seal import CHECKSUM, check_seal, sealed
 
-VERSION = 1
+VERSION = 2
+_VERSION = "version"
 RESULT = f"{INTERNAL}/result.json"
 """Written last: where it is, training is over."""
 
@@ -31,7 +34,7 @@ class FitManifest:
         devices: What it trains on, as `--devices` has it: the number of devices decides bits.
         threads: Of the framework: they decide bits, too.
         backend: Of Keras.
-        classes: The names of classes, where labels are text.
+        classes: The names of classes, where labels are text; by output, if there are several.
         versions: What wrote this.
     """
 
@@ -43,14 +46,12 @@ class FitManifest:
     devices: str
     threads: int
     backend: str
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     versions: dict[str, str] = field(default_factory=dict)
 
     def save(self, place: Place) -> None:
         """Put the manifest into its place, whole."""
-        document = {KIND: FIT, "version": VERSION, **asdict(self)}
-        body = json.dumps(document)
-        place.write(MANIFEST, json.dumps({"checksum": zlib.crc32(body.encode()), "body": body, KIND: FIT}).encode())
+        place.write(MANIFEST, sealed({KIND: FIT, _VERSION: VERSION, **asdict(self)}))
 
 
 def load_fit_manifest(place: Place) -> FitManifest | None:
@@ -60,23 +61,26 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
         OutputError: It is damaged, or of another version.
     """
     content = place.read(MANIFEST)
+    if content is None:
+        return None
     try:
-        document = json.loads(content) if content is not None else None
+        document = json.loads(content)
     except (ValueError, RecursionError):
         return None  # whatever it is, it is no training job that can be read
     if not isinstance(document, dict) or document.get(KIND) != FIT:
         return None
     address = place.address(MANIFEST)
     try:
-        if zlib.crc32(document["body"].encode()) != document["checksum"]:
-            raise ValueError("it was changed since penstock wrote it: its checksum is another")
-        body = json.loads(document["body"])
-        version = body.pop("version")
+        version = document.get(_VERSION, 1)  # the first one had it elsewhere
         if version != VERSION:
             raise ValueError(f"version {version}, not {VERSION}")
-        del body[KIND]
-        fragments = tuple(Fragment(**entry) for entry in body.pop("fragments"))
-        return FitManifest(**{**body, "fragments": fragments, "classes": tuple(body["classes"])})
+        check_seal(content)
+        records = {
+            "fragments": tuple(Fragment(**entry) for entry in document["fragments"]),
+            "classes": class_names.of(document["classes"]),
+        }
+        plain = {name: value for name, value in document.items() if name not in (CHECKSUM, KIND, _VERSION)}
+        return FitManifest(**plain | records)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise OutputError(
             "the manifest of this training job cannot be used",

@@ -17,6 +17,7 @@ from penstock.options.records import Nulls
 from penstock.storage import stored_spans
 from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
+from penstock.storage.seal import CHECKSUM, check_seal, sealed
 from penstock.storage.stored_spans import StoredSpans, nested_tuples
 from penstock.storage.typed import check_types
 
@@ -26,8 +27,6 @@ _CONTINUED_VERSION = 6
 _READABLE_VERSION = 4
 """What folders since then hold can be looked at and removed."""
 _GONE_ON_WITH = f"{_CONTINUED_VERSION} to {MANIFEST_VERSION}"
-_SEALED = re.compile(rb'\{"checksum": "([0-9a-f]{8})", ')
-"""How a manifest begins: with the checksum of everything behind it. One that was edited by hand does not go on."""
 MANIFEST = f"{INTERNAL}/manifest.json"
 _VERSION = "penstock_manifest"
 KIND, FIT = "kind", "fit"
@@ -196,8 +195,7 @@ class Manifest:
             "kinds": {name: vars(kind) | {"recipe": kind.recipe.as_json()} for name, kind in self.kinds.items()},
         }
         del document["version"]
-        body = json.dumps({_VERSION: MANIFEST_VERSION, **document}).encode()[1:]
-        place.write(MANIFEST, b'{"checksum": "%08x", %s' % (zlib.crc32(body), body))
+        place.write(MANIFEST, sealed({_VERSION: MANIFEST_VERSION, **document}))
 
 
 def load_manifest(place: Place) -> Manifest | None:
@@ -231,7 +229,7 @@ def load_manifest(place: Place) -> Manifest | None:
         )
     try:
         if version >= _CONTINUED_VERSION:
-            _check_seal(content)
+            check_seal(content)
         else:
             document = _converted(document)
         manifest = _from_document(document)
@@ -240,12 +238,6 @@ def load_manifest(place: Place) -> Manifest | None:
         said = f"{path}: {type(error).__name__} {error}"
         raise OutputError("the manifest is damaged", received=said, hint=_NOT_BY_HAND) from error
     return manifest
-
-
-def _check_seal(content: bytes) -> None:
-    seal = _SEALED.match(content)
-    if seal is None or seal[1] != b"%08x" % zlib.crc32(content[seal.end() :]):
-        raise ValueError("it was changed since penstock wrote it: its checksum is another")
 
 
 def _check(manifest: Manifest) -> None:
@@ -290,7 +282,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         "kinds": {name: _kind(entry) for name, entry in document.get("kinds", {}).items()},
         "version": document[_VERSION],
     }
-    others = (*records, _VERSION, "checksum")
+    others = (*records, _VERSION, CHECKSUM)
     plain = {name: nested_tuples(value) for name, value in document.items() if name not in others}
     return Manifest(**plain, **records)
 

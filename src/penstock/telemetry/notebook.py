@@ -26,6 +26,14 @@ class NotebookBar(Lines):
         super().__init__(every_s=every_s)
         self._handle: Any = None
 
+    def state(self, text: str) -> None:
+        display: Any = importlib.import_module("IPython.display")
+        line = display.HTML(f'<div style="font-family: monospace">{html.escape(text)}</div>')
+        if self._handle is None:
+            self._handle = display.display(line, display_id=True)
+        else:
+            self._handle.update(line)
+
     def begin(self, meter: Meter, total: int, before: int) -> None:
         display: Any = importlib.import_module("IPython.display")
         self._handle = display.display(display.HTML(bar(meter, total, before, 0.0)), display_id=True)

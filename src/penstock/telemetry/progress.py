@@ -28,6 +28,10 @@ class Progress(Protocol):
         """Show a line that a person should see."""
         return
 
+    def state(self, text: str) -> None:
+        """Show how far the run is, in a line that the next one replaces: for runs without a meter."""
+        return
+
     def begin(self, meter: Meter, total: int, before: int) -> None:
         """Show the run from now on: `total` rows, of which `before` were done before it began."""
         return
@@ -89,9 +93,15 @@ class Lines(Progress):
         self._every_s = every_s
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._noted_at = time.monotonic()
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+        self._noted_at = time.monotonic()
+
+    def state(self, text: str) -> None:
+        if time.monotonic() - self._noted_at >= self._every_s:
+            self.note(text)
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
         self._thread = threading.Thread(target=self._show_until_end, args=(meter, total, before), daemon=True)
@@ -179,6 +189,16 @@ class Bars(Progress):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
+
+    def state(self, text: str) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        live = self._live
+        if not isinstance(live, Live):
+            self._live = live = Live(console=self._console, auto_refresh=False, transient=True)
+            live.start()
+        live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def begin(self, meter: Meter, total: int, before: int) -> None:
         from rich.live import Live

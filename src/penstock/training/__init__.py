@@ -1,1 +1,1 @@
-"""Training and evaluation: rows in a seeded order, global batches, and the loop over them."""
+"""Training: rows in a seeded order, global batches, and the loop over them."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Generic, TypeVar
 
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.records import RowFailure
-from penstock.core.training import TrainingData
 from penstock.storage.disk import internal, output_errors, write_whole
-
-Rows = TypeVar("Rows", bound=TrainingData)
+from penstock.training.job_rows import JobRows
 
 
 @dataclass
-class BadRows(Generic[Rows]):
+class BadRowReport:
     """Rows of training and validation that are left out.
 
     Args:
@@ -27,8 +24,8 @@ class BadRows(Generic[Rows]):
         folder: Of the job.
     """
 
-    train: Rows
-    validation: Rows | None
+    train: JobRows
+    validation: JobRows | None
     is_one_input: bool
     allowed: float
     folder: str

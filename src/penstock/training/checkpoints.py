@@ -6,6 +6,7 @@ A checkpoint is written under a temporary name, synced, renamed, and the folder 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -18,7 +19,7 @@ import numpy as np
 from penstock.core.records import Array, RowFailure
 from penstock.core.training import Checkpoint, Position, Progress
 from penstock.crash_points import crash_point
-from penstock.errors import OutputError
+from penstock.errors import ModelError, OutputError
 from penstock.storage.disk import fsync_folder, make_folders
 from penstock.storage.tensor_file import DamagedTensors, read_tensors, write_tensors
 
@@ -131,6 +132,41 @@ class CheckpointFolder:
                 crash_point("checkpoint_removed")
 
 
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a checkpoint says of the job that writes it.
+
+    Args:
+        job: The fingerprint of the job.
+        weights: The names of the weights, in their order. Layers without a name are numbered alike in every process.
+    """
+
+    job: str
+    weights: tuple[str, ...]
+
+    def check(self, start: Checkpoint) -> None:
+        """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
+
+        Raises:
+            ModelError: It is one.
+        """
+        job = start.facts.get("job", self.job)
+        if job != self.job:
+            raise ModelError(
+                "the checkpoint is of another job",
+                received=f"job {job:.12}, not {self.job:.12}",
+                hint="put back the checkpoints of this job, or begin again: with another --output, or with --overwrite",
+            )
+        for old, new in itertools.zip_longest(start.facts.get("weights", self.weights), self.weights):
+            if old != new:
+                raise ModelError(
+                    "the checkpoint is of another model",
+                    received=f"weight {old or 'missing'}",
+                    allowed=str(new or "no further weight"),
+                    hint="go on with the model that training began with, or begin again with another --output",
+                )
+
+
 class Cadence:
     """When a checkpoint is due: every so many steps, which are the same in every run, and every so many minutes.
 
@@ -170,13 +206,17 @@ class CheckpointKeeper:
         folder: Where they go.
         cadence: When they are due.
         say: Told what goes wrong.
-        facts: What the job adds to each, as JSON. Called in the thread that trains.
+        facts: What the job adds to each, as JSON (`CheckpointFacts`).
+        on_written: Called with the step of each that was written.
+        check: Called before each; raises where the weights are of no use.
     """
 
     folder: CheckpointFolder
     cadence: Cadence
     say: Callable[[str], None]
-    facts: Callable[[], Mapping[str, Any]] = field(default=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    on_written: Callable[[int], None] | None = None
+    check: Callable[[], None] | None = None
     written: str | None = None
     """The file of the last one that was written."""
     _failed: int = 0
@@ -190,6 +230,8 @@ class CheckpointKeeper:
         Raises:
             OutputError: Several in a row could not be written.
         """
+        if self.check is not None:
+            self.check()
         step = checkpoint.progress.position.step
         self.cadence.begin_anew()
         if _is_spoiled(checkpoint.state):
@@ -198,7 +240,7 @@ class CheckpointKeeper:
             )
             return
         try:
-            self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts()}))
+            self.written = self.folder.write(replace(checkpoint, facts={**checkpoint.facts, **self.facts}))
             self._failed = 0
         except OSError as error:
             self._failed += 1
@@ -209,6 +251,9 @@ class CheckpointKeeper:
                     hint=f"{self._last_good()}; free space and resume",
                 ) from error
             self.say(f"the checkpoint after step {step} could not be written: {error}; {self._last_good()}")
+            return
+        if self.on_written is not None:
+            self.on_written(step)
 
     def _last_good(self) -> str:
         names = self.folder._names()

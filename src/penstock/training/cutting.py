@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batching import Batch
 from penstock.core.bucketing import boundary
 from penstock.core.records import Array, Columns, RowFailure, Span
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 
 INPUT, TARGET, WEIGHT = "input:", "target:", "weight:"
 """What the name of a column begins with, by its role."""
@@ -36,7 +36,7 @@ def rows_per_chunk(batch_size: int, row_bytes: int, rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class GoodRows:
     """Good rows in the order of the stream. Its arrays are valid until `release` is called.
 
     `sizes` are those of rows that differ in size, by input: rows by dimensions that vary.
@@ -51,12 +51,12 @@ class Piece:
     def rows(self) -> int:
         return len(self.numbers)
 
-    def part(self, start: int, stop: int, release: Callable[[], None]) -> Piece:
+    def part(self, start: int, stop: int, release: Callable[[], None]) -> GoodRows:
         if start == 0 and stop == self.rows:
             return replace(self, release=release)
         rows = slice(start, stop)
         sizes = {name: each[rows] for name, each in self.sizes.items()}
-        return Piece(self.numbers[rows], {name: array[rows] for name, array in self.arrays.items()}, release, sizes)
+        return GoodRows(self.numbers[rows], {name: array[rows] for name, array in self.arrays.items()}, release, sizes)
 
     def as_batch(self, buckets: Buckets) -> TrainBatch:
         """The batch of these rows, padded to the bucket of the largest of them, whatever they were loaded with."""
@@ -77,11 +77,9 @@ class Piece:
         return {name.removeprefix(role): array for name, array in self.arrays.items() if name.startswith(role)}
 
 
-def keep() -> None:
-    """Releases nothing: for arrays on the heap."""
-
-
-def good_rows(batch: Batch, span: Span, numbers: Array, release: Callable[[], None]) -> tuple[Piece, list[RowFailure]]:
+def good_rows(
+    batch: Batch, span: Span, numbers: Array, release: Callable[[], None]
+) -> tuple[GoodRows, list[RowFailure]]:
     """The rows of a loaded batch that did not fail, and the others by their numbers in the whole input.
 
     `numbers` are those of all rows of the span.
@@ -89,14 +87,14 @@ def good_rows(batch: Batch, span: Span, numbers: Array, release: Callable[[], No
     positions = np.asarray(batch.positions)
     arrays = {name: array[: batch.rows] for name, array in batch.arrays.items()}
     if not batch.failures:
-        return Piece(numbers[positions], arrays, release, batch.sizes), []
+        return GoodRows(numbers[positions], arrays, release, batch.sizes), []
     places = {failure.row - span.start for failure in batch.failures}
     alive = ~np.isin(positions, list(places))
     failures = [replace(failure, row=int(numbers[failure.row - span.start])) for failure in batch.failures]
     copied = {name: array[alive] for name, array in arrays.items()}
     release()
     sizes = {name: each[alive] for name, each in batch.sizes.items()}
-    return Piece(numbers[positions[alive]], copied, keep, sizes), failures
+    return GoodRows(numbers[positions[alive]], copied, keep, sizes), failures
 
 
 class _Lease:
@@ -121,9 +119,9 @@ class _Lease:
             self._release()
 
 
-def cut(pieces: Iterable[Piece], batch_size: int) -> Iterator[Piece]:
+def cut_batches(pieces: Iterable[GoodRows], batch_size: int) -> Iterator[GoodRows]:
     """Pieces of exactly `batch_size` rows, the last one shorter. One that lies inside a piece is a view of it."""
-    pending: list[Piece] = []
+    pending: list[GoodRows] = []
     room = batch_size
     try:
         for piece in pieces:
@@ -131,7 +129,7 @@ def cut(pieces: Iterable[Piece], batch_size: int) -> Iterator[Piece]:
             position, rows = 0, piece.rows
             while position < rows:
                 stop = min(rows, position + room)
-                pending.append(piece.part(position, stop, lease.share()))
+                pending.append(piece.part(position, stop, keep if piece.release is keep else lease.share()))
                 room -= stop - position
                 position = stop
                 if not room:
@@ -146,7 +144,7 @@ def cut(pieces: Iterable[Piece], batch_size: int) -> Iterator[Piece]:
             part.release()
 
 
-def _joined(parts: Sequence[Piece]) -> Piece:
+def _joined(parts: Sequence[GoodRows]) -> GoodRows:
     if len(parts) == 1:
         return parts[0]
     arrays = {name: _padded([part.arrays[name] for part in parts]) for name in parts[0].arrays}
@@ -154,7 +152,7 @@ def _joined(parts: Sequence[Piece]) -> Piece:
     sizes = {name: np.concatenate([part.sizes[name] for part in parts]) for name in parts[0].sizes}
     for part in parts:
         part.release()
-    return Piece(numbers, arrays, keep, sizes)
+    return GoodRows(numbers, arrays, keep, sizes)
 
 
 def _padded(parts: list[Array]) -> Array:

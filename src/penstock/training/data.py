@@ -36,17 +36,19 @@ _COUNTED_ROWS = 1 << 16
 class Loading:
     """How rows are loaded: what decides only the speed.
 
-    Without `loaders` this process reads, in a thread.
+    Without `loaders` this process reads, in a thread. Loaders read ahead, but not beyond the last of `epochs`, where it
+    is known how many there are.
     """
 
     loaders: int
     log: IO[Any] | int
     is_verbose: bool = False
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    epochs: int | None = None
 
 
 @dataclass(frozen=True)
-class Fed:
+class RowFormat:
     """What every row becomes: bindings of all roles, the user's function, and sizes that rows are padded to."""
 
     bindings: tuple[Binding, ...]
@@ -98,15 +100,15 @@ def from_columns(
     """The same from columns whose names begin with their role: `input:x`, `target:`. A cache has such columns."""
     held = InMemory(columns)
     specs = [describe(name, column) for name, column in columns.items()]
-    fed = Fed(tuple(Binding(spec.name, (spec.name,), spec.dtype, spec.shape or ()) for spec in specs))
+    row_format = RowFormat(tuple(Binding(spec.name, (spec.name,), spec.dtype, spec.shape or ()) for spec in specs))
     source = RandomRows(held, Order(rows or AllRows(len(held)), seed))
-    job = _job(source, fed, batch_size)
+    job = _job(source, row_format, batch_size)
     return RowStream(job, source, batch_size, ThisProcess(job), failures)
 
 
 def from_source(
     source: Source,
-    fed: Fed,
+    row_format: RowFormat,
     loading: Loading,
     *,
     batch_size: int,
@@ -118,7 +120,7 @@ def from_source(
 
     Args:
         source: Where rows come from.
-        fed: What every row becomes.
+        row_format: What every row becomes.
         loading: How many loaders, and what they are started with.
         batch_size: Rows of a global batch.
         seed: Decides the order of rows; None for the order of the input.
@@ -128,13 +130,13 @@ def from_source(
     source, held = shared(source) if loading.loaders else (source, None)
     total = count_rows(source)
     order = Order(rows or AllRows(total), seed)
-    epochs = _in_epochs(source, order, _rows_of_a_window(source, fed, total, batch_size))
-    job = _job(epochs, fed, batch_size)
+    epochs = _in_epochs(source, order, _rows_of_a_window(source, row_format, total, batch_size))
+    job = _job(epochs, row_format, batch_size)
     if not loading.loaders:
         return RowStream(job, epochs, batch_size, ThisProcess(job), failures)
     ahead = _slots_ahead(epochs, job, loading.loaders)
     reader = LoaderReader(_launch(loading, held), job, loading.loaders, ahead, loading.timeouts)
-    return RowStream(job, epochs, batch_size, reader, failures)
+    return RowStream(job, epochs, batch_size, reader, failures, loading.epochs)
 
 
 def learn(source: Source, function: Preprocess, loading: Loading) -> Preprocess:
@@ -170,20 +172,20 @@ def _launch(loading: Loading, held: SharedMemory | None) -> LoaderLaunch:
     return LoaderLaunch(loading.log, descriptors=descriptors, is_verbose=loading.is_verbose)
 
 
-def _job(source: EpochRows, fed: Fed, batch_size: int) -> Job:
+def _job(source: EpochRows, row_format: RowFormat, batch_size: int) -> Job:
     # Rows of different sizes are padded to the largest of those that are loaded with them: that is their batch.
-    most = source.order.rows.count if not fed.buckets else 1
-    rows = rows_per_chunk(batch_size, fed.row_bytes, most)
-    return Job(source, fed.bindings, (), rows, fed.preprocess, fed.buckets, is_in_order=True)
+    most = source.order.rows.count if not row_format.buckets else 1
+    rows = rows_per_chunk(batch_size, row_format.row_bytes, most)
+    return Job(source, row_format.bindings, (), rows, row_format.preprocess, row_format.buckets, is_in_order=True)
 
 
-def _rows_of_a_window(source: Source, fed: Fed, total: int, batch_size: int) -> int:
+def _rows_of_a_window(source: Source, row_format: RowFormat, total: int, batch_size: int) -> int:
     """Of `total` rows, as many as are small enough while they are encoded, and when they are not any more."""
     schema = source.schema()
-    columns = {name for binding in fed.bindings for name in binding.columns if name in schema}
+    columns = {name for binding in row_format.bindings for name in binding.columns if name in schema}
     encoded = sum(fragment.size for fragment in source.fragments()) // max(1, total)
     by_reading = WINDOW_BYTES // max(1, encoded, sum(schema[name].row_bytes for name in columns))
-    by_waiting = WINDOW_DECODED_BYTES // max(1, fed.row_bytes)
+    by_waiting = WINDOW_DECODED_BYTES // max(1, row_format.row_bytes)
     return max(_WINDOW_BATCHES * batch_size, min(by_reading, by_waiting, total))
 
 

@@ -16,6 +16,7 @@ from penstock.core.records import Binding, RowFailure, Signature, TensorSpec
 from penstock.core.stillness import Timeouts
 from penstock.core.training import TrainingData
 from penstock.errors import UsageError
+from penstock.evaluation.targets import label_columns
 from penstock.jobs import steps
 from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.buckets import choose_buckets
@@ -24,14 +25,16 @@ from penstock.pool.devices.inventory import usable_cores
 from penstock.sources.images.columns import find_images
 from penstock.training import cache
 from penstock.training.cutting import INPUT
-from penstock.training.data import Fed, Loading, count_rows, from_columns, from_source, learn
-from penstock.training.fit_job import FitJob, Learned
+from penstock.training.data import Loading, RowFormat, count_rows, from_columns, from_source, learn
+from penstock.training.fit_job import FitJob, SourceRows
 from penstock.training.roles import in_role, target_binding, weight_binding
 from penstock.training.row_stream import RowStream
-from penstock.training.targets import label_columns
 
 CACHE = os.path.join("_penstock", "cache")
 _MOST_LOADERS = 64
+_MOST_DECODING = 4
+_WORTH_PROCESSES = 64 << 20
+"""What is read in all, in bytes of files: less is read by a thread before processes have started."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class FileData:
         seed = asked.seed if asked.shuffle else None
         if asked.cache is not None:
             return self._from(self._cached, self.job.train, seed, failures)
-        return self._stream(self.job.train, seed, failures)
+        return self._stream(self.job.train, seed, failures, asked.epochs)
 
     def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
         """The rows to measure with, in their order; `failures` are known to be bad."""
@@ -66,22 +69,23 @@ class FileData:
             return None
         if self.job.asked.cache is not None:
             return self._from(self._cached, self.job.validation, None, failures)
-        return self._stream(self.job.validation, None, failures)
+        # Every validation reads the same epoch again.
+        return self._stream(self.job.validation, None, failures, epochs=1)
 
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
 
-    def _stream(self, learned: Learned, seed: int | None, failures: Iterable[RowFailure]) -> RowStream:
-        source, fed = self._fed(learned.source)
+    def _stream(self, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
+        source, row_format = self._formatted(selected.source)
         return from_source(
             source,
-            fed,
-            self._loading(source, fed),
+            row_format,
+            self._loading(source, row_format, epochs),
             batch_size=self.job.batch_size,
             seed=seed,
-            rows=learned.rows,
+            rows=selected.rows,
             failures=failures,
         )
 
@@ -89,25 +93,25 @@ class FileData:
     def _cached(self) -> cache.Cache:
         """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
         job = self.job
-        source, fed = self._fed(job.train.source)
+        source, row_format = self._formatted(job.train.source)
         rows = count_rows(source)
 
         def read() -> TrainingData:
-            loading = self._loading(source, fed)
-            return from_source(source, fed, loading, batch_size=job.batch_size, seed=None)
+            loading = self._loading(source, row_format, epochs=1)
+            return from_source(source, row_format, loading, batch_size=job.batch_size, seed=None)
 
         if job.asked.cache == "disk":
-            return cache.on_disk(fed.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
-        return cache.in_memory(fed.bindings, rows, read, self.beat)
+            return cache.on_disk(row_format.bindings, rows, Path(job.folder) / CACHE, job.cache_key, read, self.beat)
+        return cache.in_memory(row_format.bindings, rows, read, self.beat)
 
     def _from(
-        self, held: cache.Cache, learned: Learned, seed: int | None, failures: Iterable[RowFailure]
+        self, held: cache.Cache, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure]
     ) -> TrainingData:
         known = {failure.row: failure for failure in (*held.failures, *failures)}
         size = self.job.batch_size
-        return from_columns(held.columns, batch_size=size, seed=seed, rows=learned.rows, failures=known.values())
+        return from_columns(held.columns, batch_size=size, seed=seed, rows=selected.rows, failures=known.values())
 
-    def _fed(self, source: Source) -> tuple[Source, Fed]:
+    def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
         """The source as the model takes it, and what every row becomes."""
         job, signature = self.job, self.signature
         taken = tuple(dict.fromkeys([*self.outputs.values(), *([job.asked.weight] if job.asked.weight else [])]))
@@ -116,7 +120,7 @@ class FileData:
         preprocess = steps.make_preprocess(source, signature, options)
         if preprocess is not None:
             source = source.with_floats(sorted(described_as_floats(preprocess.takes) - set(taken)))
-            preprocess = learn(source, preprocess, self._loading(source, None))
+            preprocess = learn(source, preprocess, self._loading(source, None, epochs=1))
             columns = dict(preprocess.gives)
         else:
             source = find_images(source, signature, options.inputs, options.reading, taken)
@@ -127,10 +131,10 @@ class FileData:
             source = source.with_floats(sorted(fed_as_floats(bindings) - set(taken)))
         buckets = choose_buckets(source, bindings, preprocess, options.buckets)
         inputs = in_role(INPUT, bindings)
-        fed = Fed(
+        row_format = RowFormat(
             (*inputs, *self._targets(source)), preprocess, {INPUT + name: sizes for name, sizes in buckets.items()}
         )
-        return source, fed
+        return source, row_format
 
     def _targets(self, source: Source) -> list[Binding]:
         """Labels and weights pass by the user's function."""
@@ -138,18 +142,40 @@ class FileData:
         bindings = [target_binding(source, column, output) for output, column in self.outputs.items()]
         return [*bindings, *([weight_binding(source, weight)] if weight is not None else [])]
 
-    def _loading(self, source: Source, fed: Fed | None) -> Loading:
-        """Loader processes where Python code runs for every row; else this process reads, in a thread."""
+    def _loading(self, source: Source, row_format: RowFormat | None, epochs: int) -> Loading:
+        """How rows are loaded; where it was not asked for, by so many processes as `choose_loaders` says."""
         options = self.job.options
         timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
         count = options.loaders
         if count is None:
-            is_python = fed is None or needs_processes(Job(source, fed.bindings, (), 1, fed.preprocess))
-            cores = usable_cores()
-            # Beside a CPU that trains, loaders take turns with it: they wait when enough batches are ready.
-            most = max(1, cores - 1) if self.job.devices[0].kind == "gpu" else cores
-            count = min(_MOST_LOADERS, most) if is_python else 0
-        return Loading(count, self.log, is_verbose=self.job.is_verbose, timeouts=timeouts)
+            is_python = row_format is None or needs_processes(
+                Job(source, row_format.bindings, (), 1, row_format.preprocess)
+            )
+            has_gpu = self.job.devices[0].kind == "gpu"
+            count = choose_loaders(source, epochs, usable_cores(), is_python=is_python, has_gpu=has_gpu)
+        return Loading(count, self.log, self.job.is_verbose, timeouts, epochs)
+
+
+def choose_loaders(source: Source, epochs: int, cores: int, *, is_python: bool, has_gpu: bool) -> int:
+    """How many loader processes read an input; 0 where the process that trains does, in a thread.
+
+    A thread takes turns with the loop of training at the interpreter, also where it decodes without Python code for
+    every row. Two processes fed a small network from Parquet on two cores about 1.5 times as fast; one was slower.
+
+    Args:
+        source: The input.
+        epochs: How often it is read.
+        cores: Of this machine.
+        is_python: Whether Python code runs for every row.
+        has_gpu: Whether training leaves the cores free. Beside a CPU that trains, loaders take turns with it: they wait
+            when enough batches are ready.
+    """
+    most = max(1, cores - 1) if has_gpu else cores
+    if is_python:
+        return min(_MOST_LOADERS, most)
+    read_bytes = epochs * sum(fragment.size for fragment in source.fragments())
+    is_worth_it = not source.traits.reads_at_random and read_bytes >= _WORTH_PROCESSES and most > 1
+    return min(_MOST_DECODING, most) if is_worth_it else 0
 
 
 def outputs_of(signature: Signature, label: dict[str, str]) -> dict[str, str]:

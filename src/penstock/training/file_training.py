@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from penstock.core.records import RowFailure
-from penstock.core.training import Checkpoint, Position, TrainBatch, TrainingData
+from penstock.core.training import Checkpoint, Position, TrainingData
 from penstock.crash_points import crash_point
-from penstock.errors import ModelError
+from penstock.errors import InputError
+from penstock.evaluation.compiled_metrics import by_output, check_request, named
+from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.table import AUTO
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import keras
@@ -30,44 +30,40 @@ from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.mixed_precision import FLOAT16, apply_policy, built_under
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
+from penstock.runtimes.keras.training.scaled_data import ScaledData
 from penstock.runtimes.keras.training.user_step import load_step
+from penstock.sources.files.unchanged import find_changed
 from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
-from penstock.training.bad_rows import BadRows
+from penstock.training.bad_rows import BadRowReport
 from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
-from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
-from penstock.training.compiled_metrics import by_output, check_request, named
+from penstock.training.checkpoints import Cadence, CheckpointFacts, CheckpointFolder, CheckpointKeeper
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import (
     BATCH_SIZE,
     CHECKPOINTS,
     MODEL,
-    Begun,
-    Ended,
-    EpochEnded,
+    CheckpointReport,
+    EndReport,
+    EpochReport,
     FitJob,
-    Kept,
     Note,
-    Stepped,
+    StartReport,
+    StepReport,
     Times,
 )
 from penstock.training.history import TrainingRecords
+from penstock.training.job_rows import ClassWeights, JobRows, compare_classes
 from penstock.training.label_packing import (
-    ClassWeights,
     LabelPack,
-    SeenClasses,
     check_class_weights,
     check_num_classes,
 )
-from penstock.training.metric_records import MetricRequest
 from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5
 _CHECKPOINT_MINUTES = 5.0
 _REPORTED_EARLY = 32
-_MOST_NAMED = 10
-_JOB, _WEIGHTS = "job", "weights"
-"""What a checkpoint keeps of the job that writes it."""
 Send = Callable[[object], None]
 
 
@@ -91,7 +87,31 @@ class FileTraining:
         self._step = self._steps_made = self._kept = 0
 
     def run(self) -> None:
-        """Train to the end, or until a stop is wanted."""
+        """Train to the end, or until a stop is wanted.
+
+        Raises:
+            InputError: The input changed meanwhile, or cannot be read.
+        """
+        try:
+            self._run()
+        except InputError:
+            self._check_input()  # one that changed looks damaged
+            raise
+
+    def _check_input(self) -> None:
+        """Check that the files are those that training began with: a checkpoint is of one state of them.
+
+        Raises:
+            InputError: One of them changed.
+        """
+        job = self._job
+        selected = [job.train, *([job.validation] if job.validation is not None else [])]
+        files = {file.path: file for rows in selected for file in rows.source.fragments()}
+        error = find_changed(files.values())
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
         job = self._job
         model = self._load()
         call = KerasCall(model)
@@ -112,15 +132,17 @@ class FileTraining:
             self._note(damage)
         with contextlib.ExitStack() as stack:
             weigh = ClassWeights(job.class_weights) if job.class_weights else None
-            train = _Rows(data.train(start.failures if start is not None else ()), weigh=weigh)
+            train = JobRows(data.train(start.failures if start is not None else ()), weigh=weigh)
             stack.callback(train.close)
             held_back = data.validation(start.validation_failures if start is not None else ())
             validation = None
             if held_back is not None:
-                validation = _Rows(held_back)
+                validation = JobRows(held_back)
                 stack.callback(validation.close)
             for remark in train.remarks():
                 self._note(remark)
+            if job.asked.cache is not None:
+                self._check_input()  # it was read, and is not read again
             trainer = self._trainer(model, call, train)
             stack.callback(trainer.close)
             self._train(trainer, train, validation, start)
@@ -164,17 +186,21 @@ class FileTraining:
         probe = replace(job, asked=replace(job.asked, batch_size=FIRST_SIZE, cache=None))
         with contextlib.closing(replace(data, job=probe).train(())) as train:
             first, rows = _first_of(train, self._label_pack(model, call)), train.rows or 0
-        size = find_batch_size(model, first, rows, self._settings(), len(job.devices))
+        size = find_batch_size(model, first, rows, self._settings(call, first), len(job.devices))
         with output_errors():
             write_whole(path, json.dumps(size).encode())
         self._note(described(size))
         return replace(job, asked=replace(job.asked, batch_size=size))
 
-    def _settings(self) -> StepSettings:
-        asked = self._job.asked
-        is_undoable = asked.on_nan == loop.SKIP
+    def _settings(self, call: KerasCall, first: Any) -> StepSettings:
+        asked, scaling = self._job.asked, self._job.model.scaling
         return StepSettings(
-            asked.accumulate, is_undoable, are_errors_told=True, step=load_step(asked.step), all_reduce=asked.all_reduce
+            asked.accumulate,
+            is_undoable=asked.on_nan == loop.SKIP,
+            are_errors_told=True,
+            step=load_step(asked.step),
+            scaled=ScaledData.of(scaling, call, first) if scaling is not None else None,
+            all_reduce=asked.all_reduce,
         )
 
     def _label_pack(self, model: Any, call: KerasCall) -> LabelPack:
@@ -184,28 +210,35 @@ class FileTraining:
     def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
         job = self._job
         self._pack = pack = self._label_pack(model, call)
-        trainer = open_trainer(model, pack, _first_of(train, pack), self._settings(), len(job.devices))
+        first = _first_of(train, pack)
+        trainer = open_trainer(model, pack, first, self._settings(call, first), len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)
         trainer.on_remark = self._note
         return trainer
 
-    def _train(self, trainer: KerasTrainer, train: _Rows, validation: _Rows | None, start: Checkpoint | None) -> None:
+    def _train(
+        self, trainer: KerasTrainer, train: JobRows, validation: JobRows | None, start: Checkpoint | None
+    ) -> None:
         job, asked = self._job, self._job.asked
-        bad = BadRows(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
+        bad = BadRowReport(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
-        self._send(Begun(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices]))))
+        self._send(
+            StartReport(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices])))
+        )
         made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
         self._kept = position.step
-        facts = {_JOB: job.cache_key, _WEIGHTS: _names(trainer.model)}
-        _check_checkpoint(start, facts)
-        keeper = _Keeper(folder, cadence, self._note, facts, self._keep)
+        facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
+        if start is not None:
+            facts.check(start)
+        check = self._check_input if asked.cache is None else None
+        keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep, check)
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
@@ -227,20 +260,7 @@ class FileTraining:
         self._save(trainer)
         self._end(ended, bad, is_stopped=False, history=records.epochs)
 
-    def _compare_classes(self, train: _Rows, validation: _Rows) -> None:
-        """After the first epoch, name the classes that only one side has, where nobody has looked before."""
-        if not train.seen.is_open or not (self._pack is not None and self._pack.has_classes):
-            return
-        for name, missing in (
-            ("validation", train.seen.missing(validation.seen)),
-            ("training", validation.seen.missing(train.seen)),
-        ):
-            if missing:
-                more = ", …" if len(missing) > _MOST_NAMED else ""
-                self._note(f"no row of {', '.join(map(str, missing[:_MOST_NAMED]))}{more} is on the side of {name}")
-        train.seen.is_open = validation.seen.is_open = False
-
-    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRows[_Rows]) -> list[Any]:
+    def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRowReport) -> list[Any]:
         asked, callbacks = self._job.asked, keras.callbacks
         made: list[Any] = []
         if asked.scale_lr is not None:
@@ -252,19 +272,22 @@ class FileTraining:
             )
 
         def epoch_ended(epoch: int, logs: Mapping[str, float]) -> None:
-            self._send(EpochEnded(epoch, self._step, dict(logs)))
+            self._send(EpochReport(epoch, self._step, dict(logs)))
             bad.check(is_whole=True)
-            if bad.validation is not None and not self._job.classes:
-                self._compare_classes(bad.train, bad.validation)
+            has_classes = self._pack is not None and self._pack.has_classes
+            # Where labels are text, the coordinator has compared the classes before.
+            if bad.validation is not None and has_classes and not self._job.classes:
+                for remark in compare_classes(bad.train, bad.validation):
+                    self._note(remark)
 
         made.append(callbacks.LambdaCallback(on_epoch_end=epoch_ended))
         return made
 
     def _keep(self, step: int) -> None:
         self._kept = step
-        self._send(Kept(step))
+        self._send(CheckpointReport(step))
 
-    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRows[_Rows]) -> None:
+    def _after_step(self, position: Position, trainer: KerasTrainer, bad: BadRowReport) -> None:
         self._step = position.step
         self._steps_made += 1
         now = time.monotonic()
@@ -275,7 +298,7 @@ class FileTraining:
             return
         self._told = now
         self._send(
-            Stepped(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
+            StepReport(position.epoch, position.batch, position.rows, position.step, trainer.results(), self._times())
         )
         bad.check(is_whole=False)
 
@@ -302,14 +325,14 @@ class FileTraining:
     def _end(
         self,
         position: Position,
-        bad: BadRows[_Rows],
+        bad: BadRowReport,
         *,
         is_stopped: bool,
         history: Sequence[Mapping[str, float]] = (),
     ) -> None:
         self._stages.beat()
         self._send(
-            Ended(
+            EndReport(
                 position.epoch,
                 position.step,
                 is_stopped,
@@ -324,93 +347,6 @@ class FileTraining:
 
     def _note(self, text: str) -> None:
         self._send(Note(text))
-
-
-class _Keeper(CheckpointKeeper):
-    """Checkpoints, of which the coordinator hears."""
-
-    def __init__(
-        self,
-        folder: CheckpointFolder,
-        cadence: Cadence,
-        say: Callable[[str], None],
-        facts: Mapping[str, Any],
-        kept: Callable[[int], None],
-    ) -> None:
-        super().__init__(folder, cadence, say, lambda: facts)
-        self._kept = kept
-
-    def keep(self, checkpoint: Checkpoint) -> None:
-        before = self.written
-        super().keep(checkpoint)
-        if self.written != before:
-            self._kept(checkpoint.progress.position.step)
-
-
-def _names(model: Any) -> list[str]:
-    """The names of the weights in their order. Layers without a name are numbered alike in every process."""
-    return [variable.path for variable in model.variables]
-
-
-def _check_checkpoint(start: Checkpoint | None, facts: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
-
-    Raises:
-        ModelError: It is one.
-    """
-    if start is None:
-        return
-    then = start.facts
-    if then.get(_JOB, facts[_JOB]) != facts[_JOB]:
-        raise ModelError(
-            "the checkpoint is of another job",
-            received=f"job {then[_JOB]:.12}, not {facts[_JOB]:.12}",
-            hint="put back the checkpoints of this job, or begin again: with another --output, or with --overwrite",
-        )
-    for old, new in itertools.zip_longest(then.get(_WEIGHTS, facts[_WEIGHTS]), facts[_WEIGHTS]):
-        if old != new:
-            raise ModelError(
-                "the checkpoint is of another model",
-                received=f"weight {old or 'missing'}",
-                allowed=str(new or "no further weight"),
-                hint="go on with the model that training began with, or begin again with another --output",
-            )
-
-
-class _Rows:
-    """Training data of a job (`TrainingData`).
-
-    `weigh` changes the weights of every batch.
-    """
-
-    def __init__(
-        self,
-        data: TrainingData,
-        *,
-        weigh: Callable[[TrainBatch], TrainBatch] | None = None,
-    ) -> None:
-        self._data = data
-        self._weigh = weigh
-        self.seen = SeenClasses()
-
-    @property
-    def rows(self) -> int | None:
-        return self._data.rows
-
-    @property
-    def failures(self) -> Mapping[int, RowFailure]:
-        return self._data.failures
-
-    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
-        for batch in self._data.batches(epoch, skip_rows):
-            self.seen.add(batch)
-            yield batch if self._weigh is None else self._weigh(batch)
-
-    def remarks(self) -> list[str]:
-        return self._data.remarks()
-
-    def close(self) -> None:
-        self._data.close()
 
 
 def _first_of(train: TrainingData, pack: LabelPack) -> Any:

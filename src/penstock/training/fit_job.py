@@ -12,14 +12,14 @@ from penstock.core.tracing import Mark
 from penstock.options.fit_records import FitOptions
 from penstock.options.records import PredictOptions
 
-MODEL, LABELS, CHECKPOINTS = "model.keras", "labels.json", "checkpoints"
+MODEL, CHECKPOINTS = "model.keras", "checkpoints"
 """What training writes to its folder."""
 BATCH_SIZE = "batch_size.json"
 """Where the batch size is kept that was measured, beside the manifest: a resumed run has the same."""
 
 
 @dataclass(frozen=True)
-class Learned:
+class SourceRows:
     """Rows that a model is trained on or measured with: which of a source, with which labels.
 
     Labels that are text are numbers by now (`CodedLabels`).
@@ -44,21 +44,21 @@ class FitJob:
         devices: What it trains on.
         threads: Of the framework.
         backend: Of Keras.
-        classes: How many classes the labels have, where they are text.
+        classes: How many classes the labels of an output have, where they are text; "" is the only output.
         class_weights: How much a row counts, by its class.
         cache_key: What a cache on disk is told apart by.
     """
 
     model: ModelFile
-    train: Learned
-    validation: Learned | None
+    train: SourceRows
+    validation: SourceRows | None
     options: PredictOptions
     asked: FitOptions
     folder: str
     devices: tuple[Device, ...]
     threads: int
     backend: str
-    classes: int = 0
+    classes: Mapping[str, int] = field(default_factory=dict)
     class_weights: Mapping[int, float] = field(default_factory=dict)
     cache_key: str = ""
     is_verbose: bool = False
@@ -96,7 +96,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartReport:
     """The model is on its devices. `rows` are those of an epoch; `step` were made before."""
 
     rows: int
@@ -114,7 +114,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepReport:
     """How far training is. `logs` are of this epoch so far."""
 
     epoch: int
@@ -126,7 +126,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class EpochEnded:
+class EpochReport:
     """An epoch is over: loss and metrics of training and validation."""
 
     epoch: int
@@ -135,14 +135,14 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointReport:
     """A checkpoint was written."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndReport:
     """Training is over: finished, or stopped (`is_stopped`) with a checkpoint."""
 
     epoch: int
@@ -159,4 +159,4 @@ class Ended:
     """Of an epoch, without bad ones."""
 
 
-Report = Note | Begun | Stepped | EpochEnded | Kept | Ended
+Report = Note | StartReport | StepReport | EpochReport | CheckpointReport | EndReport

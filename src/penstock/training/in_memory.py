@@ -6,13 +6,14 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from penstock.errors import UsageError
 from penstock.options.fit_records import ALL_REDUCE
 from penstock.options.table import AUTO
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
-from penstock.runtimes.keras.training.given_data import Given, GivenData, pack_given, split_off
+from penstock.runtimes.keras.training.given_data import DataArguments, GivenData, pack_given, split_off
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.opening import open_trainer
@@ -73,7 +74,9 @@ _OF_STEPS = {"step", "all_reduce"}
 _OF_TRAINING = {each.name for each in fields(FitRequest)} - {"settings"}
 
 
-def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]) -> tuple[Given, FitRequest]:
+def with_keywords(
+    given: DataArguments, request: FitRequest, keywords: Mapping[str, Any]
+) -> tuple[DataArguments, FitRequest]:
     """Data and request with the other arguments of `model.fit`.
 
     Raises:
@@ -88,8 +91,10 @@ def with_keywords(given: Given, request: FitRequest, keywords: Mapping[str, Any]
         raise UsageError("model.fit has no such argument", received=", ".join(sorted(unknown)), hint=hint)
     of_data = {_OF_DATA[name]: value for name, value in keywords.items() if name in _OF_DATA}
     of_training = {name: value for name, value in keywords.items() if name in _OF_TRAINING}
-    step, all_reduce = load_step(keywords.get("step")), keywords.get("all_reduce", AUTO)
-    settings = replace(request.settings, step=step, all_reduce=all_reduce)
+    of_steps = {name: value for name, value in keywords.items() if name in _OF_STEPS}
+    if "step" in of_steps:
+        of_steps["step"] = load_step(of_steps["step"])
+    settings = replace(request.settings, **of_steps)
     return replace(given, **of_data), replace(request, settings=settings, **of_training)
 
 
@@ -101,15 +106,19 @@ def _say(remark: str) -> None:
     print(f"penstock: {remark}", file=sys.stderr)
 
 
-def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
-    """Train as `model.fit` does, on every device of the process.
+def fit_in_memory(
+    model: Any, given: DataArguments, request: FitRequest, keywords: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """Train as `model.fit` does, on every device of the process. `keywords` are its other arguments.
 
     Returns:
         Keras's History.
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
+        UsageError: `model.fit` has no such argument, or not such a value.
     """
+    given, request = with_keywords(given, request, keywords)
     _check(request)
     given, held_back = split_off(given, request.validation_split, request.validation_data)
     say = _say if request.verbose != 0 else loop.say_nothing
@@ -136,7 +145,7 @@ def fit_in_memory(model: Any, given: Given, request: FitRequest) -> Any:
     return model.history
 
 
-def _measured(model: Any, given: Given, request: FitRequest) -> int:
+def _measured(model: Any, given: DataArguments, request: FitRequest) -> int:
     """The batch size that steps were timed for; nothing is drawn that decides an order."""
     data = GivenData(replace(given, batch_size=FIRST_SIZE, shuffle=False))
     rows = data.array_rows

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,10 +14,10 @@ from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Binding, Block, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
+from penstock.evaluation.targets import as_text, class_codes, kind_of
 from penstock.sources.derived.folder_names import FOLDER, FolderNames
 from penstock.sources.derived.wrapper import Around
 from penstock.training.cutting import TARGET, WEIGHT
-from penstock.training.targets import as_text, class_codes
 
 _SCANNED_ROWS = 1 << 16
 _MOST_CLASSES = 100_000
@@ -50,9 +51,25 @@ def find_column(source: Source, name: str, option: str) -> TensorSpec:
             allowed=", ".join(list(schema)[:20]),
             hint=hint,
         )
+    if schema[name].dtype == OPAQUE and (kind := _kind_in(source, name)) is not None:
+        raise InputError(
+            "the column holds neither numbers nor text",
+            received=f"{option} {name}, of {kind}",
+            allowed="whole numbers, text, fractions, or lists of one length",
+            hint="write dates and times as numbers or as text",
+        )
     if schema[name].dtype == OPAQUE or schema[name].encoding is not None:
         raise InputError("the column holds neither numbers nor text", received=f"{option} {name}, of {schema[name]}")
     return schema[name]
+
+
+def _kind_in(source: Source, name: str) -> str | None:
+    """What a column of a source holds, as its first rows say; None where there are none."""
+    for span in source.divide(1):
+        for block in source.read(span, [name]):
+            column = block.columns[name]
+            return kind_of(column.raw() if isinstance(column, Deferred) else column)
+    return None
 
 
 def target_binding(source: Source, column: str, output: str = "") -> Binding:
@@ -111,25 +128,40 @@ class Classes:
         return np.bincount(codes[codes >= 0], minlength=len(self.values))
 
 
-def scan_classes(source: Source, column: str) -> Classes:
-    """The classes of a label column, read once: 4 bytes for each row are kept.
+def scan_classes(source: Source, columns: Sequence[str]) -> dict[str, Classes]:
+    """The classes of every label column, all read once: 4 bytes for each row and column are kept.
 
     Raises:
         InputError: The labels are no classes: fractions, lists, or too many different values.
     """
+    for column in columns:
+        _check_scanned(source, column)
+    known: dict[str, dict[str | int, int]] = {column: {} for column in columns}
+    pieces: dict[str, list[Array]] = {column: [] for column in columns}
+    for span in source.divide(_SCANNED_ROWS) if columns else ():
+        for block in source.read(span, columns):
+            for column in columns:
+                pieces[column].append(_codes(block, column, known[column]))
+    return {column: _as_classes(column, known[column], pieces[column]) for column in columns}
+
+
+def _check_scanned(source: Source, column: str) -> None:
     spec = find_column(source, column, "--label")
-    if spec.shape != () or (spec.dtype != STRING and "int" not in spec.dtype and spec.dtype != "bool"):
+    is_number = "int" in spec.dtype or "float" in spec.dtype or spec.dtype == "bool"
+    if spec.shape != () or not (is_number or spec.dtype == STRING):
         raise InputError(
             "these labels are no classes",
             received=f"--label {column}, of {spec}",
             allowed="text or whole numbers, one for each row",
         )
-    known: dict[str | int, int] = {}
-    pieces = [_codes(block, column, known) for block in _blocks(source, column)]
+
+
+def _as_classes(column: str, known: Mapping[str | int, int], pieces: Sequence[Array]) -> Classes:
+    """The classes of a column in their order, from the numbers that they were met with."""
     if len(known) > _MOST_CLASSES or not known:
         raise InputError(
             "these labels are no classes",
-            received=f"{len(known):,} different values",
+            received=f"--label {column}: {len(known):,} different values",
             allowed=f"1 to {_MOST_CLASSES:,}",
         )
     found = np.concatenate(pieces)
@@ -140,19 +172,30 @@ def scan_classes(source: Source, column: str) -> Classes:
     return Classes(tuple(values), np.bincount(codes[codes >= 0], minlength=len(values)), codes)
 
 
-def _blocks(source: Source, column: str) -> Iterator[Block]:
-    for span in source.divide(_SCANNED_ROWS):
-        yield from source.read(span, [column])
-
-
 def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
     """A number for the class of every row, in the order in which classes are met; -1 where there is none."""
     encoded = _plain(block.columns[column]).dictionary_encode()
-    classes = [as_text(value) for value in encoded.dictionary.to_pylist()]
-    lookup = np.array([*(known.setdefault(value, len(known)) for value in classes), -1], np.int32)
+    classes = [_as_class(value, column) for value in encoded.dictionary.to_pylist()]
+    numbers = (-1 if value is None else known.setdefault(value, len(known)) for value in classes)
+    lookup = np.array([*numbers, -1], np.int32)
     codes: Array = lookup[encoded.indices.fill_null(len(classes)).to_numpy(zero_copy_only=False)]
     codes[[failure.row - block.start for failure in block.failures]] = -1
     return codes
+
+
+def _as_class(value: str | bytes | int | float, column: str) -> str | int | None:
+    """A label as a class: whole numbers may be floats, as pandas makes them where some are missing; None for NaN."""
+    if not isinstance(value, float):
+        return as_text(value)
+    if math.isnan(value):
+        return None
+    if not value.is_integer():
+        raise InputError(
+            "these labels are no classes",
+            received=f"--label {column}: {value}",
+            allowed="text or whole numbers, one for each row",
+        )
+    return int(value)
 
 
 def _plain(column: SourceColumn) -> pa.Array:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from penstock.core.batching import Batch
 from penstock.core.job import Job
 from penstock.core.records import Array, RowFailure, Span
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 from penstock.errors import InputError
 from penstock.pool.loading import load_batches
+from penstock.runtimes.keras.training.read_ahead import Item, ReadAhead
 from penstock.sources.derived.shuffled import EpochRows
 from penstock.sources.python.memory import InMemory
-from penstock.training.cutting import Piece, cut, good_rows, keep
+from penstock.training.cutting import GoodRows, cut_batches, good_rows
 
 READY_BATCHES = 2
 """So many batches, or loaded pieces of several small ones, wait for the trainer."""
@@ -27,14 +26,6 @@ INLINE_BYTES = 1 << 20
 """Batches up to this size are cut by the trainer's own thread: handing each of them over would take longer."""
 
 
-class Held(Protocol):
-    """Rows in memory that is given back."""
-
-    @property
-    def release(self) -> Callable[[], None]: ...
-
-
-Made = TypeVar("Made", bound=Held)
 Loaded = tuple[Span, Batch, Callable[[], None]]
 """A span, some of its rows, in order, and what frees their memory."""
 
@@ -90,16 +81,25 @@ class RowStream:
         batch_size: Rows of a global batch.
         reader: Reads the spans of the job.
         failures: Bad rows that are known already.
+        epochs: How many epochs there are; None where that is not known. The reader reads ahead into the next epoch, but
+            not beyond the last.
     """
 
     def __init__(
-        self, job: Job, source: EpochRows, batch_size: int, reader: Reader, failures: Iterable[RowFailure] = ()
+        self,
+        job: Job,
+        source: EpochRows,
+        batch_size: int,
+        reader: Reader,
+        failures: Iterable[RowFailure] = (),
+        epochs: int | None = None,
     ) -> None:
         self._job = job
         self._source = source
         self._batch_size = batch_size
         self._reader = reader
         self._failures = {failure.row: failure for failure in failures}
+        self._epochs = epochs
         self._indices = itertools.count()
         self._next_epoch: int | None = None
         """The epoch that the reader goes on with, where it was left at the end of one."""
@@ -139,7 +139,7 @@ class RowStream:
         else:
             with self._ahead(self._pieces(epoch)) as ready:
                 yield from self._cut(ready)
-        self._next_epoch = epoch + 1
+        self._next_epoch = None if self._is_last(epoch) else epoch + 1
         if not self.rows:
             first = next(iter(self._failures.values()))
             raise InputError(
@@ -150,21 +150,26 @@ class RowStream:
     def close(self) -> None:
         self._reader.close()
 
-    def _cut(self, pieces: Iterator[Piece]) -> Iterator[TrainBatch]:
-        return (piece.as_batch(self._job.buckets) for piece in cut(pieces, self._batch_size))
+    def _cut(self, pieces: Iterator[GoodRows]) -> Iterator[TrainBatch]:
+        return (piece.as_batch(self._job.buckets) for piece in cut_batches(pieces, self._batch_size))
 
-    def _ahead(self, made: Iterator[Made]) -> Ahead[Made]:
-        return Ahead(made, READY_BATCHES, self._reader.cancel)
+    def _ahead(self, items: Iterator[Item]) -> ReadAhead[Item]:
+        return ReadAhead(items, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
-        """The spans of this epoch and, without end, of those that follow: loaders go on where one ends."""
+        """The spans of this epoch and of those that follow, to the last: loaders go on where an epoch ends."""
         while good := self._source.good(self._failures):
             self._scheduled.setdefault(epoch, good - skip)
             for span in self._source.spans(epoch, self._job.batch_size, list(self._failures), skip):
                 yield replace(span, index=next(self._indices))
+            if self._is_last(epoch):
+                return
             epoch, skip = epoch + 1, 0
 
-    def _pieces(self, epoch: int) -> Iterator[Piece]:
+    def _is_last(self, epoch: int) -> bool:
+        return self._epochs is not None and epoch + 1 >= self._epochs
+
+    def _pieces(self, epoch: int) -> Iterator[GoodRows]:
         """The good rows of an epoch, as they were loaded."""
         left = self._scheduled.pop(epoch, None)
         if left is None:
@@ -189,56 +194,3 @@ class RowStream:
         if self._numbers[0] != span.index:
             self._numbers = span.index, self._source.numbers(span)
         return self._numbers[1]
-
-
-class Ahead(Generic[Made]):
-    """Batches, or pieces, that a thread makes before they are asked for.
-
-    Args:
-        made: What makes them.
-        count: How many may wait.
-        cancel: Called when they are given up, so that `made` ends soon.
-    """
-
-    def __init__(self, made: Iterator[Made], count: int, cancel: Callable[[], None]) -> None:
-        self._made = made
-        self._cancel = cancel
-        self._room = threading.Semaphore(count)
-        self._ready: queue.SimpleQueue[Made | BaseException | None] = queue.SimpleQueue()
-        self._is_closed = self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="penstock-rows", daemon=True)
-
-    def __enter__(self) -> Iterator[Made]:
-        self._thread.start()
-        return self._take()
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_closed = True
-        if not self._is_over:
-            self._cancel()
-        self._room.release()
-        self._thread.join()
-        while not self._ready.empty():
-            left = self._ready.get()
-            if left is not None and not isinstance(left, BaseException):
-                left.release()
-
-    def _take(self) -> Iterator[Made]:
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self._room.release()
-            yield item
-        self._is_over = True
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._room.acquire()
-                item = next(self._made, None) if not self._is_closed else None
-                if item is None:
-                    break
-                self._ready.put(item)
-        except BaseException as error:  # raised again where they are taken
-            self._ready.put(error)
-        self._ready.put(None)

@@ -16,7 +16,7 @@ from penstock.errors import Interrupted, WorkersDied
 from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
 from penstock.runtimes.keras.training.environment import environment_for
 from penstock.storage.disk import internal
-from penstock.training.fit_job import Ended, FitJob, Kept, Report, Stop, Train
+from penstock.training.fit_job import CheckpointReport, EndReport, FitJob, Report, Stop, Train
 from penstock.training.stages import Watchdog
 
 MOST_DEATHS = 3
@@ -42,7 +42,7 @@ class TrainerHold:
     _kept: int = -1
     """The step of the newest checkpoint: one that is written again is no progress."""
 
-    def train(self, hear: Callable[[Report], None]) -> Ended:
+    def train(self, hear: Callable[[Report], None]) -> EndReport:
         """Train; `hear` takes the reports of the process.
 
         Raises:
@@ -80,7 +80,7 @@ class TrainerHold:
 
     def _run_once(
         self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
-    ) -> tuple[Ended | None, bool, str]:
+    ) -> tuple[EndReport | None, bool, str]:
         """One life of the process: how training ended, whether it got further, and how the process ended."""
         job = self.job
         environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
@@ -107,9 +107,9 @@ class TrainerHold:
                     return None, self._kept > kept, process.describe_end() + limit
                 if isinstance(report, Failed):
                     raise report.as_error("the process that trains")
-                if isinstance(report, Kept):
+                if isinstance(report, CheckpointReport):
                     self._kept = max(self._kept, report.step)
-                if isinstance(report, Ended):
+                if isinstance(report, EndReport):
                     return report, True, ""
                 hear(report)
         finally:

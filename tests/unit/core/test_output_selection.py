@@ -94,6 +94,17 @@ def test_ranking_is_a_stable_sort(scores: np.ndarray, k: int) -> None:
     assert numpy_top_k(scores, 1)[1][:, 0].tolist() == [places[0] for places in expected]
 
 
+def test_every_output_has_labels_of_its_own_or_none() -> None:
+    columns: dict[str, Any] = {f"classes:{name}": np.array([1], np.int32) for name in "pqr"}
+    labelled: dict[str, Any] = with_labels(columns, {"p": ("cat", "dog"), "r": ("old", "new")})
+    assert list(labelled) == ["classes:p", "labels:p", "classes:q", "classes:r", "labels:r"]
+    assert labelled["labels:r"].to_pylist() == ["new"]
+    answers = Answers(argmax=True, labels={"nobody": ("cat", "dog")})
+    assert hash(answers) == hash(Answers(argmax=True))
+    with pytest.raises(UsageError, match="names for 'nobody'"):
+        keep(answers, OUTPUTS, numpy_top_k)
+
+
 def test_labels_follow_their_classes_and_leave_other_columns_alone() -> None:
     columns: dict[str, Any] = {"classes:p": np.array([[1, 0], [0, 1]], np.int32), "x_class": np.array([9.5, 1.0])}
     labelled: dict[str, Any] = with_labels(columns, ("cat", "dog"))

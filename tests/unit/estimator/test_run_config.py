@@ -70,6 +70,9 @@ def test_a_config_is_replaced_and_not_changed(tmp_path: Path) -> None:
         {"devices": "tpu"},
         {"threads": 0},
         {"gpu_memory_fraction": 0},
+        {"train_distribute": "mirrored"},
+        {"train_distribute": type("MirroredStrategy", (), {"extended": None})},
+        {"eval_distribute": 2},
     ],
 )
 def test_values_out_of_range_are_refused(wrong: dict[str, object]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
+from penstock.options.class_names import ClassNames
 from penstock.options.records import OPTIONS
 
 
@@ -45,9 +46,10 @@ def test_params_that_are_no_object_are_refused(text: str) -> None:
         ("a.json", '["cat", "dog"]', ("cat", "dog")),
         ("a.json", '{"1": "dog", "0": "cat"}', ("cat", "dog")),
         ("a.json", '{"0": ["n02", "cat"], "1": ["n03", "dog"]}', ("cat", "dog")),
+        ("a.json", '{"kind": ["cat", "dog"], "size": {"0": "big"}}', {"kind": ("cat", "dog"), "size": ("big",)}),
     ],
 )
-def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content: str, labels: tuple[str, ...]) -> None:
+def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content: str, labels: ClassNames) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
     assert OPTIONS["labels"].read(str(tmp_path / name)) == labels
 
@@ -60,6 +62,7 @@ def test_labels_are_read_from_lines_and_json(tmp_path: Path, name: str, content:
         ("a.json", "{"),
         ("a.json", '{"0": "a", "2": "b"}'),
         ("a.json", "3"),
+        ("a.json", '{"cat": 0, "dog": 1}'),
         ("a.json", "[]"),
     ],
 )

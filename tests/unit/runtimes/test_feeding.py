@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.training import TrainBatch
 from penstock.runtimes.keras.training.feeding import PlacedBatch, placed_ahead
-from penstock.runtimes.keras.training.keras_trainer import cut
+from penstock.runtimes.keras.training.keras_trainer import piece_bounds
 
 
 def batches(count: int, released: list[int]) -> Iterator[TrainBatch]:
@@ -49,7 +49,7 @@ def test_closing_ends_the_thread() -> None:
 
 @pytest.mark.parametrize(("rows", "pieces"), [(50, 4), (47, 4), (3, 4), (1, 1), (7, 7)])
 def test_pieces_cover_all_rows_and_differ_by_one_at_most(rows: int, pieces: int) -> None:
-    cuts = cut(rows, pieces)
+    cuts = piece_bounds(rows, pieces)
     sizes = [end - begin for begin, end in cuts]
     assert cuts[0][0] == 0
     assert sum(sizes) == rows == cuts[-1][1]

@@ -54,7 +54,7 @@ def test_this_is_no_notebook() -> None:
     assert not is_notebook()
 
 
-class Recorded:
+class Recorded(Progress):
     """Notes that it was shown."""
 
     def __init__(self) -> None:

@@ -136,3 +136,12 @@ def test_rows_that_the_postprocess_function_is_not_done_with_are_not_done() -> N
 def test_run_whose_last_rows_are_being_written_is_not_called_done() -> None:
     assert "0 rows/s, writing the last rows, 50 committed" in line(meter_with(100, committed=50), 100, 0, 0.0)
     assert "0 rows/s, done, 100 committed" in line(meter_with(100, committed=100), 100, 0, 0.0)
+
+
+@pytest.mark.parametrize(("every_s", "expected"), [(0.0, ["step 1", "step 2"]), (1e9, [])])
+def test_the_state_of_a_run_without_a_meter_is_a_line_every_few_seconds(every_s: float, expected: list[str]) -> None:
+    stream = io.StringIO()
+    lines = Lines(stream, every_s)
+    lines.state("step 1")
+    lines.state("step 2")
+    assert stream.getvalue().splitlines() == expected

@@ -122,7 +122,7 @@ class FullDisk(CheckpointFolder):
 def test_a_full_disk_is_said_and_the_next_checkpoint_is_tried(tmp_path: Path) -> None:
     folder, said = FullDisk(str(tmp_path)), list[str]()
     CheckpointFolder(str(tmp_path)).write(checkpoint(1))
-    keeper = CheckpointKeeper(folder, Cadence(steps=1), said.append, lambda: {"seed": 3})
+    keeper = CheckpointKeeper(folder, Cadence(steps=1), said.append, {"seed": 3})
     keeper.keep(checkpoint(2))
     assert said == [
         "the checkpoint after step 2 could not be written: [Errno 28] No space left on device; "

@@ -14,7 +14,7 @@ from penstock.core.bucketing import boundary
 from penstock.core.job import Job
 from penstock.core.records import Array, Binding, Block, RowFailure, Span
 from penstock.core.shuffling import AllRows
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, keep
 from penstock.errors import InputError
 from penstock.sources.catalog import open_files
 from penstock.sources.derived.shuffled import Order, RandomRows
@@ -22,8 +22,8 @@ from penstock.sources.derived.wrapper import Around
 from penstock.sources.python.memory import InMemory
 from penstock.training import data as training_data
 from penstock.training import row_stream
-from penstock.training.cutting import Piece, cut, good_rows, keep
-from penstock.training.data import Fed, Loading, from_arrays, from_source
+from penstock.training.cutting import GoodRows, cut_batches, good_rows
+from penstock.training.data import Loading, RowFormat, from_arrays, from_source
 from penstock.training.row_stream import RowStream, ThisProcess
 
 ROWS = 101
@@ -134,6 +134,11 @@ def test_a_thread_gathers_large_batches_from_memory() -> None:
     assert all(batch.weights[""].sum() == batch.rows for batch in batches)
 
 
+def test_batches_from_memory_are_not_borrowed() -> None:
+    data = from_arrays({"x": np.arange(100)}, batch_size=8, seed=1)
+    assert not any(batch.is_borrowed for batch in data.batches(0))
+
+
 def test_text_is_an_input_too() -> None:
     data = from_arrays({"words": np.array(["a", "bb", "ccc"])}, batch_size=2, seed=None)
     assert [batch.inputs["words"].tolist() for batch in data.batches(0)] == [[b"a", b"bb"], [b"ccc"]]
@@ -145,11 +150,11 @@ def test_rows_of_different_sizes_keep_their_order_and_their_padding_after_a_rest
     monkeypatch.setattr(training_data, "WINDOW_BYTES", 1)  # windows of 4 batches
     lists = pa.array([list(range(1, 2 + row % 5)) for row in range(90)])
     pq.write_table(pa.table({"x": lists}), tmp_path / "t.parquet", row_group_size=10)
-    fed = Fed((Binding("input:x", ("x",), "int64", (None,)),), buckets={"input:x": [[2, 4, 8]]})
+    row_format = RowFormat((Binding("input:x", ("x",), "int64", (None,)),), buckets={"input:x": [[2, 4, 8]]})
 
     def epoch(skip: int) -> list[TrainBatch]:
         source = open_files([str(tmp_path / "t.parquet")])
-        data = from_source(source, fed, Loading(0, 2), batch_size=8, seed=4)
+        data = from_source(source, row_format, Loading(0, 2), batch_size=8, seed=4)
         return list(data.batches(1, skip))
 
     whole, rest = epoch(0), epoch(24)
@@ -163,15 +168,15 @@ def test_rows_of_different_sizes_keep_their_order_and_their_padding_after_a_rest
         assert batch.inputs["x"].shape[1] == boundary(int(lengths.max()), [2, 4, 8])
 
 
-def piece(first: int, rows: int, freed: list[int], width: int = 2) -> Piece:
+def piece(first: int, rows: int, freed: list[int], width: int = 2) -> GoodRows:
     values: Array = np.full((rows, width), first)
-    return Piece(np.arange(first, first + rows), {"input:x": values}, lambda: freed.append(first))
+    return GoodRows(np.arange(first, first + rows), {"input:x": values}, lambda: freed.append(first))
 
 
 def test_a_batch_inside_a_piece_is_a_view_and_the_piece_is_freed_with_its_last_batch() -> None:
     freed: list[int] = []
     source = piece(0, 8, freed)
-    first, second = cut([source], 4)
+    first, second = cut_batches([source], 4)
     assert np.shares_memory(first.arrays["input:x"], source.arrays["input:x"])
     second.release()
     assert freed == []
@@ -181,13 +186,13 @@ def test_a_batch_inside_a_piece_is_a_view_and_the_piece_is_freed_with_its_last_b
 
 def test_batches_across_pieces_are_copied_and_free_them_at_once() -> None:
     freed: list[int] = []
-    batches = list(cut([piece(0, 3, freed), piece(10, 3, freed), piece(20, 1, freed)], 5))
+    batches = list(cut_batches([piece(0, 3, freed), piece(10, 3, freed), piece(20, 1, freed)], 5))
     assert [batch.numbers.tolist() for batch in batches] == [[0, 1, 2, 10, 11], [12, 20]]
     assert freed == [0, 10, 20]
 
 
 def test_rows_of_different_lengths_are_padded_when_they_meet() -> None:
-    (batch,) = cut([piece(1, 1, [], width=3), piece(2, 1, [], width=2)], 5)
+    (batch,) = cut_batches([piece(1, 1, [], width=3), piece(2, 1, [], width=2)], 5)
     assert batch.arrays["input:x"].tolist() == [[1, 1, 1], [2, 2, 0]]
 
 

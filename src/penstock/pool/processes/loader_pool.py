@@ -90,7 +90,10 @@ class LoaderPool:
         self._next_number = 0
         self._waiting: deque[Span] = deque()
         self._trouble: dict[int, RowTrouble] = {}
-        self._poisoned: dict[int, RowFailure] = {}
+        self._poisoned: dict[int | None, dict[int, RowFailure]] = {}
+        """Rows to leave out, by span where numbers of rows mean other rows in another span; None is for all spans."""
+        self._untried: list[RowFailure] = []
+        """Rows that are not asked for what the function gives, because those before them ended processes."""
         self._deaths_in_a_row = 0
         self._attempts: dict[int, int] = {}
         self._numbers = itertools.count(1)
@@ -187,6 +190,7 @@ class LoaderPool:
             case Learnt(preprocess=preprocess):
                 self._learnt, self._learning = preprocess, None
                 self._trouble.clear()
+                self._untried.clear()
                 self._deaths_in_a_row = 0
             case Failed():
                 raise message.as_error("a loader")
@@ -247,7 +251,8 @@ class LoaderPool:
         number, self._next_number = self._next_number, self._next_number + 1
         loader = self._loaders[number] = _Loader(number, self._launch)
         if self._learning is not None:
-            loader.send(replace(self._learning, poisoned=tuple(self._poisoned.values())))
+            left_out = (*self._poisoned_of(self._learning.sample).values(), *self._untried)
+            loader.send(replace(self._learning, poisoned=left_out))
         if self._job is not None:
             loader.send(Begin(self._job, self._slot_bytes, self._slot_count))
 
@@ -258,7 +263,8 @@ class LoaderPool:
                 if loader.spans and self._has_idle_loader():
                     break
                 span = self._waiting.popleft()
-                poisoned = tuple(failure for row, failure in self._poisoned.items() if span.start <= row < span.stop)
+                rows = self._poisoned_of(span).items()
+                poisoned = tuple(failure for row, failure in rows if span.start <= row < span.stop)
                 attempt = self._attempts[span.index]
                 loader.spans[attempt] = span
                 is_careful = self._is_always_careful or span.index in self._trouble
@@ -307,13 +313,25 @@ class LoaderPool:
 
     def _suspect(self, loader: _Loader, how: str) -> None:
         span = self._learning.sample if self._learning is not None else next(iter(loader.spans.values()))
-        trouble = self._trouble.setdefault(span.index, RowTrouble(self._poisoned, self._learning is not None))
+        poisoned = self._poisoned_of(span)
+        trouble = self._trouble.setdefault(span.index, RowTrouble(poisoned, self._learning is not None))
         has_function = self._learning is not None or (self._job is not None and self._job.preprocess is not None)
         stage = "preprocess" if has_function else "load"
         if trouble.add(loader, Blame(stage, "LoaderDied", "the process that loaded this row {how}", self._timeout_s)):
             self._deaths_in_a_row = 0
+            if self._learning is not None:
+                self._leave_out(span, list(poisoned.values())[-1])
         if trouble.deaths >= DEATHS_IN_A_ROW:
             raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
+
+    def _poisoned_of(self, span: Span) -> dict[int, RowFailure]:
+        # In order are the spans of epochs, and in every epoch another row has the same place.
+        return self._poisoned.setdefault(span.index if self._is_in_order else None, {})
+
+    def _leave_out(self, sample: Span, failure: RowFailure) -> None:
+        """Do not try half of the rows that are left: to end a process with every one of them would take minutes."""
+        first = failure.row + 1
+        self._untried += [replace(failure, row=row) for row in range(first, first + (sample.stop - first) // 2)]
 
     def _died(self, how: str, when: str) -> WorkersDied:
         return WorkersDied(

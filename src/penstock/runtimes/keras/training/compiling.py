@@ -146,8 +146,12 @@ def propose_loss(model: Any, output: str, label: TensorSpec) -> tuple[Any, str |
     is_class = is_whole or label.dtype == "bool"
     is_vector = label.shape is not None and tuple(label.shape) == tuple(shape or ()) and len(shape or ()) > 0
     losses = keras.losses
+    # Whole numbers with gaps are floats in pandas. Only a softmax says that such numbers are classes.
+    is_softmax = activation == "softmax" and label.dtype.startswith("float")
+    is_class = is_class or is_softmax
     if is_class and not label.shape and size is not None and size > 1 and activation in ("softmax", "linear"):
-        reason = f"labels are classes and the last layer gives {size} values"
+        what = f"the last layer is a softmax of {size} values" if is_softmax else f"the last layer gives {size} values"
+        reason = f"labels are classes and {what}"
         loss = "sparse_categorical_crossentropy"
         return (
             (loss if activation == "softmax" else losses.SparseCategoricalCrossentropy(from_logits=True)),

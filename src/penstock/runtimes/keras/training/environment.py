@@ -31,6 +31,7 @@ def environment_for(backend: str, devices: Sequence[Device], threads: int) -> di
 def prepare(backend: str, devices: Sequence[Device], threads: int) -> None:
     """What is set in the process itself, before its framework computes anything."""
     if backend == "torch":
+        torch.set_num_threads(threads)
         _limit_torch(devices[0])
     if backend != "tensorflow":
         return

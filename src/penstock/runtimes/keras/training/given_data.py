@@ -32,7 +32,7 @@ def pack_given(batch: TrainBatch) -> Any:
 
 
 @dataclass(frozen=True)
-class Given:
+class DataArguments:
     """Arguments of `model.fit` that say what the data is."""
 
     x: Any = None
@@ -44,7 +44,7 @@ class Given:
     class_weight: Any = None
 
 
-def split_off(given: Given, share: float, validation_data: Any) -> tuple[Given, Given | None]:
+def split_off(given: DataArguments, share: float, validation_data: Any) -> tuple[DataArguments, DataArguments | None]:
     """The data to train on, and what to validate with: given, or the last rows of the arrays, as in `model.fit`."""
     from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
@@ -54,13 +54,13 @@ def split_off(given: Given, share: float, validation_data: Any) -> tuple[Given, 
         given = replace(given, x=x, y=y, sample_weight=weights)
     if validation_data is None:
         return given, None
-    return given, Given(*data_adapter_utils.unpack_x_y_sample_weight(validation_data))
+    return given, DataArguments(*data_adapter_utils.unpack_x_y_sample_weight(validation_data))
 
 
 class GivenData:
     """Batches of data that the caller has, as `TrainingData`."""
 
-    def __init__(self, given: Given, *, is_begun_anew: bool = False) -> None:
+    def __init__(self, given: DataArguments, *, is_begun_anew: bool = False) -> None:
         from keras.src.trainers.data_adapters import array_data_adapter
 
         arrays = (given.x, given.y, given.sample_weight)
@@ -135,7 +135,7 @@ def _num_rows(x: Any) -> int:
     return int(rows)
 
 
-def _epoch_iterator(given: Given, x: Any) -> Any:
+def _epoch_iterator(given: DataArguments, x: Any) -> Any:
     from keras.src.trainers.epoch_iterator import EpochIterator
 
     backend = keras.backend.backend()

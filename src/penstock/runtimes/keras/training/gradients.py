@@ -47,6 +47,11 @@ class GradientHook:
                 )
             )
 
+    def forget(self) -> None:
+        """Drop what was added up: the pieces of a step that failed count for nothing."""
+        for accumulator in self._accumulators:
+            accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
+
     def _take(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         piece = current_piece()
         if piece is None:

@@ -16,7 +16,7 @@ from penstock.core.records import Array
 from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import jax, keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch, placed_ahead
-from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, cut, kept_steps
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, kept_steps, piece_bounds
 from penstock.runtimes.keras.training.means import weighted_means
 from penstock.runtimes.keras.training.own_step import SUM
 from penstock.runtimes.keras.training.pieces import Piece, working_on
@@ -36,7 +36,7 @@ class JaxTrainer(KerasTrainer):
             self._place(self._layout.replicated)
         self._state: Any = None
         self._kind = ""
-        key = (model.run_eagerly, model.jit_compile, settings.step, tuple(devices))
+        key = (model.run_eagerly, model.jit_compile, settings.step, settings.scaled, tuple(devices))
         self._steps = kept_steps(model, key, self._make_steps)
         self._sums: Any = None
 
@@ -113,7 +113,7 @@ class JaxTrainer(KerasTrainer):
         if self._sums is None:
             self._sums = [np.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
         logs = None
-        for number, (begin, end) in enumerate(cut(rows, pieces)):
+        for number, (begin, end) in enumerate(piece_bounds(rows, pieces)):
             piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
             share = np.float32((end - begin) / rows)
             laid_out = self._on_device(piece, end - begin)

@@ -15,6 +15,7 @@ from penstock.errors import ModelError, OutOfMemory, PenstockError, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
 from penstock.runtimes.keras.training.own_step import NO_PIECES, UNKNOWN, kind_of_loss
+from penstock.runtimes.keras.training.scaled_data import ScaledData, scale_before, scale_no_more
 from penstock.runtimes.keras.training.user_step import StepFunction, put_in, take_out
 from penstock.runtimes.keras.training.variables import read_variables, variables_of, write_variables
 
@@ -35,6 +36,8 @@ class StepSettings:
     """Whether what a step raises becomes a ModelError of one line; else it stays as `model.fit` would raise it."""
     step: StepFunction | None = None
     """The user's own, in the place of the model's `train_step`."""
+    scaled: ScaledData | None = None
+    """What is done to inputs before the step, on the device."""
     all_reduce: str = "auto"
     """How gradients are added up over several devices of TensorFlow."""
     is_measured: bool = False
@@ -61,6 +64,8 @@ class KerasTrainer(ABC):
         self._fitting: set[int] = set()  # numbers of rows that fit into memory
         if settings.step is not None:
             put_in(model, settings.step)
+        if settings.scaled is not None:
+            scale_before(model, settings.scaled)
 
     def _remark(self, remark: str) -> None:
         self.remarks.append(remark)
@@ -230,6 +235,8 @@ class KerasTrainer(ABC):
 
     def close(self) -> None:
         """Leave the model as any Keras model is."""
+        if self._settings.scaled is not None:
+            scale_no_more(self.model)
         if self._settings.step is not None:
             take_out(self.model)
 
@@ -257,7 +264,7 @@ def forget_steps(model: Any) -> None:
     vars(model).pop(_KEPT_ON_THE_MODEL, None)
 
 
-def cut(rows: int, pieces: int) -> list[tuple[int, int]]:
+def piece_bounds(rows: int, pieces: int) -> list[tuple[int, int]]:
     """Where pieces of `rows` rows begin and end; they differ by at most one row."""
     small, larger = divmod(rows, pieces)
     ends = [small * number + min(number, larger) for number in range(pieces + 1)]

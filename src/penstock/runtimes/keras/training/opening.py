@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import DeviceError, ModelError, UsageError
+from penstock.options.fit_records import BACKENDS
 from penstock.runtimes.frameworks import jax, keras, tf
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings
 from penstock.runtimes.keras.training.mirrored import optimizers_of
 from penstock.runtimes.keras.training.own_step import MEAN, NO_PIECES, UNKNOWN, kind_of_loss
 
 _OF_GPUS = ("nccl", "hierarchical")
-_BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def open_trainer(
@@ -37,10 +37,8 @@ def open_trainer(
             hint="model.compile(optimizer=…, loss=…) first, as for model.fit",
         )
     backend = str(keras.backend.backend())
-    if backend not in _BACKENDS:
-        raise ModelError(
-            "penstock does not train on this Keras backend", received=backend, allowed=", ".join(_BACKENDS)
-        )
+    if backend not in BACKENDS:
+        raise ModelError("penstock does not train on this Keras backend", received=backend, allowed=", ".join(BACKENDS))
     if settings.all_reduce != "auto" and backend != "tensorflow":
         raise UsageError(
             f"Keras on {backend} adds gradients up in its own way",
@@ -48,12 +46,12 @@ def open_trainer(
             hint="leave it out; Keras on TensorFlow has the choice: --runtime tensorflow",
         )
     if backend != "tensorflow":
-        _build(model, first)
+        _build(model, _as_stepped_on(first, settings))
         loss = _loss_of(model, first, settings, settings.accumulate > 1)
     if backend == "torch":
-        from penstock.runtimes.keras.training.torch import TorchTrainer
+        from penstock.runtimes.keras.training.torch import TorchTrainer, num_gpus
 
-        return TorchTrainer(model, pack, settings, loss)
+        return TorchTrainer(model, pack, settings, loss, len(_chosen([*range(max(1, num_gpus()))], num_devices)))
     devices = _chosen(jax.local_devices() if backend == "jax" else _tensorflow_devices(), num_devices)
     if backend == "jax":
         from penstock.runtimes.keras.training.jax import JaxTrainer
@@ -84,7 +82,7 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
     is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or settings.is_measured
     is_built = is_built or settings.step is not None or model.built or "GPU" in devices[0]
     if is_built:
-        _build(model, first)
+        _build(model, _as_stepped_on(first, settings))
     loss = _loss_of(model, first, settings, is_mirrored or settings.accumulate > 1)
     if is_mirrored and loss is not None and loss != UNKNOWN:
         return tensorflow.MirroredTrainer(model, pack, settings, devices, loss)
@@ -107,7 +105,7 @@ def _loss_of(model: Any, first: Any, settings: StepSettings, is_needed: bool) ->
     """
     if settings.step is not None:
         return MEAN
-    loss = kind_of_loss(model, first) if is_needed else None
+    loss = kind_of_loss(model, _as_stepped_on(first, settings)) if is_needed else None
     if settings.accumulate > 1 and loss == UNKNOWN:
         raise UsageError(
             f"batches of this model cannot be worked on in pieces: it has {NO_PIECES}",
@@ -123,6 +121,11 @@ def _refusal(model: Any) -> str:
     if any(optimizer.gradient_accumulation_steps for optimizer in optimizers_of(model)):
         return "its optimizer accumulates gradients, which works on one device only; accumulate=… works on several"
     return ""
+
+
+def _as_stepped_on(first: Any, settings: StepSettings) -> Any:
+    """A batch as a step of the model sees it. No trainer has changed the model yet."""
+    return first if settings.scaled is None else settings.scaled(first)
 
 
 def _build(model: Any, first: Any) -> None:

@@ -12,7 +12,7 @@ from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import keras, tf
 from penstock.runtimes.keras.training.feeding import placed_ahead
 from penstock.runtimes.keras.training.gradients import GradientHook
-from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, cut, kept_steps
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, kept_steps, piece_bounds
 from penstock.runtimes.keras.training.means import WeightedMeans
 from penstock.runtimes.keras.training.mirrored import MirroredModel
 from penstock.runtimes.keras.training.own_step import BY_KERAS, SUM, has_own
@@ -28,7 +28,8 @@ class TensorFlowTrainer(KerasTrainer):
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, first: Any = None) -> None:
         super().__init__(model, pack, settings, loss)
         self._first = first  # a batch, where the model may have variables only after its first step
-        self._steps = kept_steps(model, (model.run_eagerly, model.jit_compile, settings.step), self._make_steps)
+        key = (model.run_eagerly, model.jit_compile, settings.step, settings.scaled)
+        self._steps = kept_steps(model, key, self._make_steps)
         self._hook: GradientHook | None = None
         self._means: WeightedMeans | None = None
 
@@ -44,6 +45,8 @@ class TensorFlowTrainer(KerasTrainer):
         if self._first is not None:
             self._train(self._first, 0)
             self._first = None
+        if self._hook is not None:
+            self._hook.forget()
         super().restore(state)
 
     def _make_steps(self) -> dict[str, Any]:
@@ -68,7 +71,7 @@ class TensorFlowTrainer(KerasTrainer):
             self._means = WeightedMeans(self.model, 1, is_sum=self._loss == SUM)
             self._steps["piece"] = self._compiled(self._piece)
         logs = None
-        for number, (begin, end) in enumerate(cut(rows, pieces)):
+        for number, (begin, end) in enumerate(piece_bounds(rows, pieces)):
             piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
             share = tf.constant((end - begin) / rows, tf.float32)
             logs = self._steps["piece"](_as_tensors(piece), share, number == pieces - 1)
@@ -121,6 +124,11 @@ class MirroredTrainer(KerasTrainer):
     def _train(self, data: Any, rows: int) -> Any:
         return self._on_all(data, 0, rows, rows, ("train", True))
 
+    def restore(self, state: Mapping[str, Array]) -> None:
+        with self._strategy.scope():
+            self._hook.forget()
+        super().restore(state)
+
     def _test(self, data: Any, rows: int) -> Any:
         if self._are_apart:
             with self._strategy.scope():
@@ -132,13 +140,13 @@ class MirroredTrainer(KerasTrainer):
         with self._strategy.scope():
             self._hook.prepare()
         logs = None
-        for number, (begin, end) in enumerate(cut(rows, pieces)):
+        for number, (begin, end) in enumerate(piece_bounds(rows, pieces)):
             logs = self._on_all(data, begin, end, rows, ("train", number == pieces - 1))
         return logs
 
     def _on_all(self, data: Any, begin: int, end: int, rows: int, what: tuple[str, bool]) -> Any:
         """Run a step on the rows from `begin` to `end` of a batch of `rows` rows."""
-        rows_of = cut(end - begin, self.num_devices)
+        rows_of = piece_bounds(end - begin, self.num_devices)
         few = end - begin < self.num_devices
         leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
         shards, shares = [], []

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from penstock.core.records import Array
 from penstock.runtimes.frameworks import keras, torch
-from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, cut
+from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, Pack, StepSettings, piece_bounds
 from penstock.runtimes.keras.training.means import weighted_means
 from penstock.runtimes.keras.training.own_step import SUM
 from penstock.runtimes.keras.training.pieces import Piece, working_on
+from penstock.runtimes.memory_limit import ran_out
+
+_OF_CPU, _OF_GPU = "torch/cpu", "torch/gpu"
+"""Names of the states of torch's own random generators in a checkpoint."""
 
 
 class TorchTrainer(KerasTrainer):
-    """The model's own step; on several GPUs the first one is used, and a remark says so."""
+    """The model's own step; where several GPUs are meant, the first one is used, and a remark says so."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        model = self.model
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if gpus > 1:
-            self.remarks.append(f"Keras on torch trains on one of the {gpus} GPUs; on TensorFlow or JAX it uses all")
+    def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, devices: int) -> None:
+        super().__init__(model, pack, settings, loss)
+        if devices > 1:
+            self.remarks.append(f"Keras on torch trains on one of {devices} GPUs; on TensorFlow or JAX it uses all")
         model.make_train_function()
         model.make_test_function()
 
@@ -36,7 +41,7 @@ class TorchTrainer(KerasTrainer):
         optimizer, apply = self.model.optimizer, self.model.optimizer.apply
         sums: list[Any] = []
         logs = None
-        cuts = cut(rows, pieces)
+        cuts = piece_bounds(rows, pieces)
 
         def add(grads: Sequence[Any], trainable_variables: Any = None) -> None:
             scaled = grads if self._loss == SUM else [None if g is None else g * share for g in grads]
@@ -57,12 +62,29 @@ class TorchTrainer(KerasTrainer):
             vars(optimizer).pop("apply", None)
         return logs
 
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        return isinstance(error, torch.cuda.OutOfMemoryError)
+    def state(self) -> dict[str, Array]:
+        """Everything that a step reads. Dropout without a seed draws from torch's own generators."""
+        generators = {_OF_CPU: np.array(torch.get_rng_state())}
+        if torch.cuda.is_available():
+            generators[_OF_GPU] = np.array(torch.cuda.get_rng_state())
+        return {**super().state(), **generators}
 
-    @property
-    def _may_run_out(self) -> bool:
-        return bool(torch.cuda.is_available())
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Make everything what it was when `state` was taken."""
+        super().restore({name: value for name, value in state.items() if name not in (_OF_CPU, _OF_GPU)})
+        if _OF_CPU in state:
+            torch.set_rng_state(torch.from_numpy(state[_OF_CPU].copy()))
+        if _OF_GPU in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(torch.from_numpy(state[_OF_GPU].copy()))
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        """On a CPU, torch says so in the text of a RuntimeError."""
+        return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and ran_out(error))
+
+
+def num_gpus() -> int:
+    """How many GPUs torch sees."""
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 def _as_tensors(data: Any) -> Any:

@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from penstock.core.job import Job
 from penstock.core.records import Array, Binding
+from penstock.evaluation.targets import Targets
+from penstock.evaluation.testing import test_spans as spans_through
 from penstock.sources.derived.selection import SelectedRows
 from penstock.sources.python.memory import InMemory
-from penstock.training.targets import Targets
-from penstock.training.testing import test_spans as spans_through
 
 
 class Recorded(list[dict[str, Array]]):

@@ -10,10 +10,10 @@ import numpy as np
 from penstock.core.columns import take_positions
 from penstock.core.job import Job
 from penstock.core.records import Array, RowFailure, Span
+from penstock.evaluation.metric_records import INPUT, ROW
+from penstock.evaluation.metrics import Fold
+from penstock.evaluation.targets import Targets
 from penstock.pool.loading import load_batches
-from penstock.training.metric_records import INPUT, ROW
-from penstock.training.metrics import Fold
-from penstock.training.targets import Targets
 
 
 def test_spans(fold: Fold, job: Job, spans: Iterable[Span], targets: Targets) -> list[RowFailure]:

@@ -11,21 +11,17 @@ from penstock.core import kinds
 from penstock.core.job import Job
 from penstock.core.messages import Failed
 from penstock.core.records import Array, ModelFile, RowFailure, Span
-from penstock.errors import DeviceError, WorkersDied
+from penstock.errors import WorkersDied
+from penstock.evaluation.compiled_metrics import declared_outputs, judged
+from penstock.evaluation.metric_records import FoldShape, MetricRequest, MetricResults
+from penstock.evaluation.metrics import Fold
+from penstock.evaluation.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
+from penstock.evaluation.targets import Targets
+from penstock.evaluation.testing import test_spans
 from penstock.pool.devices.inventory import cpu_device, usable_cores
 from penstock.pool.processes.supervisor import Launch, WorkerProcess
 from penstock.pool.transfer.parcels import Mailbox
-from penstock.runtimes.catalog import is_installed
-from penstock.training.compiled_metrics import declared_outputs, judged
-from penstock.training.metric_records import FoldShape, Measured, MetricRequest
-from penstock.training.metrics import Fold
-from penstock.training.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
-from penstock.training.targets import Targets
-from penstock.training.testing import test_spans
-
-_OF_KERAS = ("keras", "h5", "builder")
-BACKENDS = ("tensorflow", "jax", "torch")
-"""Runtimes that are backends of Keras, best first."""
+from penstock.runtimes.keras.backends import MODEL_KINDS, backend_for
 
 
 class Judge(Protocol):
@@ -41,7 +37,7 @@ class Judge(Protocol):
 
     def test(self, job: Job, spans: Iterable[Span], targets: Targets) -> list[RowFailure]: ...
 
-    def finish(self) -> Measured: ...
+    def finish(self) -> MetricResults: ...
 
     def close(self) -> None: ...
 
@@ -70,7 +66,7 @@ class JudgeHere:
         assert self._fold is not None
         return test_spans(self._fold, job, spans, targets)
 
-    def finish(self) -> Measured:
+    def finish(self) -> MetricResults:
         assert self._fold is not None
         return self._fold.finish()
 
@@ -92,14 +88,14 @@ class JudgeProcess:
     def __init__(
         self, model: ModelFile | None, request: MetricRequest, runtime: str | None, log: IO[Any], *, is_verbose: bool
     ) -> None:
-        known = model if model is not None and model.kind in _OF_KERAS else None
+        known = model if model is not None and model.kind in MODEL_KINDS else None
         entry = kinds.runtime(backend_for(runtime))
         described = model or ModelFile("none", "", "", ())
         self._launch = Launch(entry.make(), described, usable_cores(), log, is_verbose=is_verbose)
         self._inbox = Mailbox.create()
         self._is_waiting = False
         self._process = WorkerProcess(
-            "penstock.training.metrics_process",
+            "penstock.evaluation.metrics_process",
             (self._inbox.descriptor,),
             (self._inbox.descriptor,),
             self._launch.environment(cpu_device()),
@@ -127,11 +123,11 @@ class JudgeProcess:
         assert isinstance(answer, Added)
         return list(answer.failures)
 
-    def finish(self) -> Measured:
+    def finish(self) -> MetricResults:
         self._wait()
         self._process.send(End())
         answer = self._answer()
-        assert isinstance(answer, Measured)
+        assert isinstance(answer, MetricResults)
         return answer
 
     def close(self) -> None:
@@ -144,7 +140,7 @@ class JudgeProcess:
             self._is_waiting = False
             self._answer()
 
-    def _answer(self) -> Opened | Added | Measured:
+    def _answer(self) -> Opened | Added | MetricResults:
         """The next answer.
 
         Raises:
@@ -162,21 +158,5 @@ class JudgeProcess:
             ) from None
         if isinstance(answer, Failed):
             raise answer.as_error("the process of the metrics")
-        assert isinstance(answer, (Opened, Added, Measured))
+        assert isinstance(answer, (Opened, Added, MetricResults))
         return answer
-
-
-def backend_for(runtime: str | None) -> str:
-    """The runtime whose framework computes the metrics.
-
-    Raises:
-        DeviceError: No framework of Keras is installed.
-    """
-    for name in (*([runtime] if runtime in BACKENDS else []), *BACKENDS):
-        if is_installed(name):
-            return name
-    raise DeviceError(
-        "metrics are those of Keras, and none of its frameworks is installed",
-        received=f"not installed: {', '.join(BACKENDS)}",
-        hint=kinds.runtime(BACKENDS[0]).package.install,
-    )

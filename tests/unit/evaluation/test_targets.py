@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.core.records import TensorSpec
 from penstock.errors import InputError, UsageError
-from penstock.training.targets import Targets, classes_beside, label_columns
+from penstock.evaluation.targets import Targets, classes_beside, label_columns
 
 
 def test_text_becomes_classes_and_a_null_is_a_row_without_a_label() -> None:
@@ -36,11 +37,28 @@ def test_numbers_lists_and_weights_are_read() -> None:
         (pa.array(["dgo"]), ("cat", "dog"), "did you mean 'dog'"),
         (pa.array(["cat"]), (), "--labels FILE"),
         (pa.array([["cat"]]), ("cat",), "lists of text"),
+        (pa.array([date(2026, 1, 2)]), (), r"column 'kind' of date32\[day\]"),
     ],
 )
 def test_labels_that_cannot_be_read_say_what_to_do(column: pa.Array, classes: tuple[str, ...], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         Targets({"out": "kind"}, classes=classes).read({"kind": column})
+
+
+@pytest.mark.parametrize(
+    "column", [pa.array(["1", "2"]), pa.array([[1.0], [2.0]]), pa.array([0, 1], pa.timestamp("s"))]
+)
+def test_a_weight_is_one_number(column: pa.Array) -> None:
+    with pytest.raises(InputError, match="a weight is one number for each row"):
+        Targets({}, "w").read({"w": column})
+
+
+def test_every_output_has_names_of_its_own() -> None:
+    targets = Targets({"kind": "k", "size": "s"}, classes={"kind": ("cat", "dog"), "size": ("dog", "cat")})
+    read, bad = targets.read({"k": pa.array(["dog", "cat"]), "s": pa.array(["dog", "cat"])})
+    assert (read["label:kind"].tolist(), read["label:size"].tolist(), bad) == ([1, 0], [0, 1], {})
+    with pytest.raises(InputError, match="the order of the classes is not known"):
+        Targets({"kind": "k"}, classes={"size": ("dog", "cat")}).read({"k": pa.array(["dog"])})
 
 
 def test_labels_of_bytes_are_the_same_classes_as_in_training() -> None:
@@ -82,6 +100,8 @@ def test_classes_are_found_beside_the_model(tmp_path: Path) -> None:
     assert classes_beside(model) == classes_beside(None) == ()
     (tmp_path / "labels.json").write_text('["cat", "dog"]', encoding="utf-8")
     assert classes_beside(model) == ("cat", "dog")
+    (tmp_path / "labels.json").write_text('{"kind": ["cat", "dog"], "size": ["big"]}', encoding="utf-8")
+    assert classes_beside(model) == {"kind": ("cat", "dog"), "size": ("big",)}
     (tmp_path / "labels.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match=r"labels\.json"):
         classes_beside(model)

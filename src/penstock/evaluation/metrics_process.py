@@ -1,4 +1,4 @@
-"""The main of the metrics process: `python -m penstock.training.metrics_process CHANNEL BOARD INBOX`.
+"""The main of the metrics process: `python -m penstock.evaluation.metrics_process CHANNEL BOARD INBOX`.
 
 It holds the loss and metrics of a model file, on a CPU, and folds what the replicas predict into them, in order. It
 runs no replica: where a model must see the inputs itself, it reads them here.
@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from penstock.core.records import ModelFile
 from penstock.errors import RefusedByRuntime
+from penstock.evaluation.compiled_metrics import declared_outputs, judged
+from penstock.evaluation.metric_records import MetricRequest
+from penstock.evaluation.metrics import Fold
+from penstock.evaluation.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
+from penstock.evaluation.testing import test_spans
 from penstock.pool.processes.channel import Channel
 from penstock.pool.processes.serving import Serving
 from penstock.pool.transfer.parcels import Mailbox
 from penstock.runtimes.keras.compiled import compile_as_saved
 from penstock.runtimes.keras.loading import load_keras_model
-from penstock.training.compiled_metrics import declared_outputs, judged
-from penstock.training.metric_records import MetricRequest
-from penstock.training.metrics import Fold
-from penstock.training.metrics_messages import Add, Added, Begin, End, Open, Opened, Test
-from penstock.training.testing import test_spans
 
 
 class MetricsProcess:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InputError
-from penstock.training.label_fitting import LabelRule, check_weights, fit_labels
+from penstock.evaluation.label_fitting import LabelRule, check_weights, fit_labels
 
 SCORES = np.random.default_rng(0).random((4, 3))
 CLASSES = np.array([2, 0, 1, 1])

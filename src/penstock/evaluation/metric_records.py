@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.records import Scaling
+from penstock.options.class_names import ClassNames
 
 PREDICTION, LABEL, WEIGHT, INPUT, ROW = "prediction:", "label:", "weight:", "input:", "row:"
 """Before the name of an output or input in the columns that a fold takes; ROW is the row number."""
@@ -59,7 +60,7 @@ class MetricRequest:
 
     loss: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     per_class: bool = False
     confusion: bool = False
     batch_size: int | None = None
@@ -67,7 +68,7 @@ class MetricRequest:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricResults:
     """The result of a fold. `per_class` and `confusion` are by output, where they are wanted."""
 
     rows: int

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from penstock.core.job import Job
 from penstock.core.messages import Parcel
 from penstock.core.records import ModelFile, RowFailure, Span
-from penstock.training.metric_records import FoldShape, MetricRequest, Structure
-from penstock.training.targets import Targets
+from penstock.evaluation.metric_records import FoldShape, MetricRequest, Structure
+from penstock.evaluation.targets import Targets
 
 
 @dataclass(frozen=True)

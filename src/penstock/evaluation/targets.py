@@ -16,8 +16,10 @@ from penstock.core.columns import OPAQUE, describe, to_array, to_arrow
 from penstock.core.deferred import BadRows
 from penstock.core.records import STRING, Array, Column, Shape, TensorSpec
 from penstock.errors import InputError, UsageError
+from penstock.evaluation.metric_records import LABEL, WEIGHT
+from penstock.options import class_names
+from penstock.options.class_names import ClassNames, names_of
 from penstock.sources.derived.folder_names import FOLDER, folder_of
-from penstock.training.metric_records import LABEL, WEIGHT
 
 LABELS_FILE = "labels.json"
 """What the names of the classes are kept in, beside the model that was trained with them."""
@@ -31,13 +33,13 @@ class Targets:
     Args:
         labels: Output to column.
         weight: The column of weights, if there is one.
-        classes: The names of the classes, in order, for labels that are text.
+        classes: The names of the classes, in order, of every output whose labels are text.
         specs: What the source says of these columns.
     """
 
     labels: Mapping[str, str]
     weight: str | None = None
-    classes: tuple[str, ...] = ()
+    classes: ClassNames = ()
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     @property
@@ -48,65 +50,79 @@ class Targets:
         """Labels and weights as a fold takes them, and the rows that have none.
 
         Raises:
-            InputError: A label is no class, or labels of this kind cannot be evaluated.
+            InputError: A label is no class, or labels or weights of this kind cannot be evaluated.
         """
         bad = BadRows()
         read: dict[str, Array] = {}
         for output, name in self.labels.items():
-            read[LABEL + output] = self._label(name, kept[name], bad)
+            read[LABEL + output] = self._label(output, name, kept[name], bad)
         if self.weight is not None:
+            spec = describe(self.weight, kept[self.weight])
+            if spec.dtype in (STRING, OPAQUE) or spec.shape:
+                raise InputError("a weight is one number for each row", received=f"--weight {self.weight}, of {spec}")
             found, odd = to_array(kept[self.weight], "float32", ())
             _note(odd, f"the weight {self.weight!r}", bad)
             read[WEIGHT] = found
         return read, bad
 
-    def _label(self, name: str, column: Column, bad: BadRows) -> Array:
+    def _label(self, output: str, name: str, column: Column, bad: BadRows) -> Array:
         spec = describe(name, column)
         if spec.dtype == STRING:
-            return self._classes_of(name, to_arrow(column), bad)
+            return self._classes_of(output, name, to_arrow(column), bad)
         shape: Shape = self.specs[name].shape or () if name in self.specs else spec.shape or ()
         if spec.dtype == OPAQUE or None in shape:
             raise InputError(
                 "labels of this kind cannot be evaluated",
-                received=f"column {name!r} of {spec}",
+                received=f"column {name!r} of {kind_of(column) if spec.dtype == OPAQUE else spec}",
                 allowed="whole numbers, text, fractions, or lists of one length",
+                hint="write dates and times as numbers or as text" if spec.dtype == OPAQUE else None,
             )
         array, odd = to_array(column, "uint8" if spec.dtype == "bool" else spec.dtype, shape)
         _note(odd, f"the label {name!r}", bad)
         return array
 
-    def _classes_of(self, name: str, column: pa.Array, bad: BadRows) -> Array:
+    def _classes_of(self, output: str, name: str, column: pa.Array, bad: BadRows) -> Array:
         """The numbers of classes that are given by their names."""
         if pa.types.is_nested(column.type):
             raise InputError("lists of text are no labels", received=f"column {name!r}", allowed="one text a row")
-        if not self.classes:
+        if not self._places[output]:
             raise InputError(
                 "the labels are text, and the order of the classes is not known",
                 received=f"column {name!r}: {', '.join(map(str, column[:3].to_pylist()))}, …",
                 hint="--labels FILE names the classes in their order: one a line, or JSON",
             )
-        codes = class_codes(column, self._places)
+        codes = class_codes(column, self._places[output])
         for place in np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False)).tolist():
             label = column[place].as_py()
             if label is not None:
-                raise self._unknown(name, str(as_text(label)))
+                raise self._unknown(output, name, str(as_text(label)))
             bad[place] = f"the label {name!r} is null"
         numbers: Array = codes.fill_null(0).to_numpy(zero_copy_only=False)
         return numbers.astype(np.int32)
 
     @functools.cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.classes)}
+    def _places(self) -> dict[str, dict[str, int]]:
+        """By output, the place of every class."""
+        return {
+            output: {name: place for place, name in enumerate(names_of(self.classes, output))} for output in self.labels
+        }
 
-    def _unknown(self, name: str, text: str) -> InputError:
-        close = difflib.get_close_matches(text, self.classes, n=1)
-        more = f", … ({len(self.classes):,} classes)" if len(self.classes) > _SHOWN else ""
+    def _unknown(self, output: str, name: str, text: str) -> InputError:
+        classes = names_of(self.classes, output)
+        close = difflib.get_close_matches(text, classes, n=1)
+        more = f", … ({len(classes):,} classes)" if len(classes) > _SHOWN else ""
         return InputError(
             "a label is the name of no class",
             received=f"column {name!r}: {text!r}",
-            allowed=", ".join(self.classes[:_SHOWN]) + more,
+            allowed=", ".join(classes[:_SHOWN]) + more,
             hint=f"did you mean {close[0]!r}?" if close else "--labels FILE names the classes",
         )
+
+
+def kind_of(column: Column) -> str:
+    """What a column holds, in the words of Arrow: `date32[day]`."""
+    arrow = to_arrow(column)
+    return str(arrow.type.value_type if pa.types.is_dictionary(arrow.type) else arrow.type)
 
 
 def class_codes(labels: pa.Array, places: Mapping[str, int]) -> pa.Array:
@@ -161,8 +177,8 @@ def _note(odd: BadRows, what: str, bad: BadRows) -> None:
         bad.setdefault(place, f"{what} {reason}")
 
 
-def classes_beside(model: str | None) -> tuple[str, ...]:
-    """The names of the classes in the file beside a model; empty where there is none.
+def classes_beside(model: str | None) -> ClassNames:
+    """The names of the classes in the file beside a model, by output if it has several; empty where there is none.
 
     Raises:
         InputError: The file is damaged.
@@ -172,11 +188,8 @@ def classes_beside(model: str | None) -> tuple[str, ...]:
         return ()
     try:
         with open(path, encoding="utf-8") as file:
-            names = json.load(file)
-        if isinstance(names, dict):
-            names = [names[str(number)] for number in range(len(names))]
-        return tuple(map(str, names))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return class_names.from_json(json.load(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError("the labels beside the model cannot be read", received=f"{path}: {error}") from None
 
 

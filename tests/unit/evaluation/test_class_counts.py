@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from penstock.errors import InputError, UsageError
-from penstock.training.class_counts import ClassCounts
+from penstock.evaluation.class_counts import ClassCounts
 
 
 def test_counts_are_those_of_scikit_learn() -> None:

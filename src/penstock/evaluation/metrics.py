@@ -14,13 +14,23 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.errors import InputError, PenstockError, one_line
+from penstock.evaluation.class_counts import ClassCounts
+from penstock.evaluation.compiled_metrics import depends_on_batches, losses_of, stand_in
+from penstock.evaluation.fold_step import FoldStep
+from penstock.evaluation.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
+from penstock.evaluation.metric_records import (
+    INPUT,
+    LABEL,
+    PREDICTION,
+    ROW,
+    WEIGHT,
+    FoldShape,
+    MetricRequest,
+    MetricResults,
+)
+from penstock.options.class_names import names_of
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
-from penstock.training.class_counts import ClassCounts
-from penstock.training.compiled_metrics import depends_on_batches, losses_of, stand_in
-from penstock.training.fold_step import FoldStep
-from penstock.training.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
-from penstock.training.metric_records import INPUT, LABEL, PREDICTION, ROW, WEIGHT, FoldShape, Measured, MetricRequest
 
 KERAS_BATCH = 32
 """The rows of a batch of `model.evaluate` where no batch size is given."""
@@ -46,7 +56,7 @@ class Fold:
         self._rows = 0
         self._rules: dict[str, LabelRule] = {}
         self._counts: dict[str, ClassCounts] = {}
-        self._held = _Held(1)
+        self._held = _BatchBuffer(1)
         self._call: KerasCall | None = None
 
     def add(self, columns: Mapping[str, Array]) -> None:
@@ -62,7 +72,7 @@ class Fold:
         for batch in self._held.add(columns):
             self._update(batch)
 
-    def finish(self) -> Measured:
+    def finish(self) -> MetricResults:
         """The results.
 
         Raises:
@@ -77,7 +87,7 @@ class Fold:
         if not self._step.has_loss:
             found.pop("loss", None)
         counts, request = self._counts, self._request
-        return Measured(
+        return MetricResults(
             self._rows,
             found,
             {name: each.per_class() for name, each in counts.items()} if request.per_class else None,
@@ -97,7 +107,7 @@ class Fold:
                 self._counts = self._new_counts(first)
         self._step = FoldStep(self._model)
         self._model.reset_metrics()
-        self._held = _Held(self._batch_rows(first))
+        self._held = _BatchBuffer(self._batch_rows(first))
         self._is_begun = True
 
     def _rules_for(self, first: Mapping[str, Array]) -> dict[str, LabelRule]:
@@ -116,7 +126,7 @@ class Fold:
         counts: dict[str, ClassCounts] = {}
         for name, rule in self._rules.items():
             shape = first[PREDICTION + name].shape[1:]
-            counts[name] = ClassCounts(shape, 0.0 if rule.has_logits else 0.5, self._request.classes)
+            counts[name] = ClassCounts(shape, 0.0 if rule.has_logits else 0.5, names_of(self._request.classes, name))
         return counts
 
     def _batch_rows(self, first: Mapping[str, Array]) -> int:
@@ -191,7 +201,7 @@ def _plain(value: Any) -> Any:
     return float(array.reshape(())) if array.size == 1 else array.tolist()
 
 
-class _Held:
+class _BatchBuffer:
     """Rows on their way into batches of one size. The last batch may be short."""
 
     def __init__(self, rows: int) -> None:

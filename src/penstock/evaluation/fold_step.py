@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.records import Shape
+from penstock.evaluation.compiled_metrics import user_loss
 from penstock.runtimes.frameworks import jax, keras, tf
-from penstock.training.compiled_metrics import user_loss
 
 
 class FoldStep:

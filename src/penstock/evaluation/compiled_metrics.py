@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ModelError, UsageError
+from penstock.evaluation.metric_records import FoldShape, MetricRequest, Structure
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.call import KerasCall
-from penstock.training.metric_records import FoldShape, MetricRequest, Structure
 
 _BY_SHAPE = ("accuracy", "acc", "crossentropy", "ce")
 """Names that Keras resolves by the shapes of labels and predictions."""

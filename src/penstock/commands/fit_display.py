@@ -1,0 +1,122 @@
+"""How training on files is shown while it runs, and what its time went into."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from penstock.core.bottleneck import COMPUTING, LOADING, WAITING, WRITING, Bound
+from penstock.core.figures import counted, duration
+from penstock.telemetry.progress import Progress
+from penstock.telemetry.trace import TraceWriter
+from penstock.training.fit_job import EpochReport, Note, Report, StartReport, StepReport, Times
+from penstock.training.stages import Stage
+
+_BAR = 20
+_WAITS_FROM = 0.05
+_JUDGED_FROM_S = 3.0
+"""The bottleneck of a shorter run is chance."""
+
+
+class TrainingDisplay:
+    """Shows training as people know it from Keras: a bar for the epoch, and a line at its end. Writes its trace."""
+
+    def __init__(self, progress: Progress, epochs: int, trace: TraceWriter | None = None) -> None:
+        self._progress = progress
+        self._epochs = epochs
+        self._trace = trace
+        self._before: Counter[str] = Counter()
+        self._now: Mapping[str, float] = {}
+        self._began_at = 0
+        self._epoch_began = self.began = time.monotonic()
+        """When the model was on its devices, this time."""
+        self.start = StartReport(0, 0, 0, ())
+        self.epoch_s: list[float] = []
+        self.has_begun = False
+
+    def hear(self, report: Report) -> None:
+        """Show what the process that trains reports."""
+        if isinstance(report, Note):
+            self.note(report.text)
+        elif isinstance(report, StartReport):
+            self.has_begun = True
+            self._before.update(self._now)
+            self._now = {}
+            self.start = report
+            self._began_at = report.step
+            self._epoch_began = self.began = time.monotonic()
+            done = f", {report.step:,} made before" if report.step else ""
+            rows = f"{counted(report.rows, 'row')}, {counted(report.batches, 'step')} an epoch{done}"
+            self.note(f"training on {', '.join(report.devices)}: {rows}")
+        elif isinstance(report, StepReport):
+            self._step(report)
+        elif isinstance(report, EpochReport):
+            self._end_epoch(report)
+
+    def take_times(self, times: Times) -> None:
+        """Take how long the process that trains was at each stage."""
+        self._now = times.seconds
+        if self._trace is not None:
+            self._trace.take(f"trainer 0 on {', '.join(self.start.devices)}", times.marks)
+
+    @property
+    def where(self) -> dict[str, float]:
+        """The seconds of every stage of this run, in all processes that trained one after the other."""
+        spent = self._before + Counter(self._now)
+        return {str(stage): round(spent[stage], 3) for stage in Stage if spent[stage]}
+
+    @property
+    def waited(self) -> float:
+        """The share of its time that the model waited for rows."""
+        return self._share(Stage.WAIT)
+
+    def _share(self, *stages: Stage) -> float:
+        where = self.where
+        spent = sum(seconds for stage, seconds in where.items() if stage not in (Stage.START, Stage.SAVE))
+        return sum(where.get(stage, 0.0) for stage in stages) / max(1e-9, spent)
+
+    def bottleneck(self) -> str:
+        """What limited this run, in words; empty where it was short."""
+        if sum(self.where.values()) - self.where.get(Stage.START, 0.0) < _JUDGED_FROM_S:
+            return ""
+        kept = self._share(Stage.CHECKPOINT)
+        if self.waited >= WAITING:
+            advice = f"the model waits for rows {self.waited:.0%} of the time; --cache or more --loaders may help"
+            return str(Bound(0.0, LOADING, advice))
+        if kept >= WAITING:
+            advice = f"checkpoints take {kept:.0%} of the time; a larger --checkpoint-every helps"
+            return str(Bound(0.0, WRITING, advice))
+        return str(Bound(0.0, COMPUTING, f"the model waits for rows {self.waited:.0%} of the time"))
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
+
+    def close(self) -> None:
+        """Show no more."""
+        self._progress.end()
+
+    def _step(self, report: StepReport) -> None:
+        self.take_times(report.times)
+        self._progress.state(self._line(report))
+
+    def _line(self, report: StepReport) -> str:
+        total = max(1, self.start.batches)
+        done = min(_BAR, _BAR * report.batch // total)
+        bar = "━" * done + "─" * (_BAR - done)
+        seconds = max(1e-9, time.monotonic() - self._epoch_began)
+        steps = max(0, report.step - self._began_at)
+        left = (total - report.batch) * seconds / max(1, steps)
+        logs = " - ".join(f"{name}: {value:.4f}" for name, value in report.logs.items())
+        rate = f"{steps * self.start.rows / total / seconds:,.0f} rows/s"
+        waits = f", waits for rows {self.waited:.0%} of the time" if self.waited >= _WAITS_FROM else ""
+        place = f"epoch {report.epoch + 1}/{self._epochs} {report.batch}/{self.start.batches} {bar}"
+        return f"{place} {duration(left)} left, {rate}{waits} - {logs}"
+
+    def _end_epoch(self, report: EpochReport) -> None:
+        seconds = time.monotonic() - self._epoch_began
+        self.epoch_s.append(seconds)
+        logs = " - ".join(f"{name}: {value:.4f}" for name, value in report.logs.items())
+        self.note(f"epoch {report.epoch + 1}/{self._epochs}: {duration(seconds)} - {logs}")
+        self._epoch_began = time.monotonic()
+        self._began_at = report.step

@@ -1,0 +1,95 @@
+"""A training job on files, opened: its model, its input, and what its fingerprint covers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from penstock.core.protocols import Source
+from penstock.core.records import Fragment, ModelFile
+from penstock.errors import ModelError, UsageError
+from penstock.jobs import steps
+from penstock.jobs.open import open_data, open_model
+from penstock.options.fit_records import FITTED_WITH, FitOptions
+from penstock.options.records import PredictOptions
+from penstock.options.table import Decides
+from penstock.runtimes.keras.backends import MODEL_KINDS
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """A training job, opened: its model and its input, and the description that its fingerprint covers."""
+
+    model: ModelFile
+    source: Source
+    validation: Source | None
+    output: str
+    options: PredictOptions
+    asked: FitOptions
+    request: dict[str, Any]
+    overwrite: bool = False
+    is_verbose: bool = False
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        held = self.validation.fragments() if self.validation is not None else ()
+        return (*self.source.fragments(), *held)
+
+
+def make_fit_task(
+    model: Any,
+    data: Any,
+    output: str | None,
+    options: PredictOptions,
+    asked: FitOptions,
+    for_live_models: Mapping[str, Any] = MappingProxyType({}),
+) -> FitTask:
+    """Open a training job. What is given of `for_live_models` is refused.
+
+    Raises:
+        UsageError: There are no labels, no output, or the input is no files.
+        ModelError: Models of this kind cannot be trained.
+    """
+    for name, value in for_live_models.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for a live Keras model",
+                received=f"{name} of {type(value).__name__}, model={model!r:.60}",
+                hint="keras.models.load_model(path), then penstock.fit(model, x, y); in files label='COLUMN'",
+            )
+    if output is None:
+        raise UsageError(
+            "a model that is trained on files is written to a folder",
+            received=f"model={model!r:.60}, no output",
+            hint="output='trained/'; a live model is trained as it is: keras.models.load_model(path)",
+        )
+    if not asked.label:
+        raise UsageError("training needs true answers", hint="name their column: --label COLUMN, or --label @folder")
+    file, _, location = open_model(model, options)
+    if file.kind not in MODEL_KINDS:
+        raise ModelError(
+            "models of this kind are run, not trained",
+            received=f"{file.location}: {file.kind}",
+            allowed="a .keras or .h5 file, or module:function that builds a Keras model",
+        )
+    source, arguments = open_data(data, options.reading)
+    if arguments is None:
+        raise UsageError(
+            "files are trained on in a folder; data in memory needs a live model",
+            received=type(data).__name__,
+            hint="penstock.fit(keras.models.load_model(path), x, y)",
+        )
+    held: Source | None = None
+    if asked.validation:
+        held, paths = open_data(list(asked.validation), options.reading, takes="files")
+        asked = replace(asked, validation=tuple(paths or ()))
+    request = {"model": location, "data": arguments, **options_as_json(options, asked, Decides.OUTPUT)}
+    return FitTask(file, source, held, output, options, asked, request)
+
+
+def options_as_json(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:
+    """The options of a training job that decide these things, as JSON."""
+    others = steps.as_json(options, lambda each: each.name in FITTED_WITH and each.decides in decides)
+    return {**others, **steps.as_json(asked, lambda each: each.decides in decides)}
