@@ -1,6 +1,7 @@
 """The fault harness: a real job, killed again and again, resumed, and compared with one that nothing disturbed.
 
     python -m tests.process.chaos --kills 1000 --tensorflow 50 --seed 7 --jobs 2       (`make chaos`)
+    python -m tests.process.chaos --engine ray --seeds 20                              (`tests.support.ray_episodes`)
 
 An episode is one output, in a folder or on object storage. Faults hit its run, a `predict`, a `retry` or an append
 (`tests.support.chaos_jobs`), one after the other: a crash point of the commit protocol; SIGKILL for the coordinator, a
@@ -37,7 +38,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 import penstock
 from penstock.crash_points import POINTS, VARIABLE
-from tests.support import chaos_jobs, s3_server
+from tests.support import chaos_jobs, ray_episodes, s3_server
 from tests.support.chaos_jobs import TORN, Setup
 from tests.support.chaos_runs import Broken, Running
 from tests.support.forked_runs import RunServer
@@ -389,6 +390,12 @@ def run_until(harness: Harness, setups: Sequence[Setup], kills: int, jobs: int, 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="ray: see tests.support.ray_episodes"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="with --engine ray: so many, from --seed on, or from 1 on"
+    )
     parser.add_argument("--kills", type=int, default=1000, help="with ONNX Runtime")
     parser.add_argument("--tensorflow", type=int, default=50, help="kills with TensorFlow")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, which is printed")
@@ -401,6 +408,10 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = _arguments()
+    if given.engine == "ray":
+        with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
+            first = 1 if given.seed is None else given.seed
+            return ray_episodes.run_seeds(range(first, first + given.seeds), Path(folder))
     seed = random.SystemRandom().randrange(1 << 31) if given.seed is None else given.seed
     print(f"chaos: seed {seed}, {given.kills} kills, {given.tensorflow} with TensorFlow", flush=True)
     began = time.monotonic()

@@ -1,101 +1,90 @@
-"""A job on a real Ray cluster of several nodes, with faults: the bytes are those of one machine without any."""
+"""Jobs on a real Ray cluster, with faults: the bytes are those of one machine without any."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-import penstock
-from tests.support import light_models
-from tests.support.ray_raylets import WITH_TOKEN, RayCluster, actors_of
+from tests.support import chaos_jobs, ray_cluster, ray_episodes
+from tests.support.processes import wait_until
+from tests.support.ray_cluster import RayCluster
+from tests.support.ray_episodes import ClusterJob, Driver, Episode, Undisturbed, on
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install penstock[ray]")
-pytestmark = pytest.mark.slow
-
-OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 512, "plan": "off"}
-FLAGS = [text for name, value in OPTIONS.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-ROWS = 50_000
+_WHY_NOT = ray_cluster.why_not()
+pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    light_models.write(folder)
-    pixels = np.random.default_rng(1).integers(0, 17, (ROWS, 64)).astype(np.float32)
-    np.save(folder / "pixels.npy", pixels)
-    model, data = str(folder / "slow_digits.onnx"), str(folder / "pixels.npy")
-    penstock.predict(model, data, output=str(folder / "out"), **OPTIONS)
+    chaos_jobs.write_inputs(folder, tensorflow=False, num_rows=ray_episodes.ROWS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    made = RayCluster()
-    try:
-        yield made
-    finally:
-        made.close()
+def undisturbed(inputs: Path) -> Undisturbed:
+    return Undisturbed.run(ClusterJob(inputs, str(inputs / "out"), "parquet", LocalFileSystem()))
 
 
-def parts_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*"))}
+@pytest.fixture(scope="module")
+def cluster_and_store() -> Iterator[tuple[RayCluster, Any]]:
+    with ray_episodes.cluster_with_store() as started:
+        yield started
 
 
-def started(cluster: RayCluster, inputs: Path, output: Path) -> subprocess.Popen[str]:
-    files = [str(inputs / "slow_digits.onnx"), str(inputs / "pixels.npy")]
-    called = [sys.executable, "-m", "penstock", "predict", *files, "-o", str(output), *FLAGS, "--json"]
-    called += ["--engine", "ray", "--address", cluster.address, "--hang-timeout", "5"]
-    return subprocess.Popen(called, env=WITH_TOKEN, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def cluster(cluster_and_store: tuple[RayCluster, Any]) -> RayCluster:
+    return cluster_and_store[0]
 
 
-def wait_for(run: subprocess.Popen[str], output: Path, parts: int) -> None:
-    """Until so many parts are committed."""
-    while len(list(output.glob("part-*"))) < parts:
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.02)
+@pytest.fixture(params=["folder", "s3"])
+def job(
+    request: pytest.FixtureRequest, inputs: Path, tmp_path: Path, cluster_and_store: tuple[RayCluster, Any]
+) -> ClusterJob:
+    if request.param == "folder":
+        return ClusterJob(inputs, str(tmp_path / "out"), "parquet", LocalFileSystem())
+    return ClusterJob(inputs, f"s3://{ray_episodes.BUCKET}/{tmp_path.name}", "parquet", cluster_and_store[1])
 
 
-def summary_of(run: subprocess.Popen[str]) -> dict[str, Any]:
-    printed, said = run.communicate(timeout=200)
-    assert run.returncode == 0, said
-    found: dict[str, Any] = json.loads(printed)
-    return found
+def test_node_that_is_cut_off_and_comes_back_changes_no_byte(tmp_path: Path) -> None:
+    inputs, disk = tmp_path / "inputs", LocalFileSystem()
+    chaos_jobs.write_inputs(inputs, tensorflow=False, num_rows=8000)
+    undisturbed = Undisturbed.run(ClusterJob(inputs, str(tmp_path / "here"), "parquet", disk))
+    job = ClusterJob(inputs, str(tmp_path / "there"), "parquet", disk)
+    with ray_cluster.ray_cluster(nodes=2) as cluster:
+        driver = Driver(job.predict(*on(cluster)), cluster.environment)
+        assert driver.wait_for(job, 2)
+        wait_until(cluster.nodes[1].actors)
+        cluster.cut_off(cluster.nodes[1])
+        driver.summary()
+        undisturbed.check(job)
+        cluster.reconnect(cluster.nodes[1])  # its actor hears now that it was given up
+        wait_until(lambda: not cluster.nodes[1].actors())
+        undisturbed.check(job)
 
 
-def test_nodes_that_die_leave_and_join_and_a_driver_that_is_killed_change_no_byte(
-    cluster: RayCluster, inputs: Path, tmp_path: Path
+@pytest.mark.slow
+def test_node_killed_another_cut_off_and_back_and_a_driver_killed_change_no_byte(
+    cluster: RayCluster, job: ClusterJob, undisturbed: Undisturbed
 ) -> None:
-    output = tmp_path / "out"
-    first, second = cluster.add_node(), cluster.add_node()
-    run = started(cluster, inputs, output)
-    wait_for(run, output, 6)
-    actors_of(first)[0].kill()
-    wait_for(run, output, 15)
-    cluster.kill(second)
-    third = cluster.add_node()
-    wait_for(run, output, 30)
-    run.kill()
-    run.communicate()
-    resumed = started(cluster, inputs, output)
-    wait_for(resumed, output, 50)
-    frozen = cluster.freeze(third)
-    wait_for(resumed, output, 60)
-    time.sleep(5)  # past the limit of Ray's health checks
-    for process in frozen:
-        if process.is_running():
-            process.resume()
-    summary = summary_of(resumed)
-    assert (summary["rows"], summary["failed"]) == (ROWS, 0)
-    assert summary["rows_before"] >= 30 * 512
-    assert parts_of(output) == parts_of(inputs / "out")
-    psutil.wait_procs(actors_of(first), timeout=20)
-    assert parts_of(output) == parts_of(inputs / "out"), "nothing is written after the end"
+    episode = Episode(cluster, job, ray_episodes.MUST, random.Random(1), ["resume on the cluster"])
+    episode.run()
+    assert episode.hits == list(ray_episodes.MUST)
+    episode.check(undisturbed)
+
+
+@pytest.mark.slow
+def test_job_goes_on_here_and_on_the_cluster_in_turn(
+    cluster: RayCluster, job: ClusterJob, undisturbed: Undisturbed
+) -> None:
+    ways = ["resume here", "resume as a client", "resume on the cluster"]
+    episode = Episode(cluster, job, ["driver killed"] * 3, random.Random(2), ways)
+    summary = episode.run()
+    assert len(episode.hits) == 3
+    assert summary["rows_before"] > 0
+    episode.check(undisturbed)

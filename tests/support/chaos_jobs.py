@@ -145,7 +145,7 @@ def all_setups(inputs: Path) -> list[Setup]:
     ]
 
 
-def write_inputs(folder: Path, *, tensorflow: bool) -> None:
+def write_inputs(folder: Path, *, tensorflow: bool, num_rows: int = ROWS) -> None:
     """The models and the rows. Some rows are null, and fail whatever the function does."""
     from tests.support import light_models
 
@@ -154,10 +154,10 @@ def write_inputs(folder: Path, *, tensorflow: bool) -> None:
     if tensorflow:
         script = ROOT / "tests" / "support" / "make_models.py"
         subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
-    pixels = np.random.default_rng(5).integers(0, 17, (ROWS, 64), dtype=np.uint8)
+    pixels = np.random.default_rng(5).integers(0, 17, (num_rows, 64), dtype=np.uint8)
     rows = [None if number % 211 == 7 else row for number, row in enumerate(pixels)]
     column = pa.array(rows, pa.list_(pa.uint8(), 64))
-    pq.write_table(pa.table({"pixels": column}), folder / "rows.parquet", row_group_size=ROWS // 4)
+    pq.write_table(pa.table({"pixels": column}), folder / "rows.parquet", row_group_size=num_rows // 4)
 
 
 @dataclass(frozen=True)

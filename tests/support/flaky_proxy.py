@@ -1,4 +1,4 @@
-"""A proxy on loopback that fails on purpose: some requests get a 503, a closed connection or a cut answer instead."""
+"""A proxy that fails on purpose: some requests get a 503, a closed connection or a cut answer instead."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class FlakyServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, target: str, every: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, target: str, every: int, host: str) -> None:
+        super().__init__((host, 0), _Handler)
+        self._host = host
         self.target = urlsplit(target).netloc
         self.every = every
         self.faults = 0
@@ -41,9 +42,12 @@ class FlakyServer(ThreadingHTTPServer):
             self.faults += 1
             return FAULTS[self.faults % len(FAULTS)]
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that is gone before its answer is no fault here."""
+
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self._host}:{self.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,9 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def start_flaky_proxy(target: str, every: int) -> Iterator[FlakyServer]:
+def start_flaky_proxy(target: str, every: int, host: str = "127.0.0.1") -> Iterator[FlakyServer]:
     """A proxy before the server at `target`, in a thread of this process."""
-    server = FlakyServer(target, every)
+    server = FlakyServer(target, every, host)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -1,12 +1,14 @@
 """A real Ray cluster on this machine: a head, and nodes in network namespaces of their own that can be cut off.
 
-All nodes see the same file system, so any folder is a disk that they share. The head, and so every driver, is in the
-namespace of the tests, on a bridge to which the nodes' links lead. A token guards the cluster. All processes of a node
-are below a holder (`process_holder`), which ends them with the tests, also when the tests are killed.
+All nodes see the same file system, so any folder is a disk that they share; one may have a small disk of its own for
+its temporary files. The head, and so every driver, is in the namespace of the tests, on a bridge to which the nodes'
+links lead. A token guards the cluster. All processes of a node are below a holder (`process_holder`), which ends them
+with the tests, also when the tests are killed.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import itertools
 import json
@@ -80,6 +82,25 @@ class RayNode:
         """Its raylet; for a moment two after it came back."""
         return [process for process in self.holder.processes() if _name(process) == "raylet"]
 
+    def actors(self) -> list[psutil.Process]:
+        """The processes in which penstock's nodes run there."""
+        return [process for process in self.holder.processes() if _name(process).startswith("ray::RayNode")]
+
+    @property
+    def scratch(self) -> Path:
+        """Its own disk for temporary files (`add_node(scratch_bytes=…)`), as the tests see it."""
+        return Path(f"/proc/{self.holder.pid}/root{self.environment['TMPDIR']}")
+
+    def fill_scratch(self) -> None:
+        """Leave no byte on its own disk."""
+        with open(self.scratch / "filled", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 12)):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
 
 class RayCluster:
     """See above. Made by `ray_cluster`."""
@@ -102,40 +123,60 @@ class RayCluster:
         """With these variables, a process is a driver of the cluster."""
         self.nodes: list[RayNode] = []
 
+        holder = ProcessHolder(clean_up=[["ip", "link", "delete", self._prefix]], folder=self._folder)
+        cleaner.callback(holder.close)
+        _ip("link", "add", self._prefix, "type", "bridge")
+        _ip("address", "add", f"{self.host}/24", "dev", self._prefix)
+        _ip("link", "set", self._prefix, "up")
+        self._head_holder = holder
+
+    @property
+    def host(self) -> str:
+        """This machine as the nodes see it: what is to be reached by them is served there."""
+        return f"{self._subnet}.1"
+
     @property
     def address(self) -> str:
-        return f"{self._subnet}.1:{self._port}"
+        return f"{self.host}:{self._port}"
 
     @property
     def client_address(self) -> str:
         """For drivers that are no part of the cluster."""
-        return f"ray://{self._subnet}.1:{self._client_port}"
+        return f"ray://{self.host}:{self._client_port}"
 
     @property
     def head(self) -> RayNode:
         return self.nodes[0]
 
+    def start(self, nodes: int) -> None:
+        """Start so many nodes, the head first."""
+        for number in range(nodes):
+            # One by one: raylets that start at once take the same names for their sockets.
+            self.add_node() if number else self.start_head()
+
     def start_head(self, cpus: int = 1) -> RayNode:
-        clean_up = [["ip", "link", "delete", self._prefix]]
-        holder = ProcessHolder(clean_up=clean_up, folder=self._folder)
-        self._cleaner.callback(holder.close)
-        _ip("link", "add", self._prefix, "type", "bridge")
-        _ip("address", "add", f"{self._subnet}.1/24", "dev", self._prefix)
-        _ip("link", "set", self._prefix, "up")
-        node = RayNode(f"{self._subnet}.1", cpus, {"head": 1.0}, {"place": "head"}, holder)
+        node = RayNode(self.host, cpus, {"head": 1.0}, {"place": "head"}, self._head_holder)
         self.nodes.append(node)
         self._start_ray(node)
         return node
 
-    def add_node(self, cpus: int = 1) -> RayNode:
-        """A further node, called by its number: its resource `node2` and its label `place=node2`, for example."""
+    def add_node(self, cpus: int = 1, scratch_bytes: int = 0) -> RayNode:
+        """A further node, called by its number: its resource `node2` and its label `place=node2`, for example.
+
+        With `scratch_bytes` it has a disk of this size for its temporary files, which nobody else sees.
+        """
         number = len(self.nodes) + 1
         link = f"{self._prefix}{number}"
-        holder = ProcessHolder(["unshare", "--net"])  # the namespace and its link end with its last process
+        holder = ProcessHolder(["unshare", "--net", "--mount"])  # these and the link end with its last process
         self._cleaner.callback(holder.close)
         node = RayNode(
             f"{self._subnet}.{number}", cpus, {f"node{number}": 1.0}, {"place": f"node{number}"}, holder, link
         )
+        if scratch_bytes:
+            scratch = self._folder / f"scratch{number}"
+            scratch.mkdir()
+            holder.run(["mount", "-t", "tmpfs", "-o", f"size={scratch_bytes}", "tmpfs", str(scratch)], os.environ)
+            node.environment = {"TMPDIR": str(scratch)}
         self.nodes.append(node)
         _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
         _ip("link", "set", link, "master", self._prefix, "up")
@@ -143,7 +184,7 @@ class RayCluster:
             ["ip", "link", "set", "lo", "up"],
             ["ip", "address", "add", f"{node.address}/24", "dev", "eth0"],
             ["ip", "link", "set", "eth0", "up"],
-            ["ip", "route", "add", "default", "via", f"{self._subnet}.1"],
+            ["ip", "route", "add", "default", "via", self.host],
         ):
             holder.run(command, os.environ)
         self._start_ray(node)
@@ -181,8 +222,11 @@ class RayCluster:
     def _signal_workers(self, node: RayNode, number: signal.Signals) -> None:
         for worker in node.holder.processes():
             if _name(worker).startswith("ray::"):
-                for process in (worker, *worker.children(recursive=True)):
-                    process.send_signal(number)
+                try:
+                    for process in (worker, *worker.children(recursive=True)):
+                        process.send_signal(number)
+                except psutil.NoSuchProcess:
+                    continue  # it ended meanwhile
 
     def _start_ray(self, node: RayNode) -> None:
         if node is self.head:
@@ -210,12 +254,13 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(nodes: int = 3) -> Iterator[RayCluster]:
-    """Start a cluster of so many nodes, the head among them; its processes, links and files end with the block."""
+    """Start a cluster of so many nodes, the head among them; its processes, links and files end with the block.
+
+    With no nodes there is the bridge alone: a test serves something there, changes the environment, and calls `start`.
+    """
     with ExitStack() as cleaner:
         cluster = RayCluster(cleaner)
-        cluster.start_head()
-        for _ in range(nodes - 1):
-            cluster.add_node()  # one by one: raylets that start at once take the same names for their sockets
+        cluster.start(nodes)
         yield cluster
 
 

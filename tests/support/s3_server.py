@@ -1,4 +1,4 @@
-"""A real S3-speaking server on loopback, in a process of its own. As a script, it prints its address and serves."""
+"""A real S3-speaking server in a process of its own, on loopback. As a script, it prints its address and serves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 @contextmanager
-def start_s3_server() -> Iterator[str]:
-    """Start a server with no buckets on a free port; yields its address, `http://127.0.0.1:PORT`."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve())]
+def start_s3_server(host: str = "127.0.0.1") -> Iterator[str]:
+    """Start a server with no buckets on a free port; yields its address, such as `http://127.0.0.1:PORT`."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), host]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert server.stdin is not None
     assert server.stdout is not None
@@ -62,7 +62,7 @@ def filesystem(endpoint: str) -> Any:
 def _serve() -> None:
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     print(f"http://{host}:{port}", flush=True)
