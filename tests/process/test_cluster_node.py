@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.cluster.node import Node, NodeJob
+from penstock.cluster.node import Node
+from penstock.cluster.node_job import NodeJob
 from penstock.commands.folder_job import make_task
 from penstock.core.records import ModelFile
 from penstock.options.records import make_options

@@ -20,21 +20,12 @@ from penstock.options.records import make_options
 from penstock.storage.ledger import committed_records
 from penstock.storage.manifest import load_manifest
 from penstock.storage.places import place_of
-from penstock.telemetry.progress import Progress
 from penstock.telemetry.summary import Summary
 from tests.support import light_models
-from tests.support.thread_cluster import ThreadCluster
+from tests.support.thread_cluster import Shown, ThreadCluster
 
 OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 128, "plan": "off"}
 ROWS = 4000
-
-
-class Shown(Progress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,25 @@ from typing import Any
 
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
+from penstock.telemetry.progress import Progress
+
+
+class Shown(Progress):
+    """Keeps the lines that people would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
 
 
 class _Life:
     """One node, and the calls that wait for it."""
 
-    def __init__(self, name: str) -> None:
-        self.node = Node(name)
+    def __init__(self, node: Node) -> None:
+        name = node.name
+        self.node = node
         self.threads = ThreadPoolExecutor(16, f"calls of {name}")
         self.waiting: set[Future[Any]] = set()
         self.is_over = False
@@ -37,6 +49,8 @@ class ThreadCluster:
         """Machines whose answers get lost, while their nodes work on."""
         self.before_build: Callable[[str], object] = lambda name: None
         """Called with the machine's name before a piece is built: a test makes nodes wait there."""
+        self.make_node: Callable[[str], Node] = Node
+        """A test makes nodes that find something else than the driver has."""
         self._lives: dict[int, _Life] = {}
         self._lock = threading.Lock()
 
@@ -48,7 +62,7 @@ class ThreadCluster:
 
     def start(self, node: int, name: str) -> None:
         self.started.append((node, name))
-        self._lives[node] = _Life(name)
+        self._lives[node] = _Life(self.make_node(name))
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
         life, answer = self._lives[node], Future[Any]()

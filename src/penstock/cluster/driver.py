@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import IO, Any, Protocol
 
-from penstock.cluster.node import Beat, NodeJob
+from penstock.cluster.node import Beat
+from penstock.cluster.node_job import NodeJob
+from penstock.cluster.preflight import Comparison, Findings
 from penstock.cluster.transport import NodeGone, Transport
-from penstock.core.node_kinds import NodeFacts
 from penstock.core.protocols import ShowLine
 from penstock.core.stopping import StopFlag
 from penstock.engines import cluster_events
@@ -74,7 +75,6 @@ class Driver:
         around: Log, stop flag, display and meter.
         run: The name of this run.
         resumed: What the manifest fixes for nodes that settle, where files are appended.
-        here: What the driver's own machine has, with which nodes are compared.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Driver:
         around: Surroundings,
         *,
         run: str,
-        here: NodeFacts,
         resumed: Resumed | None = None,
     ) -> None:
         self._transport = transport
@@ -95,7 +94,7 @@ class Driver:
         self._desk = desk
         self._around = around
         self._run = run
-        self._here = here
+        self._comparison = Comparison()
         self._resumed = resumed
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
@@ -212,8 +211,7 @@ class Driver:
             case cluster_events.StartNode(node=node, name=name):
                 self._names[node] = name
                 self._transport.start(node, name)
-                devices = self._job.options.devices
-                self._call(node, "look", devices, then=lambda facts: self._note_facts(node, facts))
+                self._call(node, "look", then=lambda versions: self._check(node, versions))
             case cluster_events.Settle(node=node, kind=kind):
                 self._call(
                     node, "settle", self._job, self._resumed, then=lambda settled: self._settle(node, kind, settled)
@@ -228,14 +226,21 @@ class Driver:
                     then=lambda _: self._events.append(cluster_events.NodeReady(node)),
                 )
 
-    def _note_facts(self, node: int, facts: NodeFacts) -> None:
-        misfit = facts.misfit(self._here)
-        if misfit is not None:
-            self._events.append(cluster_events.NodeUnfit(node, misfit))
+    def _check(self, node: int, versions: dict[str, str]) -> None:
+        misfits = self._comparison.misfits(versions)
+        if misfits:
+            self._events.append(cluster_events.NodeUnfit(node, misfits))
+        else:
+            self._call(node, "check", self._job, then=lambda findings: self._note_findings(node, findings))
+
+    def _note_findings(self, node: int, findings: Findings) -> None:
+        misfits = (*findings.misfits, *self._comparison.misfits(findings.versions))
+        if findings.facts is None or misfits:
+            self._events.append(cluster_events.NodeUnfit(node, misfits))
             return
-        self._kinds[node] = facts.kind
-        self._note(f"node {self._names[node]} is up: {facts.kind}")
-        self._events.append(cluster_events.NodeUp(node, facts.kind))
+        self._kinds[node] = findings.facts.kind
+        self._note(f"node {self._names[node]} is up: {findings.facts.kind}")
+        self._events.append(cluster_events.NodeUp(node, findings.facts.kind))
 
     def _settle(self, node: int, kind: str, settled: Settled) -> None:
         try:

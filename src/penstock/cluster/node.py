@@ -6,21 +6,19 @@ of a test; either calls its methods from several threads at once. The driver cal
 
 import contextlib
 import os
-import platform
-import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from importlib import metadata
 
+from penstock.cluster import preflight
+from penstock.cluster.node_job import NodeJob
 from penstock.cluster.node_parts import NodePieces
+from penstock.cluster.preflight import Findings
 from penstock.core import kinds
-from penstock.core.node_kinds import NodeFacts
-from penstock.core.records import Device, ModelFile, Timings
-from penstock.core.source import Source
+from penstock.core.records import Device, Timings
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.engines.span_feed import SpanFeed
@@ -31,9 +29,7 @@ from penstock.jobs.decide import Request, Resumed
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.settled import Settled, resumed_from, settled_by
 from penstock.jobs.writing import Writer
-from penstock.options.records import DeviceRequest, PredictOptions
 from penstock.planning import start_by_plan
-from penstock.pool.devices import inventory
 from penstock.sources.files import unchanged
 from penstock.storage.attempts import node_output
 from penstock.storage.ledger import OpenParts
@@ -43,17 +39,6 @@ from penstock.storage.places import place_of
 from penstock.telemetry.meter import Meter
 
 _MOST_LOG_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class NodeJob:
-    """What a node needs to know of a job before there is a manifest."""
-
-    model: ModelFile
-    source: Source
-    options: PredictOptions
-    output: str
-    is_verbose: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,23 +68,6 @@ class _Run:
     manifest: Manifest
     error: PenstockError | None = None
     thread: threading.Thread | None = None
-
-
-def facts_here(devices: DeviceRequest) -> NodeFacts:
-    """What this machine has for a job on these devices.
-
-    Raises:
-        DeviceError: It has no such device.
-    """
-    device = inventory.choose(devices)[0]
-    return NodeFacts(
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        penstock=metadata.version("penstock"),
-        architecture=platform.machine(),
-        cores=inventory.usable_cores(),
-        device_kind=device.kind,
-        device_name=device.name,
-    )
 
 
 class _NodeMeter(Meter):
@@ -133,13 +101,13 @@ class Node:
         self._log_read = 0
         self._meter = _NodeMeter(name)
 
-    def look(self, devices: DeviceRequest) -> NodeFacts:
-        """What this machine has for a job on these devices.
+    def look(self) -> dict[str, str]:
+        """The versions that must be those of the driver: this is called before anything else is sent."""
+        return preflight.base_versions()
 
-        Raises:
-            DeviceError: It has no such device.
-        """
-        return facts_here(devices)
+    def check(self, job: NodeJob) -> Findings:
+        """Whether everything that a job needs is on this machine."""
+        return preflight.check(job, self.name)
 
     def settle(self, job: NodeJob, resumed: Resumed | None = None) -> Settled:
         """Find the plan for a job on this machine, and bring the job up.

@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.cluster.node import Node, NodeJob
+from penstock.cluster.node import Node
+from penstock.cluster.node_job import NodeJob
 from penstock.cluster.transport import NodeGone
 from penstock.errors import PenstockError, one_line
 from penstock.pool.devices.inventory import CORES

@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.cluster.connection import connect
 from penstock.cluster.driver import Driver, Surroundings
-from penstock.cluster.node import NodeJob, facts_here
+from penstock.cluster.node_job import NodeJob
+from penstock.cluster.preflight import modules_of, remove_checks
 from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
 from penstock.commands import appending
@@ -30,8 +31,10 @@ from penstock.options.records import RAY, ClusterOptions, PredictOptions
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import rows_in
 from penstock.storage.ledger import Ledger, NotAsWritten, remove_job
+from penstock.storage.local_folder import LocalFolder
 from penstock.storage.manifest import Manifest, NodeKind
 from penstock.storage.part_builder import PartPiece, StagedPart
+from penstock.storage.places import place_of
 from penstock.telemetry.summary import Summary
 
 
@@ -73,7 +76,10 @@ def node_job(task: FolderJob) -> NodeJob:
             received="rows of this process, or a stream, with --engine ray",
             hint="write them to files that all nodes see, or leave --engine ray out",
         )
-    return NodeJob(task.model, task.source, task.options, task.output, task.is_verbose)
+    modules = modules_of(task.model, task.options)
+    place = place_of(task.output)
+    output = place.path if isinstance(place, LocalFolder) else task.output
+    return NodeJob(task.model, task.source, task.options, output, task.is_verbose, modules=modules)
 
 
 @dataclass
@@ -95,7 +101,7 @@ class ClusterRun(Run):
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         assert self.connect is not None
-        job = node_job(self.task)
+        job = replace(node_job(self.task), mark=self.place.mark())
         self._old = existing
         self._manifest = None if self.task.overwrite else existing
         self._is_append = is_append
@@ -120,9 +126,9 @@ class ClusterRun(Run):
                 timeouts=timeouts_of(self.task.options),
             )
             around = Surroundings(self.context.log, self.context.stop, self.progress.note, self.meter)
-            here = facts_here(self.task.options.devices)
-            driver = Driver(transport, state, job, self, around, run=self._name, here=here, resumed=resumed)
+            driver = Driver(transport, state, job, self, around, run=self._name, resumed=resumed)
             held.callback(self._close)
+            held.callback(remove_checks, self.place)
             try:
                 driver.run()
             except PenstockError as error:

@@ -1,6 +1,9 @@
 """Kinds of nodes: machines of one kind run one recipe, and give the same bits."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from penstock.errors import DeviceError, PenstockError
 
 
 @dataclass(frozen=True)
@@ -8,16 +11,12 @@ class NodeFacts:
     """What is known of a machine of a cluster.
 
     Args:
-        python: The version of its Python, without the last number: what is pickled by one may not be read by another.
-        penstock: The version of penstock there.
         architecture: As `platform.machine` has it.
         cores: Those that the node may use.
         device_kind: Of the devices that the job runs on there.
         device_name: Of the first of them.
     """
 
-    python: str
-    penstock: str
     architecture: str
     cores: int
     device_kind: str
@@ -30,12 +29,36 @@ class NodeFacts:
             return f"cpu {self.device_name}, {self.cores} cores, {self.architecture}"
         return f"{self.device_kind} {self.device_name}, {self.architecture}"
 
-    def misfit(self, driver: "NodeFacts") -> str | None:
-        """Why a node cannot work for a driver, in words; None where it can."""
-        for what, here, there in (
-            ("Python", driver.python, self.python),
-            ("penstock", driver.penstock, self.penstock),
-        ):
-            if here != there:
-                return f"it has {what} {there}, and the driver {here}"
-        return None
+
+@dataclass(frozen=True)
+class Misfit:
+    """Something that a job needs and a node does not have.
+
+    Args:
+        what: What it is about: `Python`, `output`, `model`.
+        found: What the node has.
+        wanted: What the job needs.
+        error: What the job ends with.
+    """
+
+    what: str
+    found: str
+    wanted: str
+    error: type[PenstockError] = DeviceError
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.found} (wanted: {self.wanted})"
+
+
+def misfits_told(misfits: Mapping[str, Sequence[Misfit]], num_nodes: int) -> PenstockError:
+    """The error for nodes that do not fit, by name: one table of all of it."""
+    lines = [("node", "what", "found", "wanted")]
+    lines += [(node, each.what, each.found, each.wanted) for node, some in misfits.items() for each in some]
+    widths = [max(len(line[column]) for line in lines) for column in range(3)]
+    table = ["  ".join((*map(str.ljust, line, widths), line[3])) for line in lines]
+    first = next(each for some in misfits.values() for each in some)
+    return first.error(
+        f"{len(misfits)} of {num_nodes} nodes do not fit the job",
+        received="\n  ".join(("", *table)),
+        hint="mend these nodes, or leave them out with --resources; nothing was begun",
+    )

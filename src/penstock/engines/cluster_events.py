@@ -8,6 +8,7 @@ one try to build a piece on one node.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.core.node_kinds import Misfit
 from penstock.errors import PenstockError
 from penstock.storage.part_builder import PartPiece, StagedPart
 
@@ -33,10 +34,10 @@ class NodeUp(Event):
 
 @dataclass(frozen=True)
 class NodeUnfit(Event):
-    """Something that the job needs is not there, in words: the node is left out."""
+    """Something that the job needs is not there: the node is left out, or the job does not begin."""
 
     node: int
-    why: str
+    misfits: tuple[Misfit, ...]
 
 
 @dataclass(frozen=True)

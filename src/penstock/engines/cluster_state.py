@@ -6,6 +6,8 @@ piece; this decides which nodes there are, and what the end of one says of it, o
 Invariants:
 - every piece is committed once, or the run raises, or it was stopped: what a node says of an attempt that does not live
   any more leads to `Discard` and nothing else;
+- nothing is settled or opened before every node of the first look has answered (or `_PATIENCE_S` have passed); where
+  one of them does not fit, the run raises: one table of all that does not fit, before any work;
 - a kind is settled by one node at a time, and no node of it is opened before;
 - after a stop nothing new is handed out, and nothing is started.
 """
@@ -14,6 +16,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.core.node_kinds import Misfit, misfits_told
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Stillness, Timeouts
 from penstock.engines import cluster_events
 from penstock.engines.piece_attempts import ANY_KIND, Attempt, PieceAttempts, WantedPiece
@@ -24,12 +27,16 @@ DEATHS_IN_A_ROW = 3
 _MOST_FAILURES = 3
 _MOST_INPUT_ERRORS = 2
 """The disk with the input may be missing on one node; on two it is the input."""
+_PATIENCE_S = 60.0
+"""So long the first nodes that are up wait for others, whose machines may be taken by another job."""
 _OF_A_NODE = (OutputError, DeviceError, WorkersDied, InputError)
 """The errors that another node may not have."""
 
 
 class _Phase(enum.Enum):
     STARTING = enum.auto()
+    UP = enum.auto()
+    """It fits; others of the first nodes have not answered yet."""
     WAITING = enum.auto()
     """For another node of its kind, which settles it."""
     SETTLING = enum.auto()
@@ -85,6 +92,10 @@ class ClusterState:
         self._spare: dict[str, None] = {}
         """The machines that are not used, as there are enough others, in the order in which they came."""
         self._left_out: set[str] = set()
+        self._is_checking = True
+        self._checking_s = 0.0
+        self._misfits: dict[str, tuple[Misfit, ...]] = {}
+        """By machine, until work begins."""
         self._deaths: dict[str, int] = {}
         self._last_error: PenstockError | None = None
         self._input_errors = 0
@@ -132,6 +143,7 @@ class ClusterState:
                     self._fail_piece(attempt, error)
             case _:
                 self._hear(event)
+        self._begin_if_checked()
         return commands
 
     def _hear(self, event: cluster_events.Event) -> None:
@@ -139,7 +151,9 @@ class ClusterState:
         match event:
             case cluster_events.NodeUp(node=number, kind=kind) if number in self._nodes:
                 self._nodes[number].kind = kind
-                self._go_on(number)
+                self._nodes[number].phase = _Phase.UP
+                if not self._is_checking:
+                    self._go_on(number)
             case cluster_events.KindSettled(kind=kind):
                 self._settled.add(kind)
                 self._settling.discard(kind)
@@ -152,9 +166,9 @@ class ClusterState:
             case cluster_events.NodeBeat(node=number, rows=rows) if number in self._nodes:
                 self._nodes[number].beats += 1
                 self._nodes[number].moves += self._attempts.note_progress(number, rows)
-            case cluster_events.NodeUnfit(node=number, why=why) if number in self._nodes:
-                error = DeviceError("no node of the cluster fits", received=f"{self.name_of(number)}: {why}")
-                self._leave_out(number, why, error)
+            case cluster_events.NodeUnfit(node=number, misfits=misfits) if number in self._nodes:
+                why = "; ".join(map(str, misfits))
+                self._leave_out(number, why, misfits_told({self.name_of(number): misfits}, 1), misfits)
             case cluster_events.NodeLost(node=number) if number in self._nodes:
                 self._lose(event)
             case cluster_events.NodeFailed(node=number, error=error) if number in self._nodes:
@@ -194,6 +208,22 @@ class ClusterState:
             self._settling.add(node.kind)
             self._do(cluster_events.Settle(number, node.kind))
 
+    def _begin_if_checked(self) -> None:
+        """Begin with the first nodes, once all have answered. Where one does not fit, nothing is begun."""
+        waiting = [node for node in self._nodes.values() if node.phase is _Phase.STARTING]
+        is_up = len(waiting) < len(self._nodes)
+        if not self._is_checking or self._is_stopping or not (is_up or self._misfits):
+            return
+        if waiting and self._checking_s < _PATIENCE_S:
+            return
+        self._is_checking = False
+        if self._misfits:
+            self._do(cluster_events.Raise(misfits_told(self._misfits, len(self._misfits) + len(self._nodes))))
+            return
+        for number, node in self._nodes.items():
+            if node.phase is _Phase.UP:
+                self._go_on(number)
+
     # Nodes go.
     def _lose(self, lost: cluster_events.NodeLost) -> None:
         number, name = lost.node, self.name_of(lost.node)
@@ -226,10 +256,14 @@ class ClusterState:
             said = "; ".join(filter(None, (error.problem, error.received)))
             self._leave_out(number, said, error)
 
-    def _leave_out(self, number: int, why: str, error: PenstockError) -> None:
-        """Go on without a machine, for as long as there are others."""
+    def _leave_out(self, number: int, why: str, error: PenstockError, misfits: tuple[Misfit, ...] = ()) -> None:
+        """Go on without a machine, as long as there are others; before work begins, note why it does not fit."""
         name = self.name_of(number)
         self._left_out.add(name)
+        if self._is_checking:
+            self._misfits[name] = misfits or (Misfit("node", why, "one that starts", type(error)),)
+            self._drop(number)
+            return
         self._last_error = error
         self._report(f"node {name} is left out: {why}", is_shown=True)
         self._drop(number)
@@ -288,9 +322,11 @@ class ClusterState:
     def _tick(self, now: float) -> None:
         passed = 0.0 if self._now is None else now - self._now
         self._now = now
+        if any(node.phase is _Phase.UP for node in self._nodes.values()) or self._misfits:
+            self._checking_s += passed
         self._attempts.pass_time(passed)
         busy = {number: node for number, node in self._nodes.items() if self._attempts.is_busy(number)}
-        started = (_Phase.READY, _Phase.WAITING)
+        started = (_Phase.READY, _Phase.WAITING, _Phase.UP)
         starting = {number: node.phase for number, node in self._nodes.items() if node.phase not in started}
         silent = self._in_contact.look(now, {number: node.beats for number, node in busy.items()})
         still = self._at_work.look(now, {number: node.moves for number, node in busy.items()})

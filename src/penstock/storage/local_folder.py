@@ -39,6 +39,9 @@ class LocalFolder:
     def holder(self) -> str | None:
         return holder_of(self._path)
 
+    def mark(self) -> str:
+        return (self.read(os.path.join(INTERNAL, "lock")) or b"").decode(errors="replace")
+
     def children(self) -> list[str] | None:
         if not os.path.exists(self._path):
             return None

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import socket
 from types import TracebackType
 from typing import Self
@@ -35,7 +36,7 @@ class OutputLock:
                 os.close(descriptor)
                 return self._take()
         except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip()
+            holder = _first_line(descriptor)
             os.close(descriptor)
             raise OutputError(
                 "the output folder is locked by a run that is alive",
@@ -44,7 +45,8 @@ class OutputLock:
             ) from None
         crash_point("lock_taken")
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        # The second line tells this run from all others, for the nodes of a cluster.
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(16)}\n".encode())
         self._descriptor = descriptor
         return self
 
@@ -72,7 +74,11 @@ def holder_of(output: str) -> str | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return os.read(descriptor, 200).decode(errors="replace").strip() or "an unknown process"
+        return _first_line(descriptor) or "an unknown process"
     finally:
         os.close(descriptor)
     return None
+
+
+def _first_line(descriptor: int) -> str:
+    return os.read(descriptor, 200).decode(errors="replace").partition("\n")[0].strip()

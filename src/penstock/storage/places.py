@@ -54,6 +54,10 @@ class Place(Protocol):
         """The living run that holds the lock, in words; None where none does."""
         ...
 
+    def mark(self) -> str:
+        """What is in the lock: it tells this place, while one run holds it, from all others on any machine."""
+        ...
+
     def children(self) -> list[str] | None:
         """What lies directly in the place; None where it does not exist."""
         ...

@@ -24,7 +24,7 @@ from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL
 from penstock.storage.journal import NumberedJournal, PartRecord, read_numbered
-from penstock.storage.lease import OutputLease, holder_of
+from penstock.storage.lease import LOCK, LockHolder, OutputLease, holder_of
 from penstock.storage.objects import Objects
 from penstock.storage.part_builder import StagedPart
 from penstock.storage.scratch import Scratch
@@ -50,6 +50,9 @@ class RemotePrefix:
     def holder(self) -> str | None:
         holder = holder_of(self._objects)
         return None if holder is None else str(holder)
+
+    def mark(self) -> str:
+        return LockHolder.decode(self._objects.read(LOCK) or b"").token
 
     def children(self) -> list[str] | None:
         # The first contact with the store: a wrong address should be told in seconds.

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.core.node_kinds import Misfit
 from penstock.core.stillness import Timeouts
 from penstock.engines import cluster_events as ev
 from penstock.engines.cluster_state import ClusterState
@@ -303,9 +304,9 @@ def test_kind_is_settled_once_and_another_node_of_it_goes_on_when_the_settling_o
     state = ClusterState(iter(pieces(4)), rows_of, "run")
     for name in ("a", "b", "c"):
         state.handle(ev.NodeJoined(name))
-    assert state.handle(ev.NodeUp(0, "cpu")) == [ev.Settle(0, "cpu")]
+    assert state.handle(ev.NodeUp(0, "cpu")) == []
     assert state.handle(ev.NodeUp(1, "cpu")) == []
-    assert state.handle(ev.NodeUp(2, "gpu")) == [ev.Settle(2, "gpu")]
+    assert state.handle(ev.NodeUp(2, "gpu")) == [ev.Settle(0, "cpu"), ev.Settle(2, "gpu")]
     assert ev.Settle(1, "cpu") in state.handle(ev.NodeLost(0, "died", is_gone=True))
     assert state.handle(ev.KindSettled(1, "cpu")) == [ev.Open(1, "cpu")]
 
@@ -508,10 +509,53 @@ def test_no_more_nodes_are_used_than_asked_for_and_a_spare_one_takes_the_place_o
     assert sorted(world.nodes.values()) == ["b", "c"]
 
 
-def test_unfit_node_is_left_out_with_its_reason() -> None:
+OTHER_KERAS = Misfit("keras", "3.1", "3.5")
+
+
+def test_nothing_begins_before_the_first_nodes_have_answered_and_all_that_does_not_fit_is_one_table() -> None:
+    world = a_world(2)
+    for name in "abc":
+        world.send(ev.NodeJoined(name))
+    world.send(ev.NodeUp(1, "cpu"))
+    world.send(ev.NodeUnfit(0, (OTHER_KERAS, Misfit("output", "no such folder", "/out", OutputError))))
+    assert not world.settles
+    assert world.error is None
+    world.send(ev.NodeUnfit(2, (OTHER_KERAS,)))
+    assert isinstance(world.error, DeviceError)
+    assert str(world.error).splitlines()[:5] == [
+        "2 of 3 nodes do not fit the job",
+        "received: ",
+        "  node  what    found           wanted",
+        "  a     keras   3.1             3.5",
+        "  a     output  no such folder  /out",
+    ]
+    assert not world.settles
+
+
+def test_node_that_dies_at_every_start_is_in_the_table() -> None:
+    world = a_world(2)
+    world.send(ev.NodeJoined("a"))
+    for node in range(3):
+        world.send(ev.NodeLost(node, "failed: no module named penstock"))
+    assert isinstance(world.error, WorkersDied)
+    assert "no module named penstock" in str(world.error)
+
+
+def test_nodes_that_are_up_do_not_wait_for_ever_for_those_that_are_not() -> None:
     world = a_world(2)
     world.send(ev.NodeJoined("a"))
     world.send(ev.NodeJoined("b"))
-    world.send(ev.NodeUnfit(0, "keras 3.1, wanted 3.5"))
-    assert "node a is left out: keras 3.1, wanted 3.5" in world.reports
+    world.send(ev.NodeUp(0, "cpu"))
+    world.tick(60)
+    assert not world.settles
+    world.tick(2)
+    assert world.settles == ["cpu"]
+
+
+def test_unfit_node_that_joins_later_is_left_out_with_its_reason() -> None:
+    world = a_world(2)
+    world.join("a")
+    world.send(ev.NodeJoined("b"))
+    world.send(ev.NodeUnfit(1, (OTHER_KERAS,)))
+    assert "node b is left out: keras: 3.1 (wanted: 3.5)" in world.reports
     assert world.error is None

@@ -1,0 +1,186 @@
+"""Checks before work: what a job needs of a node, found out there, and compared with what the driver has.
+
+Nothing of a framework is imported for it. A node that fits can read the input, has the model, and writes to the output
+that the driver has locked, and not to a folder of the same name on a disk of its own.
+"""
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TypeVar
+
+from penstock.cluster.node_job import NodeJob
+from penstock.core.kinds import runtime, runtimes
+from penstock.core.node_kinds import Misfit, NodeFacts
+from penstock.core.records import ModelFile
+from penstock.core.source import Source
+from penstock.errors import DeviceError, InputError, ModelError, OutputError, PenstockError, UsageError, one_line
+from penstock.jobs.open import open_model
+from penstock.jobs.placement import devices_for
+from penstock.models.digest import of_module
+from penstock.options.records import PredictOptions
+from penstock.pool.devices import inventory
+from penstock.runtimes.catalog import choose_runtime
+from penstock.sources.files import unchanged
+from penstock.sources.files.paths import read_bytes
+from penstock.storage.disk import INTERNAL, output_errors
+from penstock.storage.places import Place, place_of
+
+_LOOKED_AT = 16
+_KERAS = "keras"
+_AS_HERE = "as on the driver"
+_CHECK = f"{INTERNAL}/check-"
+"""The beginning of the names of files that nodes write to the output and remove again, to see that they can."""
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check on a node found.
+
+    Args:
+        misfits: What is not there.
+        facts: What decides the kind of the node; None where it has no device or no framework for the job.
+        versions: Of the packages that run the model there.
+    """
+
+    misfits: tuple[Misfit, ...]
+    facts: NodeFacts | None
+    versions: dict[str, str]
+
+
+def base_versions() -> dict[str, str]:
+    """What must agree before a node can be asked anything else: what is pickled by one may not be read by another."""
+    return {
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "penstock": metadata.version("penstock"),
+    }
+
+
+def modules_of(model: ModelFile, options: PredictOptions) -> dict[str, str]:
+    """The user's own modules that a job imports by name, with their digests."""
+    functions = (options.preprocess, options.preprocess_row)
+    names = [each.partition(":")[0] for each in functions if isinstance(each, str)]
+    if model.kind == "builder" and model.payload is None:
+        names.append(model.location.partition(":")[0])
+    digests = {name: of_module(name) for name in (*names, *model.custom_objects)}
+    return {name: digest for name, digest in digests.items() if digest is not None}
+
+
+class Comparison:
+    """Compares the versions of nodes with those of the driver; of what the driver has not, with the first node's."""
+
+    def __init__(self) -> None:
+        packages = [entry.package for entry in runtimes().values()]
+        known = {each.distributions[0]: each.version for each in packages} | {_KERAS: _version(_KERAS)}
+        self._versions = base_versions() | {name: version for name, version in known.items() if version is not None}
+
+    def misfits(self, versions: dict[str, str]) -> tuple[Misfit, ...]:
+        wanted = {name: self._versions.setdefault(name, version) for name, version in versions.items()}
+        return tuple(Misfit(name, found, wanted[name]) for name, found in versions.items() if found != wanted[name])
+
+
+def check(job: NodeJob, name: str) -> Findings:
+    """Check everything that a job needs, on the node of this name."""
+    misfits: list[Misfit] = []
+    facts: NodeFacts | None = None
+    versions: dict[str, str] = {}
+    try:
+        chosen = choose_runtime(job.model, job.options.runtime)
+        versions = _versions_of(chosen)
+        facts = _facts(job.options, chosen)
+    except DeviceError as error:
+        misfits.append(Misfit("framework" if not versions else "devices", _said(error), error.hint or "one that fits"))
+    misfits += [misfit for misfit in (_of_output(job, name), _of_input(job.source)) if misfit is not None]
+    misfits += _of_modules(job.modules)
+    if not misfits:  # a model may be built by one of the modules
+        misfits += _of_model(job)
+    return Findings(tuple(misfits), facts, versions)
+
+
+def remove_checks(place: Place) -> None:
+    """Remove what nodes that died during their check have left."""
+    place.remove([name for name in place.sizes(INTERNAL) if name.startswith(_CHECK)])
+
+
+def _versions_of(chosen: str) -> dict[str, str]:
+    package = runtime(chosen).package
+    keras = _version(_KERAS) if runtime(chosen).loader == _KERAS else None
+    return {package.distributions[0]: package.version or ""} | ({_KERAS: keras} if keras is not None else {})
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _facts(options: PredictOptions, chosen: str) -> NodeFacts:
+    device = devices_for(options, None, None, chosen)[0]
+    return NodeFacts(platform.machine(), inventory.usable_cores(), device.kind, device.name)
+
+
+def _of_output(job: NodeJob, name: str) -> Misfit | None:
+    """Whether a node sees the folder that the driver has locked, and may write there."""
+    place = place_of(job.output)
+    wanted = f"{job.output} of the driver: a folder that all nodes share, or a URL"
+    try:
+        with output_errors():
+            if place.mark() != job.mark:
+                return Misfit("output", "not the same folder, or none", wanted, OutputError)
+            probe = f"{_CHECK}{name}"
+            place.write(probe, b"penstock\n")
+            place.remove([probe])
+    except OutputError as error:
+        return Misfit("output", _said(error), "a place to write to", OutputError)
+    return None
+
+
+def _of_input(source: Source) -> Misfit | None:
+    """Whether some of the files of the input can be read, and are as the driver listed them."""
+    try:
+        for path in _some(source.paths):
+            read_bytes(path, 0, 1)
+    except PenstockError as error:
+        return Misfit("input", _said(error), "readable under the same path or URL", InputError)
+    except OSError as error:
+        found = f"{path}: {error.strerror or one_line(error)}"
+        return Misfit("input", found, "readable under the same path or URL", InputError)
+    changed = unchanged.find_changed(_some(source.fragments()))
+    if changed is not None:
+        found = f"{changed.problem.rpartition(': ')[2]}: {changed.received}"
+        return Misfit("input", found, _AS_HERE, InputError)
+    return None
+
+
+def _of_modules(modules: dict[str, str]) -> list[Misfit]:
+    found = {name: of_module(name) for name in modules}
+    said = {name: "not found" if found[name] is None else "other content" for name in modules}
+    others = [name for name in modules if found[name] != modules[name]]
+    return [Misfit(f"module {name}", said[name], _AS_HERE, UsageError) for name in others]
+
+
+def _of_model(job: NodeJob) -> list[Misfit]:
+    """Whether the model is there with the same content. One that travels with the job is not looked for."""
+    if job.model.payload is not None:
+        return []
+    try:
+        _, digest, _ = open_model(job.model.location, job.options)
+    except PenstockError as error:
+        return [Misfit("model", _said(error), _AS_HERE, ModelError)]
+    is_same = digest == job.model.digest
+    return [] if is_same else [Misfit("model", f"{job.model.location}: other content", _AS_HERE, ModelError)]
+
+
+def _some(items: Sequence[_Item]) -> list[_Item]:
+    """The first, the last, and some between them."""
+    if len(items) <= _LOOKED_AT:
+        return list(items)
+    return [items[number * (len(items) - 1) // (_LOOKED_AT - 1)] for number in range(_LOOKED_AT)]
+
+
+def _said(error: PenstockError) -> str:
+    return ": ".join(filter(None, (error.problem, error.received)))

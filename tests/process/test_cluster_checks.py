@@ -1,0 +1,159 @@
+"""Checks before work: what does not fit on a node is one table, before the first row."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.cluster.node import Node
+from penstock.cluster.node_job import NodeJob
+from penstock.cluster.preflight import Findings, check
+from penstock.commands.folder_job import make_task
+from penstock.commands.on_cluster import ClusterRun, node_job
+from penstock.commands.to_folder import run as run_job
+from penstock.options.records import make_options
+from penstock.storage.places import place_of
+from tests.support import light_models
+from tests.support.thread_cluster import Shown, ThreadCluster
+
+OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 128, "plan": "off"}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    light_models.write(tmp_path)
+    np.save(tmp_path / "x.npy", np.arange(2000, dtype=np.float32).reshape(500, 4))
+    return tmp_path
+
+
+@pytest.fixture
+def job(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeJob]:
+    """A job as a node gets it, while the driver holds the lock of the output."""
+    (inputs / "modules").mkdir()
+    (inputs / "modules" / "steps_of_the_user.py").write_text("def double(block):\n    return block\n")
+    monkeypatch.syspath_prepend(str(inputs / "modules"))
+    options = make_options(OPTIONS | {"preprocess": "steps_of_the_user:double"})
+    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / "out"), options)
+    place = place_of(str(inputs / "out"))
+    with place.lock():
+        yield replace(node_job(task), mark=place.mark())
+
+
+def test_node_that_has_all_fits(job: NodeJob, inputs: Path) -> None:
+    findings = check(job, "a")
+    assert findings.misfits == ()
+    assert findings.facts is not None
+    assert findings.facts.kind.startswith("cpu ")
+    assert list(findings.versions) == ["onnxruntime"]
+    assert sorted(path.name for path in (inputs / "out" / "_penstock").iterdir()) == ["lock"]
+
+
+def _other_model(inputs: Path) -> None:
+    (inputs / "double.onnx").write_bytes((inputs / "slow_digits.onnx").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "error", "found"),
+    [
+        ("output", lambda i: (i / "out" / "_penstock" / "lock").unlink(), penstock.OutputError, "not the same folder"),
+        ("output", lambda i: (i / "out").rename(i / "moved"), penstock.OutputError, "not the same folder"),
+        ("input", lambda i: (i / "x.npy").unlink(), penstock.InputError, "x.npy: No such file or directory"),
+        ("input", lambda i: np.save(i / "x.npy", np.zeros(8)), penstock.InputError, "bytes; it had"),
+        ("model", lambda i: (i / "double.onnx").unlink(), penstock.ModelError, "no such model"),
+        ("model", _other_model, penstock.ModelError, "other content"),
+        (
+            "module steps_of_the_user",
+            lambda i: (i / "modules" / "steps_of_the_user.py").write_text(""),
+            penstock.UsageError,
+            "other content",
+        ),
+    ],
+)
+def test_what_a_node_does_not_have_is_told(
+    job: NodeJob, inputs: Path, what: str, change: Callable[[Path], object], error: type[Exception], found: str
+) -> None:
+    change(inputs)
+    (misfit,) = check(job, "a").misfits
+    assert (misfit.what, misfit.error) == (what, error)
+    assert found in misfit.found
+
+
+def test_framework_and_devices_that_are_not_there_are_told(job: NodeJob) -> None:
+    findings = check(replace(job, model=replace(job.model, runtimes=("openvino",))), "a")
+    if "openvino" not in findings.versions:
+        assert findings.misfits[0].what == "framework"
+        assert "openvino is not installed" in findings.misfits[0].found
+    gpu = make_options({"devices": "gpu:7"}).devices
+    findings = check(replace(job, options=replace(job.options, devices=gpu)), "a")
+    assert findings.misfits[0].what == "devices"
+    assert findings.facts is None
+
+
+class OtherDisk(Node):
+    """A node on which the path of the output is a folder of its own disk."""
+
+    def check(self, job: NodeJob) -> Findings:
+        return super().check(replace(job, output=job.output + "-of-its-own"))
+
+
+class OtherPython(Node):
+    def look(self) -> dict[str, str]:
+        return super().look() | {"Python": "3.9"}
+
+
+class OtherFramework(Node):
+    def check(self, job: NodeJob) -> Findings:
+        return replace(super().check(job), versions={"onnxruntime": "1.0"})
+
+
+def predict(inputs: Path, cluster: ThreadCluster, shown: Shown | None = None) -> Any:
+    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / "out"), make_options(OPTIONS))
+    return run_job(task, shown or Shown(), time.perf_counter(), partial(ClusterRun, connect=lambda: cluster))
+
+
+@pytest.fixture
+def cluster() -> Iterator[ThreadCluster]:
+    made = ThreadCluster("a", "b", "c", "d")
+    yield made
+    made.join()
+
+
+def test_one_table_of_what_does_not_fit_ends_the_job_before_the_first_row(inputs: Path, cluster: ThreadCluster) -> None:
+    kinds: dict[str, type[Node]] = {"b": OtherPython, "c": OtherDisk, "d": OtherFramework}
+    cluster.make_node = lambda name: kinds.get(name, Node)(name)
+    with pytest.raises(penstock.PenstockError) as told:
+        predict(inputs, cluster)
+    lines = str(told.value).splitlines()
+    assert lines[0] == "3 of 4 nodes do not fit the job"
+    rows = {line.split()[0]: line.split()[1:] for line in lines[3:6]}
+    assert rows["b"] == ["Python", "3.9", f"{sys.version_info.major}.{sys.version_info.minor}"]
+    assert rows["c"][:5] == ["output", "not", "the", "same", "folder,"]
+    assert rows["d"][:2] == ["onnxruntime", "1.0"]
+    assert told.value.exit_code in (7, 8)
+    assert not (inputs / "out").exists()
+    assert not (inputs / "out-of-its-own").exists()
+
+
+def test_node_that_joins_later_and_does_not_fit_is_left_out_with_a_line(inputs: Path, cluster: ThreadCluster) -> None:
+    for name in "bcd":
+        del cluster.machines[name]
+    cluster.make_node = lambda name: (OtherDisk if name == "b" else Node)(name)
+    shown = Shown()
+
+    def join(name: str) -> None:
+        cluster.machines["b"] = None
+        while not any(line.startswith("node b is left out: output: ") for line in shown.lines):
+            time.sleep(0.01)
+
+    cluster.before_build = join
+    summary = predict(inputs, cluster, shown)
+    assert summary.rows == 500
