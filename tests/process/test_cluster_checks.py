@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster import parcels
 from penstock.cluster.node import Node
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.preflight import Findings, check
@@ -98,11 +100,76 @@ def test_framework_and_devices_that_are_not_there_are_told(job: NodeJob) -> None
     assert findings.facts is None
 
 
+class FarAway(Node):
+    """A node that has neither the model nor the modules."""
+
+    def check(self, job: NodeJob) -> Findings:
+        model = replace(job.model, location=job.model.location.replace("double", "nowhere/double"))
+        return super().check(replace(job, model=model))
+
+    def settle(self, job: NodeJob, resumed: Any = None) -> Any:
+        assert self._model is not None
+        assert "/parcels/" in self._model.location
+        return super().settle(job, resumed)
+
+    def receive(self, digest: str, piece: bytes, is_last: bool) -> None:
+        self.received.append(digest)
+        super().receive(digest, piece, is_last)
+
+    received: ClassVar[list[str]] = []
+
+
+def test_model_that_a_node_does_not_have_is_sent_once_and_kept_there(
+    inputs: Path, cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(inputs / "cache"))
+    monkeypatch.setattr(parcels, "PIECE_BYTES", 512)
+    monkeypatch.setattr(FarAway, "received", [])
+    for name in "bcd":
+        del cluster.machines[name]
+    cluster.make_node = FarAway
+    assert predict(inputs, cluster).rows == 500
+    assert len(FarAway.received) > 1
+    (digest,) = set(FarAway.received)
+    kept = inputs / "cache" / "parcels" / digest / "double.onnx"
+    assert kept.read_bytes() == (inputs / "double.onnx").read_bytes()
+    FarAway.received.clear()
+    again = ThreadCluster("a")
+    again.make_node = FarAway
+    assert predict(inputs, again, output="again").rows == 500
+    again.join()
+    assert FarAway.received == []
+    kept.write_bytes(b"altered")
+    (misfit,) = FarAway("a").check(job_of(inputs)).misfits
+    assert (misfit.what, misfit.parcel) == ("model", digest)
+
+
+def test_module_that_a_node_does_not_have_is_sent(job: NodeJob, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(inputs / "cache"))
+    (digest,) = job.modules.values()
+    path = parcels.module_path("steps_of_the_user")
+    assert path is not None
+    packed = parcels.pack(path, bytes)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(inputs / "modules")])
+    importlib.invalidate_caches()
+    (misfit,) = check(job, "a").misfits
+    assert (misfit.what, misfit.found, misfit.parcel) == ("module steps_of_the_user", "not found", digest)
+    arrivals = parcels.Arrivals()
+    for number, piece in enumerate(packed):
+        arrivals.receive(digest, piece, is_last=number == len(packed) - 1)
+    assert check(job, "a").misfits == ()
+
+
 class OtherDisk(Node):
     """A node on which the path of the output is a folder of its own disk."""
 
     def check(self, job: NodeJob) -> Findings:
         return super().check(replace(job, output=job.output + "-of-its-own"))
+
+
+def job_of(inputs: Path) -> NodeJob:
+    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / "out"), make_options(OPTIONS))
+    return replace(node_job(task), mark=place_of(str(inputs / "out")).mark())
 
 
 class OtherPython(Node):
@@ -115,8 +182,8 @@ class OtherFramework(Node):
         return replace(super().check(job), versions={"onnxruntime": "1.0"})
 
 
-def predict(inputs: Path, cluster: ThreadCluster, shown: Shown | None = None) -> Any:
-    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / "out"), make_options(OPTIONS))
+def predict(inputs: Path, cluster: ThreadCluster, shown: Shown | None = None, output: str = "out") -> Any:
+    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / output), make_options(OPTIONS))
     return run_job(task, shown or Shown(), time.perf_counter(), partial(ClusterRun, connect=lambda: cluster))
 
 

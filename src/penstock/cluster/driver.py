@@ -7,13 +7,14 @@ import functools
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import IO, Any, Protocol
 
 from penstock.cluster.node import Beat
 from penstock.cluster.node_job import NodeJob
+from penstock.cluster.parcels import pack
 from penstock.cluster.preflight import Comparison, Findings
 from penstock.cluster.transport import NodeGone, Transport
 from penstock.core.protocols import ShowLine
@@ -74,6 +75,7 @@ class Driver:
         desk: The output.
         around: Log, stop flag, display and meter.
         run: The name of this run.
+        parcels: What is sent to nodes that do not have it: files and folders by digest.
         resumed: What the manifest fixes for nodes that settle, where files are appended.
     """
 
@@ -87,14 +89,18 @@ class Driver:
         *,
         run: str,
         resumed: Resumed | None = None,
+        parcels: Mapping[str, str] | None = None,
     ) -> None:
         self._transport = transport
         self._state = state
-        self._job = job
+        self._job = transport.share(job)
         self._desk = desk
         self._around = around
         self._run = run
         self._comparison = Comparison()
+        self._parcels = parcels or {}
+        self._packed: dict[str, list[Any]] = {}
+        self._sent: dict[int, set[str]] = {}
         self._resumed = resumed
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
@@ -231,16 +237,43 @@ class Driver:
         if misfits:
             self._events.append(cluster_events.NodeUnfit(node, misfits))
         else:
-            self._call(node, "check", self._job, then=lambda findings: self._note_findings(node, findings))
+            self._ask(node)
+
+    def _ask(self, node: int) -> None:
+        self._call(node, "check", self._job, then=lambda findings: self._note_findings(node, findings))
 
     def _note_findings(self, node: int, findings: Findings) -> None:
         misfits = (*findings.misfits, *self._comparison.misfits(findings.versions))
+        if misfits and self._sends(node, [misfit.parcel for misfit in misfits]):
+            return
         if findings.facts is None or misfits:
             self._events.append(cluster_events.NodeUnfit(node, misfits))
             return
         self._kinds[node] = findings.facts.kind
         self._note(f"node {self._names[node]} is up: {findings.facts.kind}")
         self._events.append(cluster_events.NodeUp(node, findings.facts.kind))
+
+    def _sends(self, node: int, digests: list[str]) -> bool:
+        """Send parcels to a node that has none of them yet, where that mends all; it is checked again then."""
+        sent = self._sent.setdefault(node, set())
+        if not all(digest in self._parcels and digest not in sent for digest in digests):
+            return False
+        sent.update(digests)
+        pieces = []
+        for digest in digests:
+            if digest not in self._packed:
+                self._packed[digest] = pack(self._parcels[digest], self._transport.share)
+            ends = [False] * (len(self._packed[digest]) - 1) + [True]
+            pieces += [(digest, *piece) for piece in zip(self._packed[digest], ends, strict=True)]
+        self._note(f"node {self._names[node]} gets {len(digests)} parcels: what it does not have")
+        self._send(node, deque(pieces))
+        return True
+
+    def _send(self, node: int, pieces: deque[tuple[str, Any, bool]]) -> None:
+        if pieces:
+            self._call(node, "receive", *pieces.popleft(), then=lambda _: self._send(node, pieces))
+        else:
+            self._ask(node)
 
     def _settle(self, node: int, kind: str, settled: Settled) -> None:
         try:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from penstock.cluster import preflight
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.node_parts import NodePieces
+from penstock.cluster.parcels import Arrivals
 from penstock.cluster.preflight import Findings
 from penstock.core import kinds
-from penstock.core.records import Device, Timings
+from penstock.core.records import Device, ModelFile, Timings
 from penstock.core.stopping import StopFlag
 from penstock.engines.local import LocalEngine
 from penstock.engines.span_feed import SpanFeed
@@ -100,6 +101,9 @@ class Node:
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the node
         self._log_read = 0
         self._meter = _NodeMeter(name)
+        self._arrivals = Arrivals()
+        self._model: ModelFile | None = None
+        """The model of the job, where it is on this machine."""
 
     def look(self) -> dict[str, str]:
         """The versions that must be those of the driver: this is called before anything else is sent."""
@@ -107,7 +111,13 @@ class Node:
 
     def check(self, job: NodeJob) -> Findings:
         """Whether everything that a job needs is on this machine."""
-        return preflight.check(job, self.name)
+        findings = preflight.check(job, self.name)
+        self._model = findings.model
+        return findings
+
+    def receive(self, digest: str, piece: bytes, is_last: bool) -> None:
+        """Take the next piece of a parcel; see `parcels`."""
+        self._arrivals.receive(digest, piece, is_last=is_last)
 
     def settle(self, job: NodeJob, resumed: Resumed | None = None) -> Settled:
         """Find the plan for a job on this machine, and bring the job up.
@@ -172,10 +182,11 @@ class Node:
             self._started.close()
             self._started = None
         self._log.close()
+        self._arrivals.close()
 
     def _bring_up(self, job: NodeJob, resumed: Resumed | None, manifest: Manifest | None) -> Started:
         context = RunContext(self._log, self._stop, self._lines.append, job.is_verbose, self._meter)
-        started = start_by_plan.start(job.model, Request(job.source, job.options, resumed), context)
+        started = start_by_plan.start(self._model or job.model, Request(job.source, job.options, resumed), context)
         try:
             if manifest is None:
                 described = (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started))

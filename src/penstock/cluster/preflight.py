@@ -4,13 +4,15 @@ Nothing of a framework is imported for it. A node that fits can read the input, 
 that the driver has locked, and not to a folder of the same name on a disk of its own.
 """
 
+import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TypeVar
 
+from penstock.cluster import parcels
 from penstock.cluster.node_job import NodeJob
 from penstock.core.kinds import runtime, runtimes
 from penstock.core.node_kinds import Misfit, NodeFacts
@@ -44,11 +46,13 @@ class Findings:
         misfits: What is not there.
         facts: What decides the kind of the node; None where it has no device or no framework for the job.
         versions: Of the packages that run the model there.
+        model: The model as it is there: under its own path, or as a parcel.
     """
 
     misfits: tuple[Misfit, ...]
     facts: NodeFacts | None
     versions: dict[str, str]
+    model: ModelFile | None = None
 
 
 def base_versions() -> dict[str, str]:
@@ -95,9 +99,11 @@ def check(job: NodeJob, name: str) -> Findings:
         misfits.append(Misfit("framework" if not versions else "devices", _said(error), error.hint or "one that fits"))
     misfits += [misfit for misfit in (_of_output(job, name), _of_input(job.source)) if misfit is not None]
     misfits += _of_modules(job.modules)
-    if not misfits:  # a model may be built by one of the modules
-        misfits += _of_model(job)
-    return Findings(tuple(misfits), facts, versions)
+    model = _located(job)
+    if isinstance(model, Misfit):
+        misfits.append(model)
+        return Findings(tuple(misfits), facts, versions)
+    return Findings(tuple(misfits), facts, versions, model)
 
 
 def remove_checks(place: Place) -> None:
@@ -157,22 +163,35 @@ def _of_input(source: Source) -> Misfit | None:
 
 
 def _of_modules(modules: dict[str, str]) -> list[Misfit]:
+    for name, digest in modules.items():
+        if of_module(name) is None:
+            parcels.make_importable(digest)
     found = {name: of_module(name) for name in modules}
     said = {name: "not found" if found[name] is None else "other content" for name in modules}
     others = [name for name in modules if found[name] != modules[name]]
-    return [Misfit(f"module {name}", said[name], _AS_HERE, UsageError) for name in others]
+    return [
+        Misfit(f"module {name}", said[name], _AS_HERE, UsageError, modules[name] if found[name] is None else "")
+        for name in others
+    ]
 
 
-def _of_model(job: NodeJob) -> list[Misfit]:
-    """Whether the model is there with the same content. One that travels with the job is not looked for."""
+def _located(job: NodeJob) -> ModelFile | Misfit:
+    """The model as it is on this machine, with the same content. One that travels with the job is not looked for."""
     if job.model.payload is not None:
-        return []
-    try:
-        _, digest, _ = open_model(job.model.location, job.options)
-    except PenstockError as error:
-        return [Misfit("model", _said(error), _AS_HERE, ModelError)]
-    is_same = digest == job.model.digest
-    return [] if is_same else [Misfit("model", f"{job.model.location}: other content", _AS_HERE, ModelError)]
+        return job.model
+    own = job.model.location
+    sent = parcels.kept(job.model.digest, os.path.basename(own))
+    found: list[str] = []
+    for location in filter(None, (own, sent)):
+        try:
+            _, digest, _ = open_model(location, job.options)
+        except PenstockError as error:
+            found.append(_said(error))
+        else:
+            if digest == job.model.digest:
+                return replace(job.model, location=location)
+            found.append(f"{location}: other content")
+    return Misfit("model", found[0], _AS_HERE, ModelError, job.model.digest)
 
 
 def _some(items: Sequence[_Item]) -> list[_Item]:

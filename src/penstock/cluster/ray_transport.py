@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from penstock.cluster.node import Node
-from penstock.cluster.node_job import NodeJob
 from penstock.cluster.transport import NodeGone
 from penstock.errors import PenstockError, one_line
 from penstock.pool.devices.inventory import CORES
@@ -51,7 +50,6 @@ class RayTransport:
         self._left: set[str] = set()
         """Machines that take no actor any more, before Ray lists them as dead."""
         self._actors: dict[int, Any] = {}
-        self._job: tuple[NodeJob, Any] | None = None
         self._is_closed = False
 
     def names(self) -> Collection[str]:
@@ -80,11 +78,14 @@ class RayTransport:
         )
         self._actors[node] = actor.remote(name, int(cores))
 
+    def share(self, content: Any) -> Any:
+        # In Ray's memory: a list of a million files is not sent with every call.
+        return self._ray.put(content)
+
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         try:
-            given = [self._sent_once(each) if isinstance(each, NodeJob) else each for each in arguments]
-            reference = getattr(self._actors[node], method).remote(*given)
+            reference = getattr(self._actors[node], method).remote(*arguments)
             reference.future().add_done_callback(lambda done: self._pass_on(node, done, answer))
         except Exception as error:  # Ray refuses calls to an actor that it knows to be dead
             answer.set_exception(NodeGone(_how(error)))
@@ -133,12 +134,6 @@ class RayTransport:
             return False  # a head that is to be left alone
         has_amounts = all(there.get(name, 0.0) >= amount for name, amount in self._amounts.items())
         return has_amounts and all(labels.get(name) == value for name, value in self._labels.items())
-
-    def _sent_once(self, job: NodeJob) -> Any:
-        """A reference to the job in Ray's memory: a list of a million files is not sent with every call."""
-        if self._job is None or self._job[0] is not job:
-            self._job = job, self._ray.put(job)
-        return self._job[1]
 
 
 def _is_amount(value: str) -> bool:

@@ -31,6 +31,10 @@ class Transport(Protocol):
         """Start the process of a node on a machine. Where that fails, its calls end with `NodeGone`."""
         ...
 
+    def share(self, content: Any) -> Any:
+        """What stands for some content as an argument of calls to several nodes, to which it travels by itself."""
+        ...
+
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of `cluster.node.Node`. The future ends with its result, its PenstockError or `NodeGone`."""
         ...

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.cluster.connection import connect
 from penstock.cluster.driver import Driver, Surroundings
 from penstock.cluster.node_job import NodeJob
+from penstock.cluster.parcels import can_be_sent, module_path
 from penstock.cluster.preflight import modules_of, remove_checks
 from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
@@ -126,7 +127,9 @@ class ClusterRun(Run):
                 timeouts=timeouts_of(self.task.options),
             )
             around = Surroundings(self.context.log, self.context.stop, self.progress.note, self.meter)
-            driver = Driver(transport, state, job, self, around, run=self._name, resumed=resumed)
+            driver = Driver(
+                transport, state, job, self, around, run=self._name, resumed=resumed, parcels=_parcels_of(job)
+            )
             held.callback(self._close)
             held.callback(remove_checks, self.place)
             try:
@@ -232,6 +235,13 @@ class ClusterRun(Run):
                 received="--engine ray",
                 hint="what it answers depends on all rows before: leave --engine ray out",
             )
+
+
+def _parcels_of(job: NodeJob) -> dict[str, str]:
+    """What can be sent to nodes that do not have it, by digest."""
+    known = {job.model.digest: job.model.location}
+    known |= {digest: path for name, digest in job.modules.items() if (path := module_path(name)) is not None}
+    return {digest: path for digest, path in known.items() if can_be_sent(path)}
 
 
 def _of_kind(settled: Settled) -> NodeKind:

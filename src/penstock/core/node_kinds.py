@@ -39,12 +39,14 @@ class Misfit:
         found: What the node has.
         wanted: What the job needs.
         error: What the job ends with.
+        parcel: The digest of what would mend it, where the driver sends that.
     """
 
     what: str
     found: str
     wanted: str
     error: type[PenstockError] = DeviceError
+    parcel: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.found} (wanted: {self.wanted})"

@@ -49,7 +49,7 @@ def of_module(module: str) -> str | None:
 
 
 def _files(module: str) -> list[tuple[str, str]]:
-    source_file = _find(module)
+    source_file = find_module(module)
     if source_file is None:
         return []
     if os.path.basename(source_file) != "__init__.py":
@@ -59,7 +59,7 @@ def _files(module: str) -> list[tuple[str, str]]:
     return [(os.path.relpath(path, folder), path) for path in sorted(paths)]
 
 
-def _find(module: str) -> str | None:
+def find_module(module: str) -> str | None:
     """The file of a module. Its package is looked through, and not imported as `find_spec` would do."""
     top, *rest = module.split(".")
     try:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -220,7 +220,7 @@ def touch(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def staged(folder: str) -> Iterator[str]:
+def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterator[str]:
     """A folder beside `folder` that takes its place when all went well: other runs see a whole one, or none."""
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
@@ -229,7 +229,7 @@ def staged(folder: str) -> Iterator[str]:
     try:
         yield staging
         # Another run may have written the same step first, and use it: then that one stays.
-        if is_whole(staging) and not is_whole(folder):
+        if is_whole(staging) and not (os.path.isdir(folder) and is_whole(folder)):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.replace(staging, folder)

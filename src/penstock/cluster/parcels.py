@@ -1,0 +1,116 @@
+"""Parcels: a model or a module that a node does not have, sent once, and kept there under its digest.
+
+A parcel is a file or a folder, as a tar archive in pieces. It is unpacked beside others in the user's cache folder,
+whole or not at all. What is in it counts only where its digest is the one that was asked for.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from typing import IO, Generic, TypeVar, cast
+
+from penstock.errors import OutputError
+from penstock.models.belongings import num_bytes
+from penstock.models.digest import find_module
+from penstock.planning import store
+from penstock.storage.disk import output_errors
+
+PIECE_BYTES = 32 << 20
+MOST_BYTES = 4 << 30
+"""Of one parcel. A larger model belongs on a disk that all nodes see."""
+
+
+_Shared = TypeVar("_Shared")
+
+
+class _Pieces(Generic[_Shared]):
+    """Takes what tarfile writes, which is a piece each time."""
+
+    def __init__(self, share: Callable[[bytes], _Shared]) -> None:
+        self._share = share
+        self.shared: list[_Shared] = []
+
+    def write(self, piece: bytes) -> None:
+        self.shared.append(self._share(piece))
+
+
+def can_be_sent(path: str) -> bool:
+    return os.path.exists(path) and num_bytes(path) <= MOST_BYTES
+
+
+def pack(path: str, share: Callable[[bytes], _Shared]) -> list[_Shared]:
+    """Give a file or a folder to `share`, piece by piece; returns what it made of them."""
+    pieces = _Pieces(share)
+    stream = cast(IO[bytes], pieces)
+    with tarfile.open(mode="w|", fileobj=stream, bufsize=PIECE_BYTES, dereference=True) as archive:
+        archive.add(path, os.path.basename(path), filter=lambda each: each if each.isfile() or each.isdir() else None)
+    return pieces.shared
+
+
+def module_path(module: str) -> str | None:
+    """What is sent so that a module can be imported: its file, or the whole package that it is in."""
+    path = find_module(module.partition(".")[0])
+    return os.path.dirname(path) if path is not None and os.path.basename(path) == "__init__.py" else path
+
+
+def folder_of(digest: str) -> str:
+    """Where a parcel is kept on this machine."""
+    return os.path.join(store.cache_folder(), "parcels", digest)
+
+
+def kept(digest: str, name: str) -> str | None:
+    """What a parcel of this digest holds, where it is here."""
+    path = os.path.join(folder_of(digest), name)
+    if not os.path.exists(path):
+        return None
+    store.touch(folder_of(digest))
+    return path
+
+
+def make_importable(digest: str) -> None:
+    """Let this process, and those that it starts, import what a parcel holds."""
+    folder = folder_of(digest)
+    if os.path.isdir(folder) and folder not in sys.path:
+        sys.path.append(folder)
+        importlib.invalidate_caches()
+
+
+class Arrivals:
+    """Parcels that are on their way to this machine."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, IO[bytes]] = {}
+
+    def receive(self, digest: str, piece: bytes, *, is_last: bool) -> None:
+        """Take the next piece of a parcel; with the last one the parcel is here.
+
+        Raises:
+            OutputError: The disk refuses it.
+        """
+        with output_errors("free space, or set PENSTOCK_CACHE to another folder on this node"):
+            if digest not in self._files:
+                os.makedirs(store.cache_folder(), exist_ok=True)
+                self._files[digest] = tempfile.TemporaryFile(dir=store.cache_folder())  # noqa: SIM115 - closed below
+            file = self._files[digest]
+            file.write(piece)
+            if is_last:
+                with contextlib.closing(self._files.pop(digest)):
+                    file.seek(0)
+                    _unpack(file, folder_of(digest))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def _unpack(file: IO[bytes], folder: str) -> None:
+    try:
+        with store.staged(folder, is_whole=os.listdir) as staging, tarfile.open(fileobj=file) as archive:
+            archive.extractall(staging, filter="data")
+    except tarfile.TarError as error:
+        raise OutputError("what was sent to this node cannot be unpacked", received=str(error)) from error
