@@ -76,7 +76,7 @@ class Driver:
         around: Log, stop flag, display and meter.
         run: The name of this run.
         parcels: What is sent to nodes that do not have it: files and folders by digest.
-        resumed: What the manifest fixes for nodes that settle, where files are appended.
+        resumed: What the manifest fixes for nodes that settle, where files are appended, by kind; "" for others.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Driver:
         around: Surroundings,
         *,
         run: str,
-        resumed: Resumed | None = None,
+        resumed: Mapping[str, Resumed] | None = None,
         parcels: Mapping[str, str] | None = None,
     ) -> None:
         self._transport = transport
@@ -101,7 +101,7 @@ class Driver:
         self._parcels = parcels or {}
         self._packed: dict[str, list[Any]] = {}
         self._sent: dict[int, set[str]] = {}
-        self._resumed = resumed
+        self._resumed = resumed or {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
         self._staged: list[cluster_events.Commit] = []
@@ -219,9 +219,8 @@ class Driver:
                 self._transport.start(node, name)
                 self._call(node, "look", then=lambda versions: self._check(node, versions))
             case cluster_events.Settle(node=node, kind=kind):
-                self._call(
-                    node, "settle", self._job, self._resumed, then=lambda settled: self._settle(node, kind, settled)
-                )
+                resumed = self._resumed.get(kind) or self._resumed.get("")
+                self._call(node, "settle", self._job, resumed, then=lambda settled: self._settle(node, kind, settled))
             case cluster_events.Open(node=node, kind=kind):
                 self._call(
                     node,
@@ -246,12 +245,12 @@ class Driver:
         misfits = (*findings.misfits, *self._comparison.misfits(findings.versions))
         if misfits and self._sends(node, [misfit.parcel for misfit in misfits]):
             return
-        if findings.facts is None or misfits:
+        if not findings.kind or misfits:
             self._events.append(cluster_events.NodeUnfit(node, misfits))
             return
-        self._kinds[node] = findings.facts.kind
-        self._note(f"node {self._names[node]} is up: {findings.facts.kind}")
-        self._events.append(cluster_events.NodeUp(node, findings.facts.kind))
+        self._kinds[node] = findings.kind
+        self._note(f"node {self._names[node]} is up: {findings.kind}")
+        self._events.append(cluster_events.NodeUp(node, findings.kind))
 
     def _sends(self, node: int, digests: list[str]) -> bool:
         """Send parcels to a node that has none of them yet, where that mends all; it is checked again then."""

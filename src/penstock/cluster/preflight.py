@@ -5,7 +5,6 @@ that the driver has locked, and not to a folder of the same name on a disk of it
 """
 
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import TypeVar
 from penstock.cluster import parcels
 from penstock.cluster.node_job import NodeJob
 from penstock.core.kinds import runtime, runtimes
-from penstock.core.node_kinds import Misfit, NodeFacts
+from penstock.core.node_kinds import Misfit, kind_of
 from penstock.core.records import ModelFile
 from penstock.core.source import Source
 from penstock.errors import DeviceError, InputError, ModelError, OutputError, PenstockError, UsageError, one_line
@@ -44,13 +43,13 @@ class Findings:
 
     Args:
         misfits: What is not there.
-        facts: What decides the kind of the node; None where it has no device or no framework for the job.
+        kind: The kind of the node; empty where it has no device or no framework for the job.
         versions: Of the packages that run the model there.
         model: The model as it is there: under its own path, or as a parcel.
     """
 
     misfits: tuple[Misfit, ...]
-    facts: NodeFacts | None
+    kind: str
     versions: dict[str, str]
     model: ModelFile | None = None
 
@@ -89,12 +88,12 @@ class Comparison:
 def check(job: NodeJob, name: str) -> Findings:
     """Check everything that a job needs, on the node of this name."""
     misfits: list[Misfit] = []
-    facts: NodeFacts | None = None
+    kind = ""
     versions: dict[str, str] = {}
     try:
         chosen = choose_runtime(job.model, job.options.runtime)
         versions = _versions_of(chosen)
-        facts = _facts(job.options, chosen)
+        kind = kind_of(devices_for(job.options, None, None, chosen)[0], inventory.usable_cores())
     except DeviceError as error:
         misfits.append(Misfit("framework" if not versions else "devices", _said(error), error.hint or "one that fits"))
     misfits += [misfit for misfit in (_of_output(job, name), _of_input(job.source)) if misfit is not None]
@@ -102,8 +101,8 @@ def check(job: NodeJob, name: str) -> Findings:
     model = _located(job)
     if isinstance(model, Misfit):
         misfits.append(model)
-        return Findings(tuple(misfits), facts, versions)
-    return Findings(tuple(misfits), facts, versions, model)
+        return Findings(tuple(misfits), kind, versions)
+    return Findings(tuple(misfits), kind, versions, model)
 
 
 def remove_checks(place: Place) -> None:
@@ -122,11 +121,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _facts(options: PredictOptions, chosen: str) -> NodeFacts:
-    device = devices_for(options, None, None, chosen)[0]
-    return NodeFacts(platform.machine(), inventory.usable_cores(), device.kind, device.name)
 
 
 def _of_output(job: NodeJob, name: str) -> Misfit | None:

@@ -178,6 +178,7 @@ def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
         spans=stored_spans.store(itertools.chain(manifest.spans, spans)),
         parts=(*manifest.parts, *division.divide_into_parts(spans, settled.part_rows)),
         generations=(*manifest.generations, generation),
+        kinds=manifest.kinds | ({settled.kind: settled.of_kind} if settled.kind not in manifest.kinds else {}),
     )
 
 

@@ -16,7 +16,7 @@ from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_summary import FitSummary
 from penstock.commands.fit_task import FitTask, make_fit_task, options_as_json
-from penstock.commands.folder_job import fingerprint, versions
+from penstock.commands.folder_job import fingerprint
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
 from penstock.crash_points import crash_point
@@ -24,6 +24,7 @@ from penstock.errors import InputError, Interrupted, OutputError, PenstockError,
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.settled import versions
 from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
 from penstock.options.fit_records import BACKENDS, make_fit

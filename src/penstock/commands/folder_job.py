@@ -3,14 +3,10 @@
 import hashlib
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any
 
-from penstock.core import kinds
 from penstock.core.records import Fragment, ModelFile
 from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
@@ -66,14 +62,3 @@ def fingerprint(digest: str, fragments: Iterable[Fragment], request: Mapping[str
     """A digest of everything that decides the output."""
     parts = [digest, [[f.path, f.size, f.mtime_ns] for f in fragments], dict(request)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def versions(runtime: str) -> dict[str, str]:
-    """The versions that a manifest records."""
-    known = {"python": platform.python_version(), "platform": sys.platform}
-    for name in ("penstock", "numpy", "pyarrow", "keras"):
-        try:
-            known[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            known[name] = "not installed as a package"
-    return known | {runtime: kinds.runtime(runtime).package.version or "not installed as a package"}

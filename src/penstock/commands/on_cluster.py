@@ -17,7 +17,7 @@ from penstock.cluster.preflight import modules_of, remove_checks
 from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
 from penstock.commands import appending
-from penstock.commands.folder_job import FolderJob, versions
+from penstock.commands.folder_job import FolderJob
 from penstock.commands.to_folder import MakeRun, Run, make_manifest
 from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
@@ -33,7 +33,7 @@ from penstock.storage.disk import output_errors
 from penstock.storage.journal import rows_in
 from penstock.storage.ledger import Ledger, NotAsWritten, remove_job
 from penstock.storage.local_folder import LocalFolder
-from penstock.storage.manifest import Manifest, NodeKind
+from penstock.storage.manifest import Manifest
 from penstock.storage.part_builder import PartPiece, StagedPart
 from penstock.storage.places import place_of
 from penstock.telemetry.summary import Summary
@@ -110,9 +110,10 @@ class ClusterRun(Run):
         if existing is None:
             for line in output_columns.describe_output(self.task.output, self.task.options.format):
                 self.progress.note(line)
-        resumed = None
+        resumed = {}
         if self._manifest is not None and is_append:
-            resumed = resumed_from(self._manifest, is_append=True)
+            names = self._manifest.kinds or ("",)
+            resumed = {name: resumed_from(self._manifest, name, is_append=True) for name in names}
         transport = self.connect()
         with contextlib.ExitStack() as held:
             held.callback(transport.close)
@@ -122,6 +123,7 @@ class ClusterRun(Run):
                 self._pieces(),
                 self._rows_of,
                 self._name,
+                pinned=self._ledger.pinned_pieces() if self._ledger is not None else {},
                 settled=self._manifest.kinds if self._manifest is not None and not is_append else (),
                 most_nodes=self.most_nodes,
                 timeouts=timeouts_of(self.task.options),
@@ -141,12 +143,12 @@ class ClusterRun(Run):
     def settle(self, kind: str, settled: Settled) -> None:
         """Put the recipe of a kind into the manifest, and make the manifest with the first one."""
         self._check_state(settled.recipe.state)
+        settled = replace(settled, kind=kind)
         before = self._manifest
         if self._ledger is None:
             manifest = (
                 make_manifest(self.task, settled) if before is None else appending.begin(before, self.task, settled)
             )
-            manifest = replace(manifest, kinds=manifest.kinds | {kind: _of_kind(settled)})
             with output_errors():
                 if before is None and self._old is not None:
                     remove_job(self.place, self._old)
@@ -161,7 +163,7 @@ class ClusterRun(Run):
                 allowed=appending.named(before.schema.columns),
                 hint="--resources leaves such nodes out",
             )
-        of_kind = _of_kind(settled)
+        of_kind = settled.of_kind
         if not before.kinds and settled.recipe.device_kind == before.recipe.device_kind:
             # The job began on one machine, whose kind is not known: a device of this kind goes on with its recipe.
             of_kind = before.kind("")
@@ -202,7 +204,8 @@ class ClusterRun(Run):
     def _pieces(self) -> Iterator[PartPiece]:
         """What is to be built. Asked for when a node is ready: the manifest is there by then."""
         assert self._ledger is not None
-        yield from self._ledger.pending_pieces()
+        pinned = {piece.part for pieces in self._ledger.pinned_pieces().values() for piece in pieces}
+        yield from (piece for piece in self._ledger.pending_pieces() if piece.part not in pinned)
 
     def _rows_of(self, piece: PartPiece) -> int:
         assert self._manifest is not None
@@ -242,7 +245,3 @@ def _parcels_of(job: NodeJob) -> dict[str, str]:
     known = {job.model.digest: job.model.location}
     known |= {digest: path for name, digest in job.modules.items() if (path := module_path(name)) is not None}
     return {digest: path for digest, path in known.items() if can_be_sent(path)}
-
-
-def _of_kind(settled: Settled) -> NodeKind:
-    return NodeKind(settled.recipe, settled.split, versions(settled.recipe.runtime))

@@ -20,7 +20,7 @@ from penstock.commands import appending
 from penstock.commands.folder_job import FolderJob, fingerprint
 from penstock.commands.folder_state import no_job
 from penstock.commands.interrupts import graceful
-from penstock.commands.to_folder import Run, finished_before
+from penstock.commands.to_folder import Run, built_elsewhere, finished_before
 from penstock.core import kinds
 from penstock.core.columns import take_rows
 from penstock.core.figures import counted
@@ -31,6 +31,7 @@ from penstock.errors import InputError, Interrupted, OutputError
 from penstock.jobs import output_columns, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.run_context import RunContext
+from penstock.jobs.settled import can_run
 from penstock.sources.derived.generations import Generations
 from penstock.sources.derived.selection import to_runs
 from penstock.sources.files import unchanged
@@ -75,8 +76,38 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         with trace_to(task.options.trace, began) as trace, place.log() as log, graceful(progress.note) as stop:
             meter = Meter(trace)
             context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-            retried = _Retry(task, place, progress, began, context, meter, failed=failed)
-            return retried.execute(manifest)
+            for kind, some in _by_kind(task, manifest, records, failed).items():
+                retried = _Retry(task, place, progress, began, context, meter, kind=kind, only=(), failed=some)
+                summary = retried.execute(manifest)
+            return summary
+
+
+def _by_kind(
+    task: FolderJob, manifest: Manifest, records: list[PartRecord], failed: Mapping[int, str]
+) -> dict[str, Mapping[int, str]]:
+    """Failed rows by the kind of machine whose recipe they ran by; kinds with one recipe are one.
+
+    Raises:
+        DeviceError: A recipe is for devices that this machine has not.
+    """
+    if len(manifest.kinds) < 2:
+        return {"": failed}
+    by_kind: dict[str, dict[int, str]] = {}
+    for record in records:
+        recipe = manifest.kind(record.kind).recipe
+        kind = next(name for name, each in manifest.kinds.items() if each.recipe == recipe)
+        spans = manifest.spans[record.first_span : record.stop_span]
+        rows = [row for span in spans for row in _rows_of(span, failed)]
+        if rows and not can_run(manifest.kind(kind), task.options):
+            raise built_elsewhere(kind, record.part)
+        by_kind.setdefault(kind, {}).update({row: failed[row] for row in rows})
+    return {kind: rows for kind, rows in by_kind.items() if rows}
+
+
+def _rows_of(span: Span, failed: Mapping[int, str]) -> list[int]:
+    """The rows of a span that are retried."""
+    runs = span.numbers or ((span.start, span.rows),)
+    return [row for first, rows in runs for row in range(first, first + rows) if row in failed]
 
 
 def _check_retryable(task: FolderJob, manifest: Manifest, records: list[PartRecord]) -> None:
@@ -188,7 +219,7 @@ class _Retry(Run):
             manifest.save(self.place)
             ledger = Ledger(self.place, manifest)
         with contextlib.closing(ledger):
-            spans = [span for span in manifest.spans if self._rows_of(span)]
+            spans = [span for span in manifest.spans if _rows_of(span, self.failed)]
             self.progress.note(f"retrying {counted(len(self.failed), 'row')}")
             self.meter.begin()
             self.progress.begin(self.meter, manifest.rows, manifest.rows - len(self.failed))
@@ -205,11 +236,6 @@ class _Retry(Run):
                     hint=f"go on with: penstock retry {self.task.output}",
                 )
             return self.summarise(started, manifest, ledger, manifest.rows - len(self.failed), ready)
-
-    def _rows_of(self, span: Span) -> list[int]:
-        """The rows of a span that are retried."""
-        runs = span.numbers or ((span.start, span.rows),)
-        return [row for first, rows in runs for row in range(first, first + rows) if row in self.failed]
 
     def _replace_parts(self, started: Started, manifest: Manifest, ledger: Ledger, spans: list[Span]) -> None:
         sink = kinds.sink(self.task.options.format)
@@ -232,7 +258,7 @@ class _Retry(Run):
         """Of every result the rows that are retried."""
         digester = unchanged.Digester(started.source, started.job.columns)
         for result in results:
-            rows = np.array(self._rows_of(result.span), np.int64)
+            rows = np.array(_rows_of(result.span, self.failed), np.int64)
             keep = np.isin(result.row_numbers(), rows)
             yield replace(
                 result,

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.commands import appending
-from penstock.commands.folder_job import FolderJob, fingerprint, versions
+from penstock.commands.folder_job import FolderJob, fingerprint
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.figures import counted
-from penstock.core.records import ModelFile, Result
+from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
-from penstock.errors import InputError, Interrupted, OutputError, PenstockError
+from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError
 from penstock.jobs import output_columns, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.settled import Settled, resumed_from, settled_by
+from penstock.jobs.settled import Settled, can_run, kind_for, kind_here, resumed_from, settled_by, versions
 from penstock.jobs.trained_with import fed_otherwise
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
@@ -43,6 +43,7 @@ from penstock.storage.ledger import (
 from penstock.storage.manifest import (
     IS_NEW,
     Manifest,
+    NodeKind,
     changed_files,
     describe_difference,
     has_job,
@@ -277,12 +278,19 @@ class Run:
     meter: Meter
     altered: Collection[str] = ()
     """Files of parts that have another content than was written."""
+    kind: str = ""
+    """The kind of machine by whose recipe parts are built; empty for the one that is nearest to this machine."""
+    only: Collection[int] | None = None
+    """The parts that are built; None for all."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
         task = self.task
         manifest = None if task.overwrite else existing
-        resumed = None if manifest is None else resumed_from(manifest, is_append=is_append)
+        kind = self.kind or ("" if manifest is None else kind_for(manifest, task.options))
+        if manifest is not None and len(manifest.kinds) > 1 and self.only is None:
+            self._repair_by_kind(manifest, kind)
+        resumed = None if manifest is None else resumed_from(manifest, kind, is_append=is_append)
         if existing is None:
             for line in output_columns.describe_output(task.output, task.options.format):
                 self.progress.note(line)
@@ -308,7 +316,41 @@ class Run:
                     manifest.save(self.place)
             elif manifest.recipe.state == VARIABLES:
                 self._begin_again(manifest)
+            if not self.kind:
+                manifest = self._with_kind(manifest, started)
             return self.predict(started, manifest)
+
+    def _with_kind(self, manifest: Manifest, started: Started) -> Manifest:
+        """The manifest with the kind of this machine, which parts that are built from now on get."""
+        self.kind = kind_here(started) if manifest.kinds else ""
+        if not self.kind or self.kind in manifest.kinds:
+            return manifest
+        of_kind = NodeKind(started.recipe, started.split, versions(started.recipe.runtime))
+        manifest = replace(manifest, kinds=manifest.kinds | {self.kind: of_kind})
+        with output_errors():
+            manifest.save(self.place)
+        return manifest
+
+    def _repair_by_kind(self, manifest: Manifest, own: str) -> None:
+        """Build damaged parts again by the recipe of the kind of machine that built them.
+
+        Raises:
+            DeviceError: It has devices that this machine has not.
+        """
+        with output_errors():
+            ledger = Ledger(self.place, manifest, self.altered)
+        with contextlib.closing(ledger):
+            pinned = ledger.pinned_pieces()
+            self._note_repairs(ledger)
+        self.altered = ()
+        for kind, pieces in pinned.items():
+            settings = manifest.kind(kind)
+            if settings.recipe == manifest.kind(own).recipe:
+                continue
+            if not can_run(settings, self.task.options):
+                raise built_elsewhere(kind, pieces[0].part)
+            self.progress.note(f"{counted(len(pieces), 'part')} of {kind}: built again by its recipe")
+            replace(self, kind=kind, only={piece.part for piece in pieces}).execute(manifest)
 
     def _begin_again(self, manifest: Manifest) -> None:
         """Remove what is written: a model that keeps state must see all rows again, from the first."""
@@ -328,15 +370,16 @@ class Run:
         """Predict what is not committed."""
         ready = time.perf_counter()
         with output_errors():
-            ledger = Ledger(self.place, manifest, self.altered)
+            ledger = Ledger(self.place, manifest, self.altered, self.kind)
         with contextlib.closing(ledger):
             before = self.begin_progress(ledger, manifest)
             rows_before = rows_in(before)
             try:
-                spans = started.divide(manifest.part_rows) if started.is_streamed else ledger.pending
+                pending = self._wanted(ledger)
+                spans = started.divide(manifest.part_rows) if started.is_streamed else pending
                 # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
                 results = started.engine.run(spans, is_ordered=started.is_streamed)
-                order = None if started.is_streamed else [span.index for span in ledger.pending]
+                order = None if started.is_streamed else [span.index for span in pending]
                 limit = FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
             finally:
@@ -347,10 +390,19 @@ class Run:
                 self.check_stopped(manifest, ledger)
             return self.summarise(started, manifest, ledger, rows_before, ready)
 
-    def begin_progress(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
-        """Show the run from now on; returns what was committed before."""
+    def _wanted(self, ledger: Ledger) -> Sequence[Span]:
+        """The spans that this run builds."""
+        if self.only is None:
+            return ledger.pending
+        return [span for span in ledger.pending if ledger.piece_of(span.index).part in self.only]
+
+    def _note_repairs(self, ledger: Ledger) -> None:
         for damage in ledger.repairs[:_MOST_TOLD]:
             self.progress.note(f"{damage}: what it held is predicted again")
+
+    def begin_progress(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
+        """Show the run from now on; returns what was committed before."""
+        self._note_repairs(ledger)
         before = ledger.records
         rows_before = rows_in(before)
         self.meter.failed = sum(record.failed for record in before)
@@ -473,7 +525,7 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
         schema=settled.schema,
         spans=spans,
         parts=tuple(division.divide_into_parts(spans, settled.part_rows)),
-        versions=versions(settled.recipe.runtime),
+        versions=settled.versions,
         weights=settled.weights,
         max_failures=task.options.max_failures,
         part_rows=settled.part_rows if settled.is_streamed else None,
@@ -482,6 +534,16 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
         part_suffix=sink.suffix,
         part_folders=sink.folders(settled.schema),
         generations=(appending.first_generation(task.source, len(fragments), settled.division),),
+        kinds={settled.kind: settled.of_kind},
+    )
+
+
+def built_elsewhere(kind: str, part: int) -> DeviceError:
+    """The error for a part that only another kind of machine can build again with the same bits."""
+    return DeviceError(
+        f"part {part} is built again on the kind of machine that built it, and this is another",
+        received=f"a machine without the devices of: {kind}",
+        hint="resume on such a machine, or on a cluster that has one: --engine ray",
     )
 
 

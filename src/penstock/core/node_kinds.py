@@ -1,33 +1,21 @@
 """Kinds of nodes: machines of one kind run one recipe, and give the same bits."""
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.core.records import Device
 from penstock.errors import DeviceError, PenstockError
 
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """What is known of a machine of a cluster.
+def kind_of(device: Device, cores: int) -> str:
+    """The kind that this machine is with this device, in words.
 
-    Args:
-        architecture: As `platform.machine` has it.
-        cores: Those that the node may use.
-        device_kind: Of the devices that the job runs on there.
-        device_name: Of the first of them.
+    A CPU sums in another order with other registers, or other threads. `cores` are those that may be used.
     """
-
-    architecture: str
-    cores: int
-    device_kind: str
-    device_name: str
-
-    @property
-    def kind(self) -> str:
-        """What decides the recipe, in words. A CPU sums in another order with other registers, or other threads."""
-        if self.device_kind == "cpu":
-            return f"cpu {self.device_name}, {self.cores} cores, {self.architecture}"
-        return f"{self.device_kind} {self.device_name}, {self.architecture}"
+    if device.kind == "cpu":
+        return f"cpu {device.name}, {cores} cores, {platform.machine()}"
+    return f"{device.kind} {device.name}, {platform.machine()}"
 
 
 @dataclass(frozen=True)

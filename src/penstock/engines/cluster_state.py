@@ -81,7 +81,8 @@ class ClusterState:
         most_nodes: int | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._attempts = PieceAttempts(pieces, pinned or {}, rows_of, run)
+        self._pinned = pinned or {}
+        self._attempts = PieceAttempts(pieces, self._pinned, rows_of, run)
         self._settled = set(settled)
         self._most_nodes = most_nodes
         self._nodes: dict[int, _Node] = {}
@@ -343,9 +344,10 @@ class ClusterState:
         is_stuck = bool(missing) and all(node.phase is _Phase.READY for node in self._nodes.values())
         is_stuck = is_stuck and not any(map(self._attempts.is_busy, self._nodes))
         self._stuck_s = self._stuck_s + passed if is_stuck else 0.0
-        if self._stuck_s <= self._start_s:
+        kind = missing[0] if missing else ANY_KIND
+        if self._stuck_s <= (self._start_s if kind == ANY_KIND else min(self._start_s, _PATIENCE_S)):
             return
-        received = "no node" if missing[0] == ANY_KIND else f"no node like {missing[0]}, which built these parts before"
+        received = "no node" if kind == ANY_KIND else f"no {kind}, which built part {self._pinned[kind][0].part} before"
         error = DeviceError(
             "the cluster has no node that can go on with the job",
             received=f"{received}, for {self._stuck_s:.0f} s",

@@ -1,14 +1,22 @@
 """What a started job settles for its manifest, and what a resumed one takes from there: records without processes."""
 
+import platform
+import sys
 from dataclasses import dataclass
+from importlib import metadata
 
-from penstock.core import division
+from penstock.core import division, kinds
+from penstock.core.node_kinds import kind_of
 from penstock.core.protocols import Source
-from penstock.core.records import Binding, OutputSchema, Recipe
+from penstock.core.records import Binding, Device, OutputSchema, Recipe
+from penstock.errors import DeviceError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Resumed
-from penstock.storage.manifest import Manifest
+from penstock.jobs.placement import devices_for
+from penstock.options.records import PredictOptions
+from penstock.pool.devices import inventory
+from penstock.storage.manifest import Manifest, NodeKind
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Settled:
         division: The rows of a span, and the most where the format wants more.
         part_rows: The most rows of a part.
         is_streamed: Whether spans are not known beforehand and cannot be read again.
+        kind: The kind of machine that settled it.
+        versions: What runs it there.
     """
 
     source: Source
@@ -38,6 +48,53 @@ class Settled:
     division: tuple[int, int]
     part_rows: int
     is_streamed: bool
+    kind: str
+    versions: dict[str, str]
+
+    @property
+    def of_kind(self) -> NodeKind:
+        """How machines of this kind run the job."""
+        return NodeKind(self.recipe, self.split, self.versions)
+
+
+def kind_here(started: Started) -> str:
+    """The kind of this machine, with the devices that a job runs on."""
+    return kind_of(started.placement.devices[0], inventory.usable_cores())
+
+
+def kind_for(manifest: Manifest, options: PredictOptions) -> str:
+    """The kind in the manifest by whose recipe this machine goes on: its own, or one with the same kind of device.
+
+    Empty where there is none of these: then the job goes on as it began, or cannot.
+    """
+    here = {name: _device_for(kind, options) for name, kind in manifest.kinds.items()}
+    cores = inventory.usable_cores()
+    own = [name for name, device in here.items() if device is not None and kind_of(device, cores) == name]
+    return next(iter([*own, *(name for name, device in here.items() if device is not None)]), "")
+
+
+def can_run(kind: NodeKind, options: PredictOptions) -> bool:
+    """Whether this machine has the kind of device that a recipe is for."""
+    return _device_for(kind, options) is not None
+
+
+def _device_for(kind: NodeKind, options: PredictOptions) -> Device | None:
+    try:
+        device = devices_for(options, kind.recipe, None, kind.recipe.runtime)[0]
+    except DeviceError:
+        return None
+    return device if device.kind == kind.recipe.device_kind else None
+
+
+def versions(runtime: str) -> dict[str, str]:
+    """The versions that a manifest records."""
+    known = {"python": platform.python_version(), "platform": sys.platform}
+    for name in ("penstock", "numpy", "pyarrow", "keras"):
+        try:
+            known[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            known[name] = "not installed as a package"
+    return known | {runtime: kinds.runtime(runtime).package.version or "not installed as a package"}
 
 
 def settled_by(started: Started) -> Settled:
@@ -55,6 +112,8 @@ def settled_by(started: Started) -> Settled:
         started.division(part_rows),
         part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second()),
         started.is_streamed,
+        kind_here(started),
+        versions(started.recipe.runtime),
     )
 
 

@@ -46,13 +46,17 @@ class Ledger:
     """Commits the parts of one job. Opening it brings the place to the state that the journal describes.
 
     `altered` are files of parts that were found to have another content than was written: they count as missing.
+    `kind` is that of this machine, which the records of parts that are built here get.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, altered: Collection[str] = ()) -> None:
+    def __init__(self, place: Place, manifest: Manifest, altered: Collection[str] = (), kind: str = "") -> None:
         self._place = place
         self._manifest = manifest
         self._journal = place.journal()
         self._by_part: dict[int, list[PartRecord]] = {}
+        self._kind = "" if kind == manifest.first_kind else kind
+        self._built_by: dict[int, str] = {}
+        """By part, the kind of machine that built what is damaged of it."""
         self._has_attempts = False
         self.repairs = [f"the journal: {problem}" for problem in self._journal.problems]
         """What was damaged or missing, in words: it is to be predicted again."""
@@ -75,6 +79,16 @@ class Ledger:
         """What is to be built: each of these may be given to another engine, or to another machine."""
         pieces = map(self.piece_of, self._manifest.parts)
         return [piece for piece in pieces if piece.first_span != piece.stop_span]
+
+    def pinned_pieces(self) -> dict[str, list[PartPiece]]:
+        """What was built before and is damaged, by the kind of machine that built it: it is built there again."""
+        pinned: dict[str, list[PartPiece]] = {}
+        for piece in self.pending_pieces() if self._built_by else ():
+            kind = self._built_by.get(piece.part)
+            name = kind or self._manifest.first_kind
+            if kind is not None and name in self._manifest.kinds:
+                pinned.setdefault(name, []).append(piece)
+        return pinned
 
     def piece_of(self, span_index: int) -> PartPiece:
         """What a span belongs to: all of its part that is not committed.
@@ -120,7 +134,7 @@ class Ledger:
         sizes = self._place.publish(staged.paths)
         if sizes != staged.record.all_files:
             raise self._not_as_written(staged, sizes)
-        self._append([staged.record])
+        self._append([replace(staged.record, kind=self._kind)])
         return True
 
     def commit_delivered(self, parts: Sequence[StagedPart]) -> list[bool | NotAsWritten]:
@@ -209,6 +223,9 @@ class Ledger:
         for record in records:
             self._by_part.setdefault(record.part, []).append(record)
         damaged = {record.part: record for record in reversed(records) if (record.part, record.cut) not in intact}
+        last = {record.part: record for record in self._journal.records} if self._manifest.kinds else {}
+        erased = (record for record in last.values() if record.stop_span == record.first_span)
+        self._built_by = {record.part: record.kind for record in (*erased, *damaged.values())}
         if damaged:
             self._place.remove([ALL_FAILURES])
         self.repairs += [f"part {part} is missing or altered" for part in sorted(damaged)]

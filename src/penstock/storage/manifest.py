@@ -118,8 +118,7 @@ class Manifest:
         part_suffix: How the names of part files end; kept because the sink may be gone when they are to be removed.
         part_folders: The folders that hold part files, relative to the output; "" is the output itself.
         generations: The files that the job began with, and those of each append.
-        kinds: The kinds of nodes of a cluster that run the job, by name. `recipe`, `split` and `versions` are those of
-            the first, which is all there is to a job that never ran on a cluster.
+        kinds: The kinds of machines that run the job, by name. `recipe`, `split` and `versions` are those of the first.
         version: Of the manifest's format.
     """
 
@@ -157,6 +156,11 @@ class Manifest:
             KeyError: No node of this kind has run it.
         """
         return self.kinds[name] if name else NodeKind(self.recipe, self.split, self.versions)
+
+    @property
+    def first_kind(self) -> str:
+        """The name of the first kind; empty where the job began without one."""
+        return next((name for name, kind in self.kinds.items() if kind.recipe == self.recipe), "")
 
     @property
     def rows(self) -> int:

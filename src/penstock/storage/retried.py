@@ -104,6 +104,7 @@ def stage_retried(
         not_finite=sum(record.not_finite for record in records) + sum(map(count_not_finite, outputs)),
         checksums={name: checksum_of_file(path) for path, name in paths.items()},
         written_at=round(time.time(), 3),
+        kind=records[0].kind,
     )
     return StagedPart(record, paths)
 
