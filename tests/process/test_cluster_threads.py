@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +168,28 @@ def test_job_of_one_machine_is_finished_on_a_cluster(
     summary = predict(inputs, output, cluster)
     assert summary.rows == ROWS
     assert parts_of(output) == undisturbed
+
+
+def test_summary_trace_and_check_know_the_nodes(inputs: Path, cluster: ThreadCluster, tmp_path: Path) -> None:
+    shown, seen = Shown(), set[str]()
+
+    def meet(name: str) -> None:
+        seen.add(name)
+        while len(seen) < 3:
+            time.sleep(0.01)
+
+    cluster.before_build = meet
+    trace = tmp_path / "trace.json"
+    summary = predict(inputs, tmp_path / "out", cluster, shown, check=True, trace=str(trace))
+    assert set(summary.devices) == {"a/cpu:0", "b/cpu:0", "c/cpu:0"}
+    assert summary.where["computing"] > 0
+    assert {line.partition(": checked: ")[0] for line in shown.lines if ": checked: " in line} == {"a", "b", "c"}
+    events = json.loads(trace.read_text())
+    processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {name.partition(" on ")[2] for name in processes if name.startswith("replica ")} == set(summary.devices)
+    last = max(event["ts"] for event in events if event["ph"] == "X")
+    assert min(event["ts"] for event in events if event["ph"] == "X") >= 0
+    assert last <= summary.seconds * 1e6
 
 
 def test_live_models_and_rows_of_this_process_are_refused(inputs: Path, tmp_path: Path, cluster: ThreadCluster) -> None:

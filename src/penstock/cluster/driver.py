@@ -19,6 +19,7 @@ from penstock.cluster.preflight import Comparison, Findings
 from penstock.cluster.transport import NodeGone, Transport
 from penstock.core.protocols import ShowLine
 from penstock.core.stopping import StopFlag
+from penstock.core.tracing import moved
 from penstock.engines import cluster_events
 from penstock.engines.cluster_state import ClusterState
 from penstock.errors import PenstockError, one_line
@@ -31,6 +32,7 @@ from penstock.telemetry.meter import Meter
 _TICK_S = 1.0
 _BEATS_PER_S = 200
 _POLL_S = 0.2
+_LAST_BEATS_S = 2.0
 _MOST_REPLICAS = 1 << 16
 """Of one node: replicas of all nodes are told apart by one number."""
 
@@ -109,6 +111,10 @@ class Driver:
         self._kinds: dict[int, str] = {}
         self._beating: set[int] = set()
         """The nodes that have not answered their last beat."""
+        self.beats: dict[str, Beat] = {}
+        """What each machine said last of its plan, its loaders and its memory."""
+        self._late_s: dict[int, float] = {}
+        """How much later than each node's clock this machine's clock is, at most."""
         self._ticked_at = float("-inf")
         self._beat_at = float("-inf")
 
@@ -126,6 +132,7 @@ class Driver:
                 self._hear()
                 self._handle_all()
             self._state.check()
+            self._hear_the_last()
         finally:
             self._transport.close()
 
@@ -298,10 +305,26 @@ class Driver:
             else:
                 self._events.append(cluster_events.PieceCommitted(command.attempt, outcome))
 
+    def _hear_the_last(self) -> None:
+        """Ask the nodes what happened since their last beat, and wait a moment for that."""
+        for node in self._names.keys() - self._beating:
+            self._beating.add(node)
+            self._call(node, "beat", then=functools.partial(self._note_beat, node))
+        until = time.monotonic() + _LAST_BEATS_S
+        while self._beating & self._names.keys() and time.monotonic() < until:
+            self._events.clear()
+            self._hear()
+
     def _note_beat(self, node: int, beat: Beat) -> None:
         self._beating.discard(node)
         self._events.append(cluster_events.NodeBeat(node, beat.rows))
+        self.beats[self._names[node]] = replace(beat, rows={}, timings=(), lines=(), log=b"")
+        # The shortest way of a beat is the best guess at how far the clocks are apart.
+        late_s = self._late_s[node] = min(self._late_s.get(node, float("inf")), time.perf_counter() - beat.clock)
         for replica, device, timings in beat.timings:
+            if timings.marks:
+                marks = moved(timings.marks, late_s, node * _MOST_REPLICAS, self._names[node])
+                timings = replace(timings, marks=marks)
             self._around.meter.observe(node * _MOST_REPLICAS + replica, device, timings)
         for line in beat.lines:
             self._around.show(f"{self._names[node]}: {line}")

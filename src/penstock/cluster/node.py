@@ -8,6 +8,7 @@ import contextlib
 import os
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from penstock.errors import InputError, OutputError, PenstockError, one_line
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request, Resumed
+from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.settled import Settled, resumed_from, settled_by
 from penstock.jobs.writing import Writer
@@ -51,12 +53,20 @@ class Beat:
         timings: The replica, its device and its timings, of every span that was finished.
         lines: Lines that people should see.
         log: What processes wrote, as much of it as fits.
+        clock: The time of the node's clock, which its marks in a trace have.
+        plan: The plan that it runs by, and why, in words.
+        loaders: How many loader processes it has, in words.
+        memory_events: Where memory ran out, and what was done about it.
     """
 
     rows: Mapping[str, int]
     timings: tuple[tuple[int, Device, Timings], ...] = ()
     lines: tuple[str, ...] = ()
     log: bytes = b""
+    clock: float = 0.0
+    plan: str = ""
+    loaders: str | None = None
+    memory_events: tuple[str, ...] = ()
 
 
 @dataclass
@@ -165,7 +175,17 @@ class Node:
         news = self._meter.news
         timings = tuple(news.popleft() for _ in range(len(news)))
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
-        return Beat(self._run.pieces.rows() if self._run is not None else {}, timings, lines, self._new_log())
+        rows = self._run.pieces.rows() if self._run is not None else {}
+        beat = Beat(rows, timings, lines, self._new_log(), time.perf_counter())
+        started = self._started
+        if started is None or self._run is None:
+            return beat
+        return replace(
+            beat,
+            plan=started.plan_in_words,
+            loaders=started.engine.loaders(),
+            memory_events=started.memory_events(),
+        )
 
     def stop(self, signal_number: int) -> None:
         """Begin no more spans, and stage what is there."""
@@ -188,6 +208,8 @@ class Node:
         context = RunContext(self._log, self._stop, self._lines.append, job.is_verbose, self._meter)
         started = start_by_plan.start(self._model or job.model, Request(job.source, job.options, resumed), context)
         try:
+            if job.options.check:
+                self._lines.append(check_answers(self._model or job.model, started, context))
             if manifest is None:
                 described = (*output_columns.describe_source(started.source), *output_columns.describe_feeding(started))
                 self._lines.extend(described)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.cluster.connection import connect
 from penstock.cluster.driver import Driver, Surroundings
+from penstock.cluster.node import Beat
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.parcels import can_be_sent, module_path
 from penstock.cluster.preflight import modules_of, remove_checks
@@ -138,7 +139,7 @@ class ClusterRun(Run):
                 driver.run()
             except PenstockError as error:
                 self._problem = self._problem or error
-            return self._end()
+            return _with_beats(self._end(), driver.beats)
 
     def settle(self, kind: str, settled: Settled) -> None:
         """Put the recipe of a kind into the manifest, and make the manifest with the first one."""
@@ -238,6 +239,21 @@ class ClusterRun(Run):
                 received="--engine ray",
                 hint="what it answers depends on all rows before: leave --engine ray out",
             )
+
+
+def _with_beats(summary: Summary, beats: Mapping[str, Beat]) -> Summary:
+    """A summary with what nodes said last of their plans, loaders and memory."""
+    plans: dict[str, list[str]] = {}
+    for name, beat in beats.items():
+        plans.setdefault(beat.plan, []).append(name)
+    plan = "; ".join(f"{', '.join(names)}: {plan}" for plan, names in plans.items() if plan)
+    loaders = [f"{name}: {beat.loaders}" for name, beat in beats.items() if beat.loaders is not None]
+    return replace(
+        summary,
+        plan=plan,
+        loaders="; ".join(loaders) or None,
+        memory_events=tuple(f"{name}/{event}" for name, beat in beats.items() for event in beat.memory_events),
+    )
 
 
 def _parcels_of(job: NodeJob) -> dict[str, str]:

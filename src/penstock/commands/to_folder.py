@@ -478,14 +478,13 @@ class Run:
     def summarise(
         self, started: Started, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float
     ) -> Summary:
-        short = started.engine.shortages().items()
         return replace(
             self.summary(manifest, ledger, rows_before, ready),
             search_seconds=started.search_s,
             devices=tuple(str(device) for device in started.placement.devices),
             loaders=started.engine.loaders(),
-            plan=f"{started.plan.choice}; {started.plan.reason}" if started.plan is not None else "",
-            memory_events=tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short),
+            plan=started.plan_in_words,
+            memory_events=started.memory_events(),
         )
 
     def summary(self, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float) -> Summary:

@@ -6,6 +6,7 @@ collected for each span where the work is done, and travel with the message that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -64,6 +65,29 @@ class Level(NamedTuple):
     at: float
     value: int
     process: str = ""
+
+
+def moved(marks: Iterable[Mark | Level], seconds: float, first: int, node: str) -> list[Mark | Level]:
+    """What a node of a cluster noted, as in a trace of this machine.
+
+    Args:
+        marks: Of a node.
+        seconds: How much later this machine's clock is.
+        first: The number of the node's first process among those of all nodes.
+        node: Its name.
+
+    >>> moved([Level(SLOTS_IN_USE, 2.0, 1, "loader 3")], 0.5, 100, "b")
+    [Level(what='slots in use', at=2.5, value=1, process='loader 103 of b')]
+    """
+    made: list[Mark | Level] = []
+    for mark in marks:
+        kind, _, number = mark.process.partition(" ")
+        process = f"{kind} {first + int(number)} of {node}" if number else mark.process
+        if isinstance(mark, Level):
+            made.append(mark._replace(at=mark.at + seconds, process=process))
+        else:
+            made.append(mark._replace(start=mark.start + seconds, end=mark.end + seconds, process=process))
+    return made
 
 
 @dataclass

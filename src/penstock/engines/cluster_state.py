@@ -252,7 +252,7 @@ class ClusterState:
     def _fail_node(self, number: int, error: PenstockError) -> None:
         self._input_errors += isinstance(error, InputError)
         if not isinstance(error, _OF_A_NODE) or self._input_errors >= _MOST_INPUT_ERRORS:
-            self._do(cluster_events.Raise(error))
+            self._do(cluster_events.Raise(_on(self.name_of(number), error)))
         else:
             said = "; ".join(filter(None, (error.problem, error.received)))
             self._leave_out(number, said, error)
@@ -305,7 +305,7 @@ class ClusterState:
         wanted.failures += 1
         most = _MOST_INPUT_ERRORS if isinstance(error, InputError) else _MOST_FAILURES
         if not isinstance(error, _OF_A_NODE) or wanted.failures >= most:
-            self._do(cluster_events.Raise(error))
+            self._do(cluster_events.Raise(_on(self.name_of(attempt.node), error)))
             return
         self._report(
             f"part {wanted.piece.part} on {self.name_of(attempt.node)}: {error.problem}; it is tried elsewhere"
@@ -354,6 +354,12 @@ class ClusterState:
             hint="start nodes, or check --resources; what is committed stays: penstock resume",
         )
         self._do(cluster_events.Raise(self._last_error or error))
+
+
+def _on(name: str, error: PenstockError) -> PenstockError:
+    """An error with the name of the node that it is from."""
+    error.received = f"on node {name}" if error.received is None else f"on node {name}: {error.received}"
+    return error
 
 
 def _deadly(wanted: WantedPiece, how: str) -> WorkersDied:

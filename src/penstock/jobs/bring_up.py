@@ -62,6 +62,16 @@ class Started:
                 self.source.close()
 
     @property
+    def plan_in_words(self) -> str:
+        """The plan and its reason; empty where there is none."""
+        return f"{self.plan.choice}; {self.plan.reason}" if self.plan is not None else ""
+
+    def memory_events(self) -> tuple[str, ...]:
+        """Where memory ran out and what was done about it, in words."""
+        short = self.engine.shortages().items()
+        return tuple(f"{shortage} ({times}×)" if times > 1 else str(shortage) for shortage, times in short)
+
+    @property
     def job(self) -> Job:
         return self.decision.job
 
