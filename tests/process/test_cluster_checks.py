@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -111,9 +112,9 @@ class FarAway(Node):
         assert "/parcels/" in self._model.location
         return super().settle(job, resumed)
 
-    def receive(self, digest: str, piece: bytes, is_last: bool) -> None:
+    def receive(self, digest: str, piece: bytes, is_last: bool, folder: str = parcels.PARCELS) -> None:
         self.received.append(digest)
-        super().receive(digest, piece, is_last)
+        super().receive(digest, piece, is_last, folder)
 
     received: ClassVar[list[str]] = []
 
@@ -141,6 +142,34 @@ def test_model_that_a_node_does_not_have_is_sent_once_and_kept_there(
     kept.write_bytes(b"altered")
     (misfit,) = FarAway("a").check(job_of(inputs)).misfits
     assert (misfit.what, misfit.parcel) == ("model", digest)
+
+
+class Converts(Node):
+    """A node that would have converted the model, in a cache of its own."""
+
+    held: ClassVar[list[tuple[str, bool]]] = []
+
+    def converted_step(self) -> tuple[str, list[bytes]] | None:
+        folder = Path(os.environ["PENSTOCK_CACHE"]) / "made"
+        folder.mkdir(parents=True)
+        (folder / "model.onnx").write_bytes(b"a step")
+        (folder / "signature.json").write_text('{"num_bytes": 6}')
+        return "digest-of-a-step", parcels.pack(str(folder), bytes, ".")
+
+    def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:
+        self.held.append((self.name, parcels.has_step("digest-of-a-step")))
+        super().open(job, run_name, kind)
+
+
+def test_step_that_one_node_of_a_kind_has_converted_is_sent_to_the_others(
+    inputs: Path, cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(inputs / "cache"))
+    monkeypatch.setattr(Converts, "held", [])
+    cluster.make_node = Converts
+    assert predict(inputs, cluster).rows == 500
+    assert sorted(Converts.held) == [(name, True) for name in "abcd"]
+    assert parcels.has_step("digest-of-a-step")
 
 
 def test_module_that_a_node_does_not_have_is_sent(job: NodeJob, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

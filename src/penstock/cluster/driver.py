@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol
 
 from penstock.cluster.node import Beat
 from penstock.cluster.node_job import NodeJob
-from penstock.cluster.parcels import pack
+from penstock.cluster.parcels import PARCELS, STEPS, pack
 from penstock.cluster.preflight import Comparison, Findings
 from penstock.cluster.transport import NodeGone, Transport
 from penstock.core.protocols import ShowLine
@@ -103,6 +103,8 @@ class Driver:
         self._parcels = parcels or {}
         self._packed: dict[str, list[Any]] = {}
         self._sent: dict[int, set[str]] = {}
+        self._steps: dict[str, tuple[str, list[Any]]] = {}
+        """By kind, the name and the pieces of its converted step."""
         self._resumed = resumed or {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
@@ -229,14 +231,7 @@ class Driver:
                 resumed = self._resumed.get(kind) or self._resumed.get("")
                 self._call(node, "settle", self._job, resumed, then=lambda settled: self._settle(node, kind, settled))
             case cluster_events.Open(node=node, kind=kind):
-                self._call(
-                    node,
-                    "open",
-                    self._job,
-                    self._run,
-                    kind,
-                    then=lambda _: self._events.append(cluster_events.NodeReady(node)),
-                )
+                self._open(node, kind)
 
     def _check(self, node: int, versions: dict[str, str]) -> None:
         misfits = self._comparison.misfits(versions)
@@ -269,17 +264,17 @@ class Driver:
         for digest in digests:
             if digest not in self._packed:
                 self._packed[digest] = pack(self._parcels[digest], self._transport.share)
-            ends = [False] * (len(self._packed[digest]) - 1) + [True]
-            pieces += [(digest, *piece) for piece in zip(self._packed[digest], ends, strict=True)]
+            pieces += _in_order(digest, self._packed[digest], PARCELS)
         self._note(f"node {self._names[node]} gets {len(digests)} parcels: what it does not have")
-        self._send(node, deque(pieces))
+        self._send(node, deque(pieces), lambda: self._ask(node))
         return True
 
-    def _send(self, node: int, pieces: deque[tuple[str, Any, bool]]) -> None:
+    def _send(self, node: int, pieces: deque[tuple[Any, ...]], then: Callable[[], None]) -> None:
+        """Send pieces one after the other."""
         if pieces:
-            self._call(node, "receive", *pieces.popleft(), then=lambda _: self._send(node, pieces))
+            self._call(node, "receive", *pieces.popleft(), then=lambda _: self._send(node, pieces, then))
         else:
-            self._ask(node)
+            then()
 
     def _settle(self, node: int, kind: str, settled: Settled) -> None:
         try:
@@ -287,7 +282,31 @@ class Driver:
         except PenstockError as error:
             self._events.append(cluster_events.NodeFailed(node, error))
         else:
-            self._events.append(cluster_events.KindSettled(node, kind))
+            self._call(node, "converted_step", then=lambda step: self._note_step(node, kind, step))
+
+    def _note_step(self, node: int, kind: str, step: tuple[str, list[bytes]] | None) -> None:
+        """Keep the step that the first node of a kind has converted: the others get it with the job."""
+        if step is not None:
+            name, pieces = step
+            self._steps[kind] = (name, list(map(self._transport.share, pieces)))
+        self._events.append(cluster_events.KindSettled(node, kind))
+
+    def _open(self, node: int, kind: str) -> None:
+        """Open a node, which gets the converted step of its kind first, where it has none."""
+
+        def proceed() -> None:
+            ready = cluster_events.NodeReady(node)
+            self._call(node, "open", self._job, self._run, kind, then=lambda _: self._events.append(ready))
+
+        if kind not in self._steps:
+            proceed()
+            return
+        name, pieces = self._steps[kind]
+
+        def send(has_step: bool) -> None:
+            self._send(node, deque([] if has_step else _in_order(name, pieces, STEPS)), proceed)
+
+        self._call(node, "has_step", name, then=send)
 
     def _note_built(self, node: int, attempt: str, staged: StagedPart | None) -> None:
         if staged is None:
@@ -335,3 +354,8 @@ class Driver:
         self._around.log.write(f"penstock: {line}\n".encode())
         if is_shown:
             self._around.show(line)
+
+
+def _in_order(name: str, pieces: Sequence[Any], folder: str) -> list[tuple[Any, ...]]:
+    """The arguments of the calls that send a parcel."""
+    return [(name, piece, number == len(pieces) - 1, folder) for number, piece in enumerate(pieces)]

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from penstock.cluster import preflight
+from penstock.cluster import parcels, preflight
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.node_parts import NodePieces
-from penstock.cluster.parcels import Arrivals
 from penstock.cluster.preflight import Findings
 from penstock.core import kinds
 from penstock.core.records import Device, ModelFile, Timings
@@ -111,7 +110,7 @@ class Node:
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the node
         self._log_read = 0
         self._meter = _NodeMeter(name)
-        self._arrivals = Arrivals()
+        self._arrivals = parcels.Arrivals()
         self._model: ModelFile | None = None
         """The model of the job, where it is on this machine."""
 
@@ -125,9 +124,17 @@ class Node:
         self._model = findings.model
         return findings
 
-    def receive(self, digest: str, piece: bytes, is_last: bool) -> None:
+    def receive(self, digest: str, piece: bytes, is_last: bool, folder: str = parcels.PARCELS) -> None:
         """Take the next piece of a parcel; see `parcels`."""
-        self._arrivals.receive(digest, piece, is_last=is_last)
+        self._arrivals.receive(digest, piece, is_last=is_last, folder=folder)
+
+    def converted_step(self) -> tuple[str, list[bytes]] | None:
+        """The step that this node has converted for the job that it settled; see `parcels`."""
+        return None if self._started is None else parcels.converted_step(self._started)
+
+    def has_step(self, name: str) -> bool:
+        """Whether a converted step is here."""
+        return parcels.has_step(name)
 
     def settle(self, job: NodeJob, resumed: Resumed | None = None) -> Settled:
         """Find the plan for a job on this machine, and bring the job up.

@@ -1,7 +1,8 @@
-"""Parcels: a model or a module that a node does not have, sent once, and kept there under its digest.
+"""Parcels: what a node does not have, sent once, and kept there under its digest.
 
-A parcel is a file or a folder, as a tar archive in pieces. It is unpacked beside others in the user's cache folder,
-whole or not at all. What is in it counts only where its digest is the one that was asked for.
+A parcel is a file or a folder, as a tar archive in pieces: the model, a module, or the step that another node of its
+kind has converted. It is unpacked in the user's cache folder, whole or not at all. A model or a module counts only
+where its digest is the one that was asked for.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import IO, Generic, TypeVar, cast
 
 from penstock.errors import OutputError
+from penstock.jobs.bring_up import Started
 from penstock.models.belongings import num_bytes
 from penstock.models.digest import find_module
 from penstock.planning import store
@@ -24,6 +26,8 @@ MOST_BYTES = 4 << 30
 """Of one parcel. A larger model belongs on a disk that all nodes see."""
 
 
+PARCELS, STEPS = "parcels", "converted"
+"""Folders of the cache: models and modules, and the converted steps of `planning.store`."""
 _Shared = TypeVar("_Shared")
 
 
@@ -42,13 +46,20 @@ def can_be_sent(path: str) -> bool:
     return os.path.exists(path) and num_bytes(path) <= MOST_BYTES
 
 
-def pack(path: str, share: Callable[[bytes], _Shared]) -> list[_Shared]:
-    """Give a file or a folder to `share`, piece by piece; returns what it made of them."""
+def pack(path: str, share: Callable[[bytes], _Shared], name: str | None = None) -> list[_Shared]:
+    """Give a file or a folder to `share`, piece by piece; returns what it made of them.
+
+    `name` is what it is called in the parcel; "." puts what is in the folder there.
+    """
     pieces = _Pieces(share)
     stream = cast(IO[bytes], pieces)
     with tarfile.open(mode="w|", fileobj=stream, bufsize=PIECE_BYTES, dereference=True) as archive:
-        archive.add(path, os.path.basename(path), filter=lambda each: each if each.isfile() or each.isdir() else None)
+        archive.add(path, name or os.path.basename(path), filter=_regular)
     return pieces.shared
+
+
+def _regular(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return entry if entry.isfile() or entry.isdir() else None
 
 
 def module_path(module: str) -> str | None:
@@ -59,7 +70,20 @@ def module_path(module: str) -> str | None:
 
 def folder_of(digest: str) -> str:
     """Where a parcel is kept on this machine."""
-    return os.path.join(store.cache_folder(), "parcels", digest)
+    return os.path.join(store.cache_folder(), PARCELS, digest)
+
+
+def converted_step(started: Started) -> tuple[str, list[bytes]] | None:
+    """The name of the converted step that a job runs by, and the step in pieces; None where it runs by the model."""
+    model = started.decision.setting.model
+    if model is None or model.kind != "converted" or not can_be_sent(model.location):
+        return None
+    return os.path.basename(model.location), pack(model.location, bytes, ".")
+
+
+def has_step(name: str) -> bool:
+    """Whether this machine has a converted step."""
+    return store.is_whole(os.path.join(store.cache_folder(), STEPS, name))
 
 
 def kept(digest: str, name: str) -> str | None:
@@ -85,8 +109,8 @@ class Arrivals:
     def __init__(self) -> None:
         self._files: dict[str, IO[bytes]] = {}
 
-    def receive(self, digest: str, piece: bytes, *, is_last: bool) -> None:
-        """Take the next piece of a parcel; with the last one the parcel is here.
+    def receive(self, digest: str, piece: bytes, *, is_last: bool, folder: str = PARCELS) -> None:
+        """Take the next piece of a parcel; with the last one the parcel is here, in a folder of the cache.
 
         Raises:
             OutputError: The disk refuses it.
@@ -100,7 +124,7 @@ class Arrivals:
             if is_last:
                 with contextlib.closing(self._files.pop(digest)):
                     file.seek(0)
-                    _unpack(file, folder_of(digest))
+                    _unpack(file, os.path.join(store.cache_folder(), folder, digest))
 
     def close(self) -> None:
         for file in self._files.values():
@@ -110,7 +134,8 @@ class Arrivals:
 
 def _unpack(file: IO[bytes], folder: str) -> None:
     try:
-        with store.staged(folder, is_whole=os.listdir) as staging, tarfile.open(fileobj=file) as archive:
+        is_whole = store.is_whole if os.path.basename(os.path.dirname(folder)) == STEPS else os.listdir
+        with store.staged(folder, is_whole) as staging, tarfile.open(fileobj=file) as archive:
             archive.extractall(staging, filter="data")
     except tarfile.TarError as error:
         raise OutputError("what was sent to this node cannot be unpacked", received=str(error)) from error
