@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -140,7 +141,8 @@ def test_model_that_a_node_does_not_have_is_sent_once_and_kept_there(
     again.join()
     assert FarAway.received == []
     kept.write_bytes(b"altered")
-    (misfit,) = FarAway("a").check(job_of(inputs)).misfits
+    with contextlib.closing(FarAway("a")) as node:
+        (misfit,) = node.check(job_of(inputs)).misfits
     assert (misfit.what, misfit.parcel) == ("model", digest)
 
 

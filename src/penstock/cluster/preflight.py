@@ -4,6 +4,7 @@ Nothing of a framework is imported for it. A node that fits can read the input, 
 that the driver has locked, and not to a folder of the same name on a disk of its own.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -107,7 +108,8 @@ def check(job: NodeJob, name: str) -> Findings:
 
 def remove_checks(place: Place) -> None:
     """Remove what nodes that died during their check have left."""
-    place.remove([name for name in place.sizes(INTERNAL) if name.startswith(_CHECK)])
+    with contextlib.suppress(OutputError, OSError):  # the run ends with an error of its own then
+        place.remove([name for name in place.sizes(INTERNAL) if name.startswith(_CHECK)])
 
 
 def _versions_of(chosen: str) -> dict[str, str]:

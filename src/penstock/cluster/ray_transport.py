@@ -1,6 +1,7 @@
 """A Ray cluster behind the driver's transport: one actor on each machine, which takes what Ray says the machine has."""
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +16,8 @@ _AT_ONCE = 16
 _CPU, _GPU = "CPU", "GPU"
 _HAS_LEFT = "ActorUnschedulableError"
 """Ray's error for an actor that was to be started on a machine which is not there any more."""
+
+_NOT_IMPORTED = re.compile(r"(ModuleNotFoundError|ImportError): [^\n]*")
 
 
 class RayNode(Node):
@@ -153,4 +156,7 @@ def _how(error: BaseException) -> str:
         _HAS_LEFT: "left the cluster",
     }
     name = type(error).__name__
+    missing = _NOT_IMPORTED.search(str(error))
+    if missing is not None:  # of an actor that was never made, as penstock or a package of it is not there
+        return f"could not start: {missing[0]}"
     return words.get(name) or f"failed: {one_line(error)}"
