@@ -21,6 +21,7 @@ from penstock.cluster import parcels
 from penstock.cluster.node import Node
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.preflight import Findings, check
+from penstock.commands import on_cluster
 from penstock.commands.folder_job import make_task
 from penstock.commands.on_cluster import ClusterRun, node_job
 from penstock.commands.to_folder import run as run_job
@@ -238,6 +239,16 @@ def test_one_table_of_what_does_not_fit_ends_the_job_before_the_first_row(inputs
     assert told.value.exit_code in (7, 8)
     assert not (inputs / "out").exists()
     assert not (inputs / "out-of-its-own").exists()
+
+
+def test_cluster_without_a_node_that_fits_is_refused(
+    inputs: Path, cluster: ThreadCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "_FIRST_NODE_S", 0.0)
+    cluster.machines.clear()
+    with pytest.raises(penstock.DeviceError, match="one machine without a GPU"):
+        predict(inputs, cluster)
+    assert not (inputs / "out").exists()
 
 
 def test_node_that_joins_later_and_does_not_fit_is_left_out_with_a_line(inputs: Path, cluster: ThreadCluster) -> None:

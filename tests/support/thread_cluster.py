@@ -57,6 +57,9 @@ class ThreadCluster:
     def names(self) -> Collection[str]:
         return list(self.machines)
 
+    def others(self) -> str:
+        return "one machine without a GPU"
+
     def is_there(self, node: int) -> bool:
         return self._lives[node].node.name in self.machines
 

@@ -14,6 +14,8 @@ from penstock.pool.devices.inventory import CORES
 _AT_ONCE = 16
 """Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
 _CPU, _GPU = "CPU", "GPU"
+_RAYS_OWN = ("memory", "object_store_memory")
+"""Resources that Ray has by itself."""
 _HAS_LEFT = "ActorUnschedulableError"
 """Ray's error for an actor that was to be started on a machine which is not there any more."""
 
@@ -59,6 +61,10 @@ class RayTransport:
         there = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._left]
         self._machines = {self._name(node): node for node in there if self._fits(node)}
         return list(self._machines)
+
+    def others(self) -> str:
+        there = [node for node in self._ray.nodes() if node["Alive"] and not self._fits(node)]
+        return "; ".join(f"{self._name(node)} has {_has(node)}" for node in there)
 
     def is_there(self, node: int) -> bool:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
@@ -137,6 +143,14 @@ class RayTransport:
             return False  # a head that is to be left alone
         has_amounts = all(there.get(name, 0.0) >= amount for name, amount in self._amounts.items())
         return has_amounts and all(labels.get(name) == value for name, value in self._labels.items())
+
+
+def _has(node: Mapping[str, Any]) -> str:
+    """What a machine has, as `--resources` would name it."""
+    own = {name: amount for name, amount in node["Resources"].items() if ":" not in name and name not in _RAYS_OWN}
+    amounts = {name: f"{amount:g}" for name, amount in own.items()}
+    labels = {name: value for name, value in node.get("Labels", {}).items() if not name.startswith("ray.io/")}
+    return ", ".join(f"{name}={value}" for name, value in (amounts | labels).items()) or "no resources"
 
 
 def _is_amount(value: str) -> bool:

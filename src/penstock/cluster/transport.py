@@ -23,6 +23,10 @@ class Transport(Protocol):
         """The machines that are there now and may be used."""
         ...
 
+    def others(self) -> str:
+        """The machines that are there and may not be used, in words, with what they have."""
+        ...
+
     def is_there(self, node: int) -> bool:
         """Whether the machine of a node was there when `names` was called last. One that comes back is another one."""
         ...

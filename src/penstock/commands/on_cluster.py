@@ -24,7 +24,7 @@ from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
 from penstock.core.state import VARIABLES
 from penstock.engines.cluster_state import ClusterState
-from penstock.errors import InputError, ModelError, PenstockError, UsageError
+from penstock.errors import DeviceError, InputError, ModelError, PenstockError, UsageError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
@@ -38,6 +38,8 @@ from penstock.storage.manifest import Manifest
 from penstock.storage.part_builder import PartPiece, StagedPart
 from penstock.storage.places import place_of
 from penstock.telemetry.summary import Summary
+
+_FIRST_NODE_S = 10.0
 
 
 def runner_of(options: PredictOptions) -> MakeRun | None:
@@ -118,6 +120,7 @@ class ClusterRun(Run):
         transport = self.connect()
         with contextlib.ExitStack() as held:
             held.callback(transport.close)
+            self._wait_for_one(transport)
             if self._manifest is not None and not is_append:
                 self._open(self._manifest)
             state = ClusterState(
@@ -140,6 +143,25 @@ class ClusterRun(Run):
             except PenstockError as error:
                 self._problem = self._problem or error
             return _with_beats(self._end(), driver.beats)
+
+    def _wait_for_one(self, transport: Transport) -> None:
+        """Wait a moment for a machine that may be used.
+
+        Raises:
+            DeviceError: There is none.
+        """
+        until = time.monotonic() + _FIRST_NODE_S
+        while not transport.names():
+            self.context.stop.check()
+            if time.monotonic() > until:
+                wanted = ", ".join(f"{name}={value}" for name, value in self.task.options.cluster.resources.items())
+                raise DeviceError(
+                    "no node of the cluster fits",
+                    received=transport.others() or "no nodes",
+                    allowed=f"--resources {wanted}" if wanted else "a node with CPUs or GPUs",
+                    hint="start such a node, or ask for less",
+                )
+            time.sleep(0.2)
 
     def settle(self, kind: str, settled: Settled) -> None:
         """Put the recipe of a kind into the manifest, and make the manifest with the first one."""
