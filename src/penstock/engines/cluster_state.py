@@ -29,6 +29,7 @@ _MOST_INPUT_ERRORS = 2
 """The disk with the input may be missing on one node; on two it is the input."""
 _PATIENCE_S = 60.0
 """So long the first nodes that are up wait for others, whose machines may be taken by another job."""
+_SILENT_S = 20.0
 _OF_A_NODE = (OutputError, DeviceError, WorkersDied, InputError)
 """The errors that another node may not have."""
 
@@ -94,7 +95,7 @@ class ClusterState:
         """The machines that are not used, as there are enough others, in the order in which they came."""
         self._left_out: set[str] = set()
         self._is_checking = True
-        self._checking_s = 0.0
+        self._checking_s = self._silent_s = 0.0
         self._misfits: dict[str, tuple[Misfit, ...]] = {}
         """By machine, until work begins."""
         self._deaths: dict[str, int] = {}
@@ -323,8 +324,8 @@ class ClusterState:
     def _tick(self, now: float) -> None:
         passed = 0.0 if self._now is None else now - self._now
         self._now = now
-        if any(node.phase is _Phase.UP for node in self._nodes.values()) or self._misfits:
-            self._checking_s += passed
+        if self._is_checking:
+            self._watch_checks(passed)
         self._attempts.pass_time(passed)
         busy = {number: node for number, node in self._nodes.items() if self._attempts.is_busy(number)}
         started = (_Phase.READY, _Phase.WAITING, _Phase.UP)
@@ -337,6 +338,18 @@ class ClusterState:
             self._lose(cluster_events.NodeLost(number, f"{said} for {seconds:.0f} s"))
         self._do(*self._attempts.second_attempts())
         self._wait(passed)
+
+    def _watch_checks(self, passed: float) -> None:
+        """Count how long the first nodes that have answered wait for others, and say where none answers."""
+        if self._misfits or any(node.phase is _Phase.UP for node in self._nodes.values()):
+            self._checking_s += passed
+            return
+        is_new = self._silent_s <= _SILENT_S
+        self._silent_s += passed
+        if is_new and self._silent_s > _SILENT_S and self._nodes:
+            names = ", ".join(sorted(self._names))
+            line = f"no node has answered for {_SILENT_S:.0f} s: other jobs may have the CPUs or GPUs of {names}"
+            self._report(line, is_shown=True)
 
     def _wait(self, passed: float) -> None:
         """Count how long pieces have waited for a node of a kind that is not there, while nothing else is done."""

@@ -552,6 +552,13 @@ def test_nodes_that_are_up_do_not_wait_for_ever_for_those_that_are_not() -> None
     assert world.settles == ["cpu"]
 
 
+def test_nodes_that_do_not_answer_are_told_once() -> None:
+    world = a_world(2)
+    world.send(ev.NodeJoined("a"))
+    world.tick(50)
+    assert world.reports == ["no node has answered for 20 s: other jobs may have the CPUs or GPUs of a"]
+
+
 def test_unfit_node_that_joins_later_is_left_out_with_its_reason() -> None:
     world = a_world(2)
     world.join("a")
