@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,6 +127,32 @@ def of_both(inputs: Path, output: Path, cluster: ThreadCluster, **options: Any) 
     assert {kind.recipe.batch_size for kind in kinds.values()} == {64, 32}
     assert set(kinds_of(output).values()) == set(kinds)
     return next(name for name in kinds if name != OTHER)
+
+
+def test_spans_are_as_large_as_the_kind_with_the_largest_batches_takes_them(inputs: Path, tmp_path: Path) -> None:
+    has_settled = threading.Event()
+
+    class Large(OtherKind):
+        """A machine that takes larger batches, and is the last to say so."""
+
+        def settle(self, job: NodeJob, resumed: Any = None) -> Settled:
+            has_settled.wait()
+            return Node.settle(self, replace(job, options=replace(job.options, batch_size=128)), resumed)
+
+    class Small(Node):
+        def settle(self, job: NodeJob, resumed: Any = None) -> Settled:
+            try:
+                return super().settle(job, resumed)
+            finally:
+                has_settled.set()
+
+    cluster = ThreadCluster("small", "large")
+    cluster.make_node = lambda name: {"small": Small, "large": Large}[name](name)
+    predict(inputs, tmp_path / "out", cluster)
+    cluster.join()
+    manifest = manifest_of(tmp_path / "out")
+    assert {span.rows for span in manifest.spans} == {128}
+    assert sorted(kind.recipe.batch_size for kind in manifest.kinds.values()) == [64, 128]
 
 
 def test_damaged_parts_are_built_again_by_the_kind_that_built_them(

@@ -103,6 +103,10 @@ class Driver:
         self._parcels = parcels or {}
         self._packed: dict[str, list[Any]] = {}
         self._sent: dict[int, set[str]] = {}
+        self._asked: dict[int, str] = {}
+        """The nodes that settle their kinds."""
+        self._settled: dict[int, tuple[str, Settled]] = {}
+        """Those of them that have answered."""
         self._steps: dict[str, tuple[str, list[Any]]] = {}
         """By kind, the name and the pieces of its converted step."""
         self._resumed = resumed or {}
@@ -212,6 +216,9 @@ class Driver:
             case cluster_events.EndNode(node=node):
                 self._names.pop(node, None)
                 self._beating.discard(node)
+                self._settled.pop(node, None)
+                if self._asked.pop(node, None) is not None:
+                    self._settle_all()
                 self._transport.kill(node)
             case cluster_events.Report(line=line, is_shown=is_shown):
                 self._note(line, is_shown=is_shown)
@@ -229,7 +236,8 @@ class Driver:
                 self._call(node, "look", then=lambda versions: self._check(node, versions))
             case cluster_events.Settle(node=node, kind=kind):
                 resumed = self._resumed.get(kind) or self._resumed.get("")
-                self._call(node, "settle", self._job, resumed, then=lambda settled: self._settle(node, kind, settled))
+                self._asked[node] = kind
+                self._call(node, "settle", self._job, resumed, then=lambda it: self._note_settled(node, kind, it))
             case cluster_events.Open(node=node, kind=kind):
                 self._open(node, kind)
 
@@ -275,6 +283,22 @@ class Driver:
             self._call(node, "receive", *pieces.popleft(), then=lambda _: self._send(node, pieces, then))
         else:
             then()
+
+    def _settle_all(self) -> None:
+        """Settle the kinds that have answered, once no other is asked: the largest spans are for all.
+
+        A device of a kind that takes large batches would idle on the spans of one that takes small ones.
+        """
+        if self._asked.keys() - self._settled.keys():
+            return
+        answers, self._settled = self._settled, {}
+        self._asked.clear()
+        for node, (kind, settled) in sorted(answers.items(), key=lambda each: -each[1][1].division[0]):
+            self._settle(node, kind, settled)
+
+    def _note_settled(self, node: int, kind: str, settled: Settled) -> None:
+        self._settled[node] = (kind, settled)
+        self._settle_all()
 
     def _settle(self, node: int, kind: str, settled: Settled) -> None:
         try:
