@@ -11,6 +11,9 @@ from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import internal, make_folders, output_errors, regular
 
+_WORD = secrets.token_hex(16)
+"""Tells this process from those of all machines: nodes of a cluster know by it that they see the same folder."""
+
 
 class OutputLock:
     """A lock that the kernel releases when its process ends, however it ends."""
@@ -45,8 +48,7 @@ class OutputLock:
             ) from None
         crash_point("lock_taken")
         os.ftruncate(descriptor, 0)
-        # The second line tells this run from all others, for the nodes of a cluster.
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(16)}\n".encode())
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n{_WORD}\n".encode())
         self._descriptor = descriptor
         return self
 
