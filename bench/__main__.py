@@ -24,6 +24,7 @@ from bench import (
     in_memory,
     many_files,
     memory,
+    on_ray,
     planned,
     simulated_cluster,
     start_to_finish,
@@ -58,6 +59,7 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
     "R": training_from_files.trained,
     "S": training_memory.bounded,
     "T": simulated_cluster.bounded,
+    "U": on_ray.compared,
 }
 MODELS = (
     *("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep"),
@@ -89,6 +91,7 @@ P  an epoch of penstock.fit beside one of model.fit, fed from memory, without pr
 R  penstock fit, and model.fit on tf.data: rows a second in the epochs after the first, and from the shell to its end.
 S  peak memory of penstock fit, as in D, of as many steps on ten times the rows.
 T  the driver of a simulated cluster, with a real journal; peer: the same of a tenth of the rows.
+U  --engine ray; steady: between the first fifth and the last tenth of the parts, by the times they were written.
    A bar with a unit is held against penstock's own figure."""
 
 

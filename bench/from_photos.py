@@ -6,6 +6,7 @@ plan that was made before; a part of what it answers is compared with what Tenso
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from bench import outputs, photos
 from bench.from_files import SWEEP_FRACTION
@@ -51,14 +52,13 @@ def job_of(settings: BenchSettings, count: int) -> TableJob:
 def _compare(job: TableJob, settings: BenchSettings) -> list[Line]:
     photos.warm(job.folder)
     planned = run_plan(job.model, job.folder, job.penstock_options)
-    piece = photos.photo_folder(settings.data, max(100, job.num_rows // SWEEP_FRACTION), settings.photos)
+    piece = swept_piece(job, settings)
     swept = sweep_ray(settings.peers_python, job, piece)
     ray = RayData(settings.peers_python, swept["settings"])
     sides = {"penstock": partial(run_penstock, job), "ray": partial(ray.run, job, is_warm=False)}
     results = interleave(sides, settings.repeats)
-    outputs.check_rows_in_order(job.penstock_output, job.num_rows)
     agreement = {
-        "difference to Ray": outputs.check_by_path(job.penstock_output, job.ray_output, job.num_rows),
+        "difference to Ray": check_outputs(job),
         "difference to TensorFlow": _check_runtime(job),
     }
     whole, running = (
@@ -73,6 +73,17 @@ def _compare(job: TableJob, settings: BenchSettings) -> list[Line]:
         faster("G", f"{what}, {chosen}, start to finish", whole, BAR, **details),
         faster("G", f"{what}, from the first replica or actor ready", running, None),
     ]
+
+
+def swept_piece(job: TableJob, settings: BenchSettings) -> Path:
+    """The photos on which Ray's settings are swept."""
+    return photos.photo_folder(settings.data, max(100, job.num_rows // SWEEP_FRACTION), settings.photos)
+
+
+def check_outputs(job: TableJob) -> float:
+    """Hold the predictions of both sides against each other, photo by photo; returns the largest difference."""
+    outputs.check_rows_in_order(job.penstock_output, job.num_rows)
+    return outputs.check_by_path(job.penstock_output, job.ray_output, job.num_rows)
 
 
 def _check_runtime(job: TableJob) -> float:

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class TableJob:
     num_rows: int
     penstock_options: tuple[str, ...]
     scratch: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """More variables for Penstock."""
 
     @property
     def penstock_output(self) -> Path:
@@ -45,7 +47,7 @@ def penstock_command(model: Path, folder: Path, output: Path, options: Sequence[
 def run_penstock(job: TableJob) -> Finished:
     """Predict with Penstock into an empty folder; removing the old one is not timed."""
     shutil.rmtree(job.penstock_output, ignore_errors=True)
-    finished = run(penstock_command(job.model, job.folder, job.penstock_output, job.penstock_options))
+    finished = run(penstock_command(job.model, job.folder, job.penstock_output, job.penstock_options), job.env)
     check_counts(finished.document, job.num_rows)
     return finished
 
