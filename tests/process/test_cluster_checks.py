@@ -96,6 +96,9 @@ def test_framework_and_devices_that_are_not_there_are_told(job: NodeJob) -> None
     if "openvino" not in findings.versions:
         assert findings.misfits[0].what == "framework"
         assert "openvino is not installed" in findings.misfits[0].found
+    converting = replace(job.model, kind="keras", runtimes=("tensorflow",))
+    findings = check(replace(job, model=converting, options=replace(job.options, runtime="onnx")), "a")
+    assert (findings.misfits, list(findings.versions)) == ((), ["onnxruntime"])
     gpu = make_options({"devices": "gpu:7"}).devices
     findings = check(replace(job, options=replace(job.options, devices=gpu)), "a")
     assert findings.misfits[0].what == "devices"

@@ -92,7 +92,8 @@ def check(job: NodeJob, name: str) -> Findings:
     kind = ""
     versions: dict[str, str] = {}
     try:
-        chosen = choose_runtime(job.model, job.options.runtime)
+        # One that is asked for may run the converted step of a model that it does not load.
+        chosen = job.options.runtime or choose_runtime(job.model, None)
         versions = _versions_of(chosen)
         kind = kind_of(devices_for(job.options, None, None, chosen)[0], inventory.usable_cores())
     except DeviceError as error:
@@ -114,6 +115,8 @@ def remove_checks(place: Place) -> None:
 
 def _versions_of(chosen: str) -> dict[str, str]:
     package = runtime(chosen).package
+    if not package.is_installed:
+        raise DeviceError(f"{package.distributions[0]} is not installed", hint=package.install)
     keras = _version(_KERAS) if runtime(chosen).loader == _KERAS else None
     return {package.distributions[0]: package.version or ""} | ({_KERAS: keras} if keras is not None else {})
 
