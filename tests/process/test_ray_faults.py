@@ -88,3 +88,19 @@ def test_job_goes_on_here_and_on_the_cluster_in_turn(
     assert len(episode.hits) == 3
     assert summary["rows_before"] > 0
     episode.check(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["s3"], indirect=True)
+def test_node_whose_disk_is_full_is_left_out_and_no_row_is_lost(
+    cluster: RayCluster, job: ClusterJob, undisturbed: Undisturbed
+) -> None:
+    """Only for object storage a node needs a disk of its own."""
+    small = cluster.add_node(scratch_bytes=1 << 20)
+    driver = Driver(job.predict(*on(cluster)), cluster.environment)
+    wait_until(lambda: any(small.scratch.glob("penstock-parts-*/*")))  # a part is begun
+    small.fill_scratch()
+    driver.summary()
+    assert f"node {small.address} is left out" in driver.end()[2]
+    undisturbed.check(job)
+    cluster.kill_node(small)
