@@ -14,8 +14,8 @@ from typing import IO, Any, Protocol
 
 from penstock.cluster.node import Beat
 from penstock.cluster.node_job import NodeJob
-from penstock.cluster.parcels import PARCELS, STEPS, pack
 from penstock.cluster.preflight import Comparison, Findings
+from penstock.cluster.shipping import Shipping
 from penstock.cluster.transport import NodeGone, Transport
 from penstock.core.protocols import ShowLine
 from penstock.core.stopping import StopFlag
@@ -99,17 +99,13 @@ class Driver:
         self._desk = desk
         self._around = around
         self._run = run
+        self._resumed = resumed or {}
         self._comparison = Comparison()
-        self._parcels = parcels or {}
-        self._packed: dict[str, list[Any]] = {}
-        self._sent: dict[int, set[str]] = {}
+        self._shipping = Shipping(self._call, transport.share, parcels or {})
         self._asked: dict[int, str] = {}
         """The nodes that settle their kinds."""
         self._settled: dict[int, tuple[str, Settled]] = {}
         """Those of them that have answered."""
-        self._steps: dict[str, tuple[str, list[Any]]] = {}
-        """By kind, the name and the pieces of its converted step."""
-        self._resumed = resumed or {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
         self._staged: list[cluster_events.Commit] = []
@@ -219,6 +215,7 @@ class Driver:
                 self._settled.pop(node, None)
                 if self._asked.pop(node, None) is not None:
                     self._settle_all()
+                self._shipping.lose(node)
                 self._transport.kill(node)
             case cluster_events.Report(line=line, is_shown=is_shown):
                 self._note(line, is_shown=is_shown)
@@ -239,7 +236,7 @@ class Driver:
                 self._asked[node] = kind
                 self._call(node, "settle", self._job, resumed, then=lambda it: self._note_settled(node, kind, it))
             case cluster_events.Open(node=node, kind=kind):
-                self._open(node, kind)
+                self._shipping.send_step(node, kind, lambda: self._open(node, kind))
 
     def _check(self, node: int, versions: dict[str, str]) -> None:
         misfits = self._comparison.misfits(versions)
@@ -253,7 +250,9 @@ class Driver:
 
     def _note_findings(self, node: int, findings: Findings) -> None:
         misfits = (*findings.misfits, *self._comparison.misfits(findings.versions))
-        if misfits and self._sends(node, [misfit.parcel for misfit in misfits]):
+        lacking = [misfit.parcel for misfit in misfits]
+        if misfits and self._shipping.send(node, lacking, lambda: self._ask(node)):
+            self._note(f"node {self._names[node]} gets {len(lacking)} parcels: what it does not have")
             return
         if not findings.kind or misfits:
             self._events.append(cluster_events.NodeUnfit(node, misfits))
@@ -261,28 +260,6 @@ class Driver:
         self._kinds[node] = findings.kind
         self._note(f"node {self._names[node]} is up: {findings.kind}")
         self._events.append(cluster_events.NodeUp(node, findings.kind))
-
-    def _sends(self, node: int, digests: list[str]) -> bool:
-        """Send parcels to a node that has none of them yet, where that mends all; it is checked again then."""
-        sent = self._sent.setdefault(node, set())
-        if not all(digest in self._parcels and digest not in sent for digest in digests):
-            return False
-        sent.update(digests)
-        pieces = []
-        for digest in digests:
-            if digest not in self._packed:
-                self._packed[digest] = pack(self._parcels[digest], self._transport.share)
-            pieces += _in_order(digest, self._packed[digest], PARCELS)
-        self._note(f"node {self._names[node]} gets {len(digests)} parcels: what it does not have")
-        self._send(node, deque(pieces), lambda: self._ask(node))
-        return True
-
-    def _send(self, node: int, pieces: deque[tuple[Any, ...]], then: Callable[[], None]) -> None:
-        """Send pieces one after the other."""
-        if pieces:
-            self._call(node, "receive", *pieces.popleft(), then=lambda _: self._send(node, pieces, then))
-        else:
-            then()
 
     def _settle_all(self) -> None:
         """Settle the kinds that have answered, once no other is asked: the largest spans are for all.
@@ -306,31 +283,12 @@ class Driver:
         except PenstockError as error:
             self._events.append(cluster_events.NodeFailed(node, error))
         else:
-            self._call(node, "converted_step", then=lambda step: self._note_step(node, kind, step))
-
-    def _note_step(self, node: int, kind: str, step: tuple[str, list[bytes]] | None) -> None:
-        """Keep the step that the first node of a kind has converted: the others get it with the job."""
-        if step is not None:
-            name, pieces = step
-            self._steps[kind] = (name, list(map(self._transport.share, pieces)))
-        self._events.append(cluster_events.KindSettled(node, kind))
+            self._shipping.note_settled(kind, node)
+            self._events.append(cluster_events.KindSettled(node, kind))
 
     def _open(self, node: int, kind: str) -> None:
-        """Open a node, which gets the converted step of its kind first, where it has none."""
-
-        def proceed() -> None:
-            ready = cluster_events.NodeReady(node)
-            self._call(node, "open", self._job, self._run, kind, then=lambda _: self._events.append(ready))
-
-        if kind not in self._steps:
-            proceed()
-            return
-        name, pieces = self._steps[kind]
-
-        def send(has_step: bool) -> None:
-            self._send(node, deque([] if has_step else _in_order(name, pieces, STEPS)), proceed)
-
-        self._call(node, "has_step", name, then=send)
+        ready = cluster_events.NodeReady(node)
+        self._call(node, "open", self._job, self._run, kind, then=lambda _: self._events.append(ready))
 
     def _note_built(self, node: int, attempt: str, staged: StagedPart | None) -> None:
         if staged is None:
@@ -378,8 +336,3 @@ class Driver:
         self._around.log.write(f"penstock: {line}\n".encode())
         if is_shown:
             self._around.show(line)
-
-
-def _in_order(name: str, pieces: Sequence[Any], folder: str) -> list[tuple[Any, ...]]:
-    """The arguments of the calls that send a parcel."""
-    return [(name, piece, number == len(pieces) - 1, folder) for number, piece in enumerate(pieces)]
