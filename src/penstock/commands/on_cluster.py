@@ -40,6 +40,7 @@ from penstock.storage.places import place_of
 from penstock.telemetry.summary import Summary
 
 _FIRST_NODE_S = 10.0
+_NAMED = 4
 
 
 def runner_of(options: PredictOptions) -> MakeRun | None:
@@ -265,17 +266,21 @@ class ClusterRun(Run):
 
 def _with_beats(summary: Summary, beats: Mapping[str, Beat]) -> Summary:
     """A summary with what nodes said last of their plans, loaders and memory."""
-    plans: dict[str, list[str]] = {}
-    for name, beat in beats.items():
-        plans.setdefault(beat.plan, []).append(name)
-    plan = "; ".join(f"{', '.join(names)}: {plan}" for plan, names in plans.items() if plan)
-    loaders = [f"{name}: {beat.loaders}" for name, beat in beats.items() if beat.loaders is not None]
     return replace(
         summary,
-        plan=plan,
-        loaders="; ".join(loaders) or None,
+        plan=_by_node({name: beat.plan for name, beat in beats.items()}),
+        loaders=_by_node({name: beat.loaders or "" for name, beat in beats.items()}) or None,
         memory_events=tuple(f"{name}/{event}" for name, beat in beats.items() for event in beat.memory_events),
     )
+
+
+def _by_node(said: Mapping[str, str]) -> str:
+    """What nodes said, each text once, with the nodes that said it."""
+    nodes: dict[str, list[str]] = {}
+    for name, text in said.items():
+        nodes.setdefault(text, []).append(name)
+    named = {text: ", ".join(names) if len(names) <= _NAMED else f"{len(names)} nodes" for text, names in nodes.items()}
+    return "; ".join(f"{names}: {text}" for text, names in named.items() if text)
 
 
 def _parcels_of(job: NodeJob) -> dict[str, str]:
