@@ -18,7 +18,7 @@ from penstock.commands.in_memory import Wanted, predict_arrays, stream_blocks
 from penstock.commands.inspect import describe_data, describe_input, describe_model
 from penstock.commands.interrupts import graceful
 from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, Keywords, PredictKeywords
-from penstock.commands.on_cluster import runner_of
+from penstock.commands.on_cluster import check_local, runner_of
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
 from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
@@ -304,6 +304,7 @@ def evaluate(
     if not asked.label and asked.from_predictions is None:
         if output is not None:
             raise UsageError("predictions are written of labels in a column", received="output", hint="label='COLUMN'")
+        check_local(options)
         passed = evaluate_arrays.EvaluateArguments(x, y, sample_weight, steps, callbacks, return_dict)
         wanted = Wanted(None, None, None, delayed(shown), verbose is True)
         return evaluate_arrays.evaluate(resolved(model, options), passed, options, asked, wanted)
@@ -331,6 +332,7 @@ def resume(
     address: str | None = None,
     resources: Mapping[str, str] | None = None,
     max_nodes: int | None = None,
+    workers: int | None = None,
 ) -> Summary | FitSummary:
     """Go on with the job in a folder, on the devices of its kind that are here now, or on a cluster.
 
@@ -347,17 +349,24 @@ def resume(
         engine: "local" or "ray", as in `predict`, whatever the job began with.
         address: The Ray cluster.
         resources: What is taken on each of its nodes, or the labels that they must have.
-        max_nodes: How many of its nodes to use at most.
+        max_nodes: How many of its nodes to use at most, for predictions.
+        workers: How many processes go on with a training job there, as in `fit`.
 
     Raises:
         OutputError: The folder holds no job, or one whose model or input was in memory.
         UsageError: A function of the job was of the script that began it.
     """
     began = time.perf_counter()
-    if fit_status(_folder(output)) is not None:
-        changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose}
+    where = {"engine": engine, "address": address, "resources": resources}
+    is_training = fit_status(_folder(output)) is not None
+    name, value = ("max_nodes", max_nodes) if is_training else ("workers", workers)
+    if value is not None:
+        allowed = "workers" if is_training else "max_nodes"
+        raise UsageError(f"{name} does not fit this job", received=f"{name}={value}", allowed=allowed)
+    if is_training:
+        changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose, "workers": workers, **where}
         return resume_fit(_folder(output), progress_for(progress)(), began, changes)
-    given: dict[str, Any] = {"engine": engine, "address": address, "resources": resources, "max_nodes": max_nodes}
+    given: dict[str, Any] = {**where, "max_nodes": max_nodes}
     given |= {} if max_failures is None else {"max_failures": max_failures}
     try:
         task = _opened_again(output, is_verbose=verbose, devices=devices, **given)

@@ -83,7 +83,7 @@ def test_outputs_of_another_type_are_refused() -> None:
 def test_keywords_that_a_function_does_not_take_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="unexpected keyword argument 'limit'") as caught:
         penstock.resume("out", limit=5)  # type: ignore[call-arg]
-    allowed = "output, devices, max_failures, verify, progress, verbose, engine, address, resources, max_nodes"
+    allowed = "output, devices, max_failures, verify, progress, verbose, engine, address, resources, max_nodes, workers"
     assert caught.value.allowed == allowed
     with pytest.raises(UsageError, match="unknown option") as caught:
         penstock.predict("m.onnx", "x.npy", outptu="out")  # type: ignore[call-arg]

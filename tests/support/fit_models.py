@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,17 @@ def touch_input_once(block: Any) -> Any:
         mark.touch()
         os.utime(path)
     return {"x": block["x"]}
+
+
+def kill_once(row: Any) -> Any:
+    """Changes nothing, but kills the process that trains once, when there is a checkpoint in the folder KILLED_IN."""
+    folder = os.environ.get("KILLED_IN")
+    if folder and list(Path(folder).glob("checkpoints/*.safetensors")):
+        with contextlib.suppress(FileExistsError):
+            Path(folder).with_suffix(".killed").touch(exist_ok=False)
+            os.kill(os.getppid(), signal.SIGKILL)
+    name = "image" if "image" in row else "x"
+    return {name: row[name]}
 
 
 def build(*, is_compiled: bool = True, dropout: float = 0.2) -> Any:

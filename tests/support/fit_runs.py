@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import h5py
 
@@ -16,14 +17,17 @@ def fit(made: Path, output: Path, *more: object) -> list[object]:
     return ["fit", *files, "--label", "y", "--epochs", EPOCHS, "--batch-size", 16, "-o", output, *more]
 
 
-def weights_of(model: Path) -> dict[str, bytes]:
+def read_weights(model: Path) -> dict[str, Any]:
     """Every array of a model file: weights, and the variables of the optimizer."""
-    found: dict[str, bytes] = {}
+    found: dict[str, Any] = {}
     with zipfile.ZipFile(model) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
-        file.visititems(
-            lambda name, each: found.update({name: each[()].tobytes()}) if isinstance(each, h5py.Dataset) else None
-        )
+        file.visititems(lambda name, each: found.update({name: each[()]}) if isinstance(each, h5py.Dataset) else None)
     return found
+
+
+def weights_of(model: Path) -> dict[str, bytes]:
+    """The bytes of every array of a model file."""
+    return {name: array.tobytes() for name, array in read_weights(model).items()}
 
 
 def assert_same_job(output: Path, other: Path) -> None:

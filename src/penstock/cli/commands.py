@@ -364,7 +364,7 @@ def fit(
 
 @main.command()
 @click.argument("output")
-@some_options("devices", "engine", "address", "resources", "max_nodes")
+@some_options("devices", "engine", "address", "resources", "max_nodes", "workers")
 @click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
 @click.option("--verify", is_flag=True, help="Read all parts first; what has flipped bits is predicted again, too.")
 @output_options

@@ -76,7 +76,7 @@ def some_options(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            command = flag_of(OPTIONS[name])(command)
+            command = flag_of(EVERY_OPTION[name])(command)
         return command
 
     return decorate

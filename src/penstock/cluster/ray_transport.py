@@ -1,4 +1,7 @@
-"""A Ray cluster behind the driver's transport: one actor on each machine, which takes what Ray says the machine has."""
+"""A Ray cluster behind the driver's transport: one actor on each machine, which takes what Ray says the machine has.
+
+Workers that train together are actors, too: one on each machine, or several that share what it has.
+"""
 
 import os
 import re
@@ -6,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
 from penstock.errors import PenstockError, one_line
@@ -26,11 +30,23 @@ class RayNode(Node):
     """A node in the process of an actor."""
 
     def __init__(self, name: str, cores: int) -> None:
-        # Ray sets this for its own tasks; how many threads a replica has is in the recipe.
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if cores:
-            os.environ[CORES] = str(cores)
+        _take_cores(cores)
         super().__init__(name)
+
+
+class RayMember(GangMember):
+    """A worker of a gang in the process of an actor."""
+
+    def __init__(self, name: str, cores: int) -> None:
+        _take_cores(cores)
+        super().__init__(name)
+
+
+def _take_cores(cores: int) -> None:
+    # Ray sets this for its own tasks; how many threads a process has is penstock's to say.
+    os.environ.pop("OMP_NUM_THREADS", None)
+    if cores:
+        os.environ[CORES] = str(cores)
 
 
 class RayTransport:
@@ -69,15 +85,27 @@ class RayTransport:
     def is_there(self, node: int) -> bool:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
 
+    def rooms(self) -> Mapping[str, int]:
+        """How many workers that train together fit on each machine: one on each GPU, or where it has none, core."""
+        self.names()
+        return {name: self._room(machine["Resources"]) for name, machine in self._machines.items()}
+
     def start(self, node: int, name: str) -> None:
+        self._start(RayNode, node, name, 1)
+
+    def start_member(self, member: int, name: str, members: int) -> None:
+        """Start a worker on a machine whose CPUs and GPUs so many workers share."""
+        self._start(RayMember, member, name, members)
+
+    def _start(self, actor_class: type, node: int, name: str, sharing: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machine = self._machines[name]
         self._ids[node] = machine["NodeID"]
         there = machine["Resources"]
-        wanted = {_CPU: there.get(_CPU, 0.0), _GPU: there.get(_GPU, 0.0)} | self._amounts
+        wanted = {name: there.get(name, 0.0) // sharing for name in (_CPU, _GPU)} | self._amounts
         cores = wanted.pop(_CPU)
-        actor = self._ray.remote(RayNode).options(
+        actor = self._ray.remote(actor_class).options(
             num_cpus=cores,
             num_gpus=wanted.pop(_GPU),
             resources=wanted,
@@ -136,6 +164,10 @@ class RayTransport:
             is_taken = address in self._named.values()
             self._named[identity] = f"{address}#{identity[:6]}" if is_taken else address
         return self._named[identity]
+
+    def _room(self, there: Mapping[str, float]) -> int:
+        by_amounts = [int(there.get(name, 0.0) // amount) for name, amount in self._amounts.items() if amount]
+        return min(by_amounts, default=int(there.get(_GPU, 0.0) or there.get(_CPU, 0.0)))
 
     def _fits(self, node: Mapping[str, Any]) -> bool:
         there, labels = node["Resources"], node.get("Labels", {})

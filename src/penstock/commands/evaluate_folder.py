@@ -24,6 +24,7 @@ from penstock.commands.evaluate import (
 from penstock.commands.evaluation import Evaluation
 from penstock.commands.folder_job import make_task, resolved
 from penstock.commands.in_memory import Wanted, run_context
+from penstock.commands.on_cluster import check_local, runner_of
 from penstock.commands.written_rows import RowReader, WrittenParts, is_readable
 from penstock.core.mapping import find
 from penstock.core.protocols import Source
@@ -62,9 +63,11 @@ def evaluate_by_column(
     if asked.from_predictions is not None:
         if output is not None:
             raise UsageError("the predictions are there already", received=f"--output {output}")
+        check_local(options)
         return evaluate(asked.from_predictions, model, data, options, asked, wanted)
     if output is not None:
         return predict_and_evaluate(model, data, output, options, asked, wanted, overwrite=overwrite)
+    check_local(options)
     given = {"part_rows": options.part_rows, "keep": options.keep or None, "overwrite": overwrite or None}
     for name, value in given.items():
         if value is not None:
@@ -107,7 +110,7 @@ def predict_and_evaluate(
             task = make_task(model, data, output, replace(options, keep=kept))
         task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
         try:
-            to_folder.run(task, wanted.progress, began)
+            to_folder.run(task, wanted.progress, began, runner_of(options))
         except SameNames as error:
             hint = "give the column another name; or evaluate without --output"
             raise UsageError(error.problem, received=error.received, hint=hint) from None

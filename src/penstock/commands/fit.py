@@ -7,18 +7,23 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from penstock.cluster.gang import GangHold, Machines
 from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
+from penstock.commands.fit_on_cluster import cluster_backend, connect_machines
 from penstock.commands.fit_summary import FitSummary
 from penstock.commands.fit_task import FitTask, make_fit_task, options_as_json
 from penstock.commands.folder_job import fingerprint
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
+from penstock.core.figures import counted
+from penstock.core.protocols import ShowLine
+from penstock.core.records import Device
 from penstock.crash_points import crash_point
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
@@ -28,7 +33,7 @@ from penstock.jobs.settled import versions
 from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
 from penstock.options.fit_records import BACKENDS, make_fit
-from penstock.options.records import DeviceRequest
+from penstock.options.records import RAY, ClusterOptions, DeviceRequest
 from penstock.options.table import Decides
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.backends import backend_for
@@ -47,10 +52,17 @@ _STOPPING = "stopping after the step that is under way, with a checkpoint (again
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
+_WHERE = ("devices", "engine", "address", "resources", "workers")
+"""What a resumed job is told anew: it may go on elsewhere."""
 
 
-def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
+Connect = Callable[[ClusterOptions, ShowLine], Machines]
+
+
+def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect = connect_machines) -> FitSummary:
     """Train to the end, or go on with the job in the folder, or find that it is finished.
+
+    `connect` gives the machines of a cluster, where training runs on one.
 
     Raises:
         OutputError: The folder holds another job, or is locked.
@@ -88,7 +100,7 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
             contextlib.closing(TrainingDisplay(progress, task.asked.epochs, trace)) as display,
         ):
             try:
-                return _train(task, place, existing, display, began)
+                return _train(task, place, existing, display, began, connect)
             except BaseException as error:
                 if existing is None and not display.has_begun:
                     _remove(place)
@@ -166,18 +178,30 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
 
 
 def _train(
-    task: FitTask, place: Place, existing: FitManifest | None, display: TrainingDisplay, began: float
+    task: FitTask, place: Place, existing: FitManifest | None, display: TrainingDisplay, began: float, connect: Connect
 ) -> FitSummary:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(display.note, _STOPPING))
         for line in fed_otherwise(task.request["model"], task.options):
             display.note(line)
+        backend = _backend(task, existing)
         labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
-        job, manifest = _placed(task, existing, labels, display.note)
-        context = RunContext(log, stop, display.note, task.is_verbose)
-        devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
-        job = replace(job, devices=tuple(stack.enter_context(devices)))
+        machines: Machines | None = None
+        workers = 0
+        if task.options.cluster.engine == RAY:
+            machines = connect(task.options.cluster, display.note)
+            stack.callback(machines.close)
+            workers = task.asked.workers or max(1, len(machines.rooms()))
+        job, manifest = _placed(task, existing, labels, backend, workers, display.note)
+        hold: TrainerHold
+        if machines is not None:
+            hold = GangHold(job, log, stop, display.note, machines=machines, workers=workers)
+        else:
+            context = RunContext(log, stop, display.note, task.is_verbose)
+            devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
+            job = replace(job, devices=tuple(stack.enter_context(devices)))
+            hold = TrainerHold(job, log, stop, display.note)
         if existing is None:
             with output_errors():
                 manifest.save(place)
@@ -185,7 +209,7 @@ def _train(
             display.note("going on from the newest checkpoint")
         _write_labels(place, manifest.classes)
         stop.check()
-        ended = TrainerHold(job, log, stop, display.note).train(display.hear)
+        ended = hold.train(display.hear)
         display.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number
@@ -211,21 +235,26 @@ def _write_labels(place: Place, classes: ClassNames) -> None:
 
 
 def _placed(
-    task: FitTask, existing: FitManifest | None, labels: LabelPlan, note: Callable[[str], None]
+    task: FitTask,
+    existing: FitManifest | None,
+    labels: LabelPlan,
+    backend: str,
+    workers: int,
+    note: Callable[[str], None],
 ) -> tuple[FitJob, FitManifest]:
-    """The job with what it runs on. A resumed one runs on as many devices and threads as it began with."""
+    """The job with what it runs on. A resumed one runs on as many devices and threads as it began with.
+
+    The `workers` of a cluster choose their devices and threads themselves.
+    """
     options = task.options
     wanted = options.devices
     if existing is not None and wanted.kind == "all":
         wanted = DeviceRequest.parse(existing.devices)
-    devices = inventory.choose(wanted)
-    threads = options.threads or (existing.threads if existing is not None else inventory.usable_cores())
-    backend = existing.backend if existing is not None else _backend(options.runtime)
-    if backend == _ON_ONE_DEVICE and len(devices) > 1:
-        used = f"{devices[0]} of {len(devices)}"
-        note(f"Keras on {backend} trains on one device: {used}; on TensorFlow or JAX it uses all")
-        devices = devices[:1]
-    kind = devices[0].kind
+    devices = [] if workers else _devices(wanted, backend, note)
+    threads = options.threads or (existing.threads if existing is not None else 0) or inventory.usable_cores()
+    if existing is not None and existing.workers != workers:
+        before, now = (counted(each, "worker") if each else "one machine" for each in (existing.workers, workers))
+        note(f"it began on {before}, and goes on with {now}: the steps are the same, the last bits may differ")
     mark = fingerprint(task.model.digest, task.fragments, task.request)
     manifest = existing or FitManifest(
         request=task.request,
@@ -233,11 +262,12 @@ def _placed(
         model_digest=task.model.digest,
         fingerprint=mark,
         fragments=task.fragments,
-        devices=f"cpu:{len(devices)}" if kind == "cpu" else "gpu:" + ",".join(str(each.index) for each in devices),
-        threads=threads,
+        devices=str(wanted) if workers else _as_request(devices),
+        threads=0 if workers else threads,
         backend=backend,
         classes=labels.classes,
         versions=versions(backend),
+        workers=workers,
     )
     job = FitJob(
         task.model,
@@ -257,6 +287,21 @@ def _placed(
     return job, manifest
 
 
+def _devices(wanted: DeviceRequest, backend: str, note: Callable[[str], None]) -> list[Device]:
+    devices = inventory.choose(wanted)
+    if backend == _ON_ONE_DEVICE and len(devices) > 1:
+        used = f"{devices[0]} of {len(devices)}"
+        note(f"Keras on {backend} trains on one device: {used}; on TensorFlow or JAX it uses all")
+        return devices[:1]
+    return devices
+
+
+def _as_request(devices: Sequence[Device]) -> str:
+    """These devices as `--devices` has them."""
+    is_cpu = devices[0].kind == "cpu"
+    return f"cpu:{len(devices)}" if is_cpu else "gpu:" + ",".join(str(each.index) for each in devices)
+
+
 def _count_classes(names: ClassNames) -> dict[str, int]:
     """How many classes every output has whose labels are text; "" is the only output."""
     if isinstance(names, Mapping):
@@ -264,12 +309,17 @@ def _count_classes(names: ClassNames) -> dict[str, int]:
     return {"": len(names)} if names else {}
 
 
-def _backend(runtime: str | None) -> str:
-    """The backend of Keras: the one that was asked for, that of the environment, or the first that is installed.
+def _backend(task: FitTask, existing: FitManifest | None) -> str:
+    """The backend of Keras: that of the job, the one that was asked for or of the environment, or the first installed.
 
     Raises:
-        UsageError: What was asked for is none.
+        UsageError: What was asked for is none, or does not train on a cluster.
     """
+    runtime = existing.backend if existing is not None else task.options.runtime
+    if task.options.cluster.engine == RAY:
+        return cluster_backend(runtime)
+    if existing is not None:
+        return existing.backend
     if runtime is not None and runtime not in BACKENDS:
         raise UsageError("this runtime does not train", received=f"runtime={runtime}", allowed=", ".join(BACKENDS))
     return backend_for(runtime or os.environ.get("KERAS_BACKEND"))
@@ -315,9 +365,9 @@ def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str
         )
     request = dict(manifest.request)
     model, data = request.pop("model"), request.pop("data")
-    changes = {name: given[name] for name in ("devices", "max_failures") if given.get(name) is not None}
+    changes = {name: given[name] for name in (*_WHERE, "max_failures") if given.get(name) is not None}
     # What decides devices is in the manifest, unless others are asked for.
-    others = {name: value for name, value in manifest.others.items() if name != "devices"}
+    others = {name: value for name, value in manifest.others.items() if name not in _WHERE}
     options, asked = make_fit({**others, **request, **changes})
     paths = [_Path(path) for path in data]
     task = make_fit_task(model, paths, output, options, asked)

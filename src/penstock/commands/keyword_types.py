@@ -137,6 +137,10 @@ class EvaluateKeywords(TypedDict, total=False):
     row_timeout: float
     hang_timeout: float
     start_timeout: float
+    engine: str
+    address: str
+    resources: Mapping[str, str]
+    max_nodes: int
 
 
 class FitFileKeywords(TypedDict, total=False):
@@ -152,6 +156,7 @@ class FitFileKeywords(TypedDict, total=False):
     clip_norm: float
     mixed_precision: str
     seed: int
+    workers: int
     cache: str
     validation: str | Sequence[str]
     stratify: bool
@@ -189,3 +194,6 @@ class FitFileKeywords(TypedDict, total=False):
     hang_timeout: float
     start_timeout: float
     trace: str | os.PathLike[str]
+    engine: str
+    address: str
+    resources: Mapping[str, str]

@@ -58,6 +58,20 @@ def runner_of(options: PredictOptions) -> MakeRun | None:
     return make
 
 
+def check_local(options: PredictOptions) -> None:
+    """Refuse a cluster where nothing is written that its nodes could write.
+
+    Raises:
+        UsageError: One is asked for.
+    """
+    if options.cluster.engine == RAY:
+        raise UsageError(
+            "the nodes of a cluster write what they predict",
+            received="engine=ray, no output",
+            hint="evaluate MODEL INPUT --label COLUMN --output FOLDER: one that all nodes share, or a URL",
+        )
+
+
 def _connect(cluster: ClusterOptions, show: ShowLine) -> Transport:
     ray, disconnect = connect(cluster.address, show)
     return RayTransport(ray, disconnect, cluster.resources)

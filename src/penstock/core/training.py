@@ -71,6 +71,31 @@ class Checkpoint:
     validation_failures: tuple[RowFailure, ...] = ()
 
 
+@dataclass(frozen=True)
+class Gang:
+    """The place of a process among those that train together. The first one (`rank` 0) writes what is kept.
+
+    Args:
+        rank: Its number.
+        size: How many processes there are.
+        devices: How many devices they have, all together.
+        coordinator: HOST:PORT where the first one answers.
+    """
+
+    rank: int
+    size: int
+    devices: int
+    coordinator: str
+
+
+class Exchange(Protocol):
+    """Messages between the processes of a gang. All of them make the same calls, of each topic in the same order."""
+
+    def gather(self, topic: str, message: str = "") -> list[str]:
+        """What all processes have to say, in their order; those with nothing to say are left out. Waits for all."""
+        ...
+
+
 def keep() -> None:
     """Releases nothing: for arrays on the heap."""
 
@@ -79,6 +104,7 @@ def keep() -> None:
 class TrainBatch:
     """One global batch: exactly `rows` rows, never padded. All of them are good.
 
+    Of a batch that is divided over the processes of a gang, arrays and numbers are those of one process.
     `inputs` are by the names of the model's inputs, `targets` and `weights` by the names of its outputs; the only
     column of a role has the name "" where the model's names are not known. A role without columns is empty.
     The arrays may lie in shared memory: they are valid until `release` is called, which may happen in any thread, once.

@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.options import value_kinds as kinds
-from penstock.options.records import NO_KEY, NOTHING, OPTIONS, OUTPUT, PredictOptions, make_options
-from penstock.options.table import Kind, check_known, check_values, make, option, options_of
+from penstock.options.records import NO_KEY, NOTHING, OPTIONS, OUTPUT, RAY, PredictOptions, make_options
+from penstock.options.table import AUTO, Kind, check_known, check_values, make, option, options_of
 from penstock.options.training_records import EVERY_OPTION as EVERY_OTHER
 from penstock.options.training_records import LABEL, NAMES
 
@@ -104,6 +104,9 @@ class FitOptions:
         help="Decides the order of rows, the split, new weights and what random layers draw.")
     on_nan: str = _trained(kinds.choice("stop", "skip", "ignore"), OUTPUT, NO_KEY, default="stop",
         help="When the loss is NaN or infinite: stop and name step and rows, skip (undo) the step, or ignore it.")
+    workers: int | None = _trained(kinds.count(), NOTHING, NO_KEY,
+        help="With --engine ray: how many processes train together, on a machine each where there are enough. Default: "
+        "one on each machine.")
     cache: str | None = _trained(kinds.choice("memory", "disk"), OUTPUT, NO_KEY,
         help="Keep decoded rows: read once, then in any order.")
 
@@ -147,7 +150,7 @@ _OF_PREDICT = (
     "runtime", "weights", "custom_objects", "trust_model", "inputs", "preprocess", "preprocess_row", "preset", "scale",
     "offset", "image_size", "resize", "interpolation", "fast_decode", "color", "images", "features", "header", "nulls",
     "buckets", "max_failures", "devices", "memory_fraction", "threads", "loaders", "row_timeout", "hang_timeout",
-    "start_timeout", "trace",
+    "start_timeout", "trace", "engine", "address", "resources",
 )  # fmt: skip
 FITTED_WITH = {
     **{name: OPTIONS[name] for name in _OF_PREDICT},
@@ -155,6 +158,14 @@ FITTED_WITH = {
         OPTIONS["runtime"],
         kind=replace(OPTIONS["runtime"].kind, choices=lambda: BACKENDS),
         help="The backend of Keras that trains; auto: that of KERAS_BACKEND, or the first that is installed.",
+    ),
+    "engine": replace(
+        OPTIONS["engine"], help="local: this machine. ray: workers on the machines of a Ray cluster, with Keras on JAX."
+    ),
+    "resources": replace(
+        OPTIONS["resources"],
+        help="What each worker takes on its Ray node (CPU=8; default: its share of all CPUs and GPUs), or a label that "
+        "a node has. Repeatable.",
     ),
 }
 """The options of `predict` that `fit` has: how the model is loaded, how rows are read, and where it runs."""
@@ -173,4 +184,30 @@ def make_fit(given: Mapping[str, Any], function: Callable[..., Any] | None = Non
     check_known(given, known, function)
     given = {name: value for name, value in given.items() if value is not None}
     own = {name: value for name, value in given.items() if name in FIT_OPTIONS}
-    return make_options({name: value for name, value in given.items() if name not in own}), make(FitOptions, own)
+    options = make_options({name: value for name, value in given.items() if name not in own})
+    asked = make(FitOptions, own)
+    if options.cluster.engine == RAY:
+        _check_on_cluster(asked)
+    elif asked.workers is not None:
+        raise UsageError("workers are for clusters", received=f"workers={asked.workers}", hint="give --engine ray, too")
+    return options, asked
+
+
+def _check_on_cluster(asked: FitOptions) -> None:
+    """Refuse what each worker would decide in its own way.
+
+    Raises:
+        UsageError: The batch size is to be measured, or a cache is to be on disk.
+    """
+    if asked.batch_size == AUTO:
+        raise UsageError(
+            "several workers need one batch size",
+            received="batch_size=auto, engine=ray",
+            hint="measure it on one machine, without --engine ray; then give --batch-size N",
+        )
+    if asked.cache == "disk":
+        raise UsageError(
+            "workers do not share a cache on disk",
+            received="cache=disk, engine=ray",
+            hint="--cache memory: each has one",
+        )

@@ -85,7 +85,7 @@ EVALUATE_OPTIONS = options_of(EvaluateOptions)
 
 _OTHERS = (
     "estimator", "checkpoint", "params", "outputs", "top_k", "argmax", "labels", "postprocess", "squeeze", "rename",
-    "format", "engine", "address", "resources", "max_nodes",
+    "format",
 )  # fmt: skip
 EVALUATED_WITH = tuple(name for name in OPTIONS if name not in _OTHERS)
 """The options of `predict` that `evaluate` has: metrics need whole outputs, under their own names."""

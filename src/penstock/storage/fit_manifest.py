@@ -36,6 +36,7 @@ class FitManifest:
         backend: Of Keras.
         classes: The names of classes, where labels are text; by output, if there are several.
         versions: What wrote this.
+        workers: How many processes began it; 0 on one machine.
     """
 
     request: dict[str, Any]
@@ -48,6 +49,7 @@ class FitManifest:
     backend: str
     classes: ClassNames = ()
     versions: dict[str, str] = field(default_factory=dict)
+    workers: int = 0
 
     def save(self, place: Place) -> None:
         """Put the manifest into its place, whole."""

@@ -29,6 +29,8 @@ class BadRowReport:
     is_one_input: bool
     allowed: float
     folder: str
+    is_written: bool = True
+    """Whether this process writes the file: one of a gang does."""
     _judged: int = 0
 
     def all(self) -> list[RowFailure]:
@@ -67,7 +69,7 @@ class BadRowReport:
     def write(self) -> None:
         """Write them to the folder."""
         failures = self.all()
-        if failures:
+        if failures and self.is_written:
             lines = "".join(json.dumps(asdict(failure)) + "\n" for failure in failures)
             with output_errors():
                 write_whole(internal(self.folder, "failures.jsonl"), lines.encode())

@@ -111,6 +111,22 @@ class CheckpointFolder:
             )
         return None
 
+    def named(self, name: str) -> FoundCheckpoint:
+        """The checkpoint of this name, which another process found to be whole.
+
+        Raises:
+            OutputError: It cannot be read here.
+        """
+        path = os.path.join(self.path, name)
+        try:
+            return FoundCheckpoint(path, _from_arrays(*read_tensors(path)))
+        except (DamagedTensors, OSError, KeyError, TypeError, ValueError) as error:
+            raise OutputError(
+                "a worker cannot read the checkpoint that another has found",
+                received=f"{path}: {error}",
+                hint="--output is a folder that all workers share",
+            ) from error
+
     def _names(self) -> list[str]:
         """The names of whole files, the newest first."""
         try:

@@ -119,21 +119,21 @@ class _Lease:
             self._release()
 
 
-def cut_batches(pieces: Iterable[GoodRows], batch_size: int) -> Iterator[GoodRows]:
-    """Pieces of exactly `batch_size` rows, the last one shorter. One that lies inside a piece is a view of it."""
+def cut_batches(pieces: Iterable[GoodRows], sizes: Iterator[int]) -> Iterator[GoodRows]:
+    """Pieces of exactly so many rows, the last one maybe shorter. One that lies inside a piece is a view of it."""
     pending: list[GoodRows] = []
-    room = batch_size
+    room = next(sizes, 0)
     try:
         for piece in pieces:
             lease = _Lease(piece.release)
             position, rows = 0, piece.rows
-            while position < rows:
+            while position < rows and room:
                 stop = min(rows, position + room)
                 pending.append(piece.part(position, stop, keep if piece.release is keep else lease.share()))
                 room -= stop - position
                 position = stop
                 if not room:
-                    whole, pending, room = pending, [], batch_size
+                    whole, pending, room = pending, [], next(sizes, 0)
                     yield _joined(whole)
             lease.end()
         if pending:

@@ -11,6 +11,7 @@ from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import Binding, Columns, RowFailure
+from penstock.core.sharing import Share
 from penstock.core.shuffling import AllRows, RowSet
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.engines.loader_feed import slot_bytes_of
@@ -96,12 +97,13 @@ def from_columns(
     seed: int | None,
     rows: RowSet | None = None,
     failures: Iterable[RowFailure] = (),
+    share: Share | None = None,
 ) -> RowStream:
     """The same from columns whose names begin with their role: `input:x`, `target:`. A cache has such columns."""
     held = InMemory(columns)
     specs = [describe(name, column) for name, column in columns.items()]
     row_format = RowFormat(tuple(Binding(spec.name, (spec.name,), spec.dtype, spec.shape or ()) for spec in specs))
-    source = RandomRows(held, Order(rows or AllRows(len(held)), seed))
+    source = RandomRows(held, Order(rows or AllRows(len(held)), seed), share)
     job = _job(source, row_format, batch_size)
     return RowStream(job, source, batch_size, ThisProcess(job), failures)
 
@@ -115,6 +117,7 @@ def from_source(
     seed: int | None,
     rows: RowSet | None = None,
     failures: Iterable[RowFailure] = (),
+    share: Share | None = None,
 ) -> RowStream:
     """Training data from any source that can be read again. Loader processes start at once.
 
@@ -126,11 +129,14 @@ def from_source(
         seed: Decides the order of rows; None for the order of the input.
         rows: Which rows; all where it is None.
         failures: Bad rows that are known already.
+        share: What this process reads of every batch, where rows can be read at random and are of one size.
     """
     source, held = shared(source) if loading.loaders else (source, None)
     total = count_rows(source)
     order = Order(rows or AllRows(total), seed)
-    epochs = _in_epochs(source, order, _rows_of_a_window(source, row_format, total, batch_size))
+    # Rows of different sizes are padded to the largest of their whole batch.
+    share = share if not row_format.buckets else None
+    epochs = _in_epochs(source, order, _rows_of_a_window(source, row_format, total, batch_size), share)
     job = _job(epochs, row_format, batch_size)
     if not loading.loaders:
         return RowStream(job, epochs, batch_size, ThisProcess(job), failures)
@@ -161,9 +167,9 @@ def count_rows(source: Source) -> int:
     return sum(span.rows for span in source.divide(_COUNTED_ROWS))
 
 
-def _in_epochs(source: Source, order: Order, window_rows: int) -> EpochRows:
+def _in_epochs(source: Source, order: Order, window_rows: int, share: Share | None = None) -> EpochRows:
     if source.traits.reads_at_random:
-        return RandomRows(source, order)
+        return RandomRows(source, order, share)
     return WindowedRows(source, order, window_rows)
 
 
@@ -175,7 +181,7 @@ def _launch(loading: Loading, held: SharedMemory | None) -> LoaderLaunch:
 def _job(source: EpochRows, row_format: RowFormat, batch_size: int) -> Job:
     # Rows of different sizes are padded to the largest of those that are loaded with them: that is their batch.
     most = source.order.rows.count if not row_format.buckets else 1
-    rows = rows_per_chunk(batch_size, row_format.row_bytes, most)
+    rows = rows_per_chunk(source.read_of(batch_size), row_format.row_bytes, most)
     return Job(source, row_format.bindings, (), rows, row_format.preprocess, row_format.buckets, is_in_order=True)
 
 

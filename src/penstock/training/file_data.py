@@ -13,8 +13,9 @@ from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
 from penstock.core.records import Binding, RowFailure, Signature, TensorSpec
+from penstock.core.sharing import Share
 from penstock.core.stillness import Timeouts
-from penstock.core.training import TrainingData
+from penstock.core.training import Exchange, TrainingData
 from penstock.errors import UsageError
 from penstock.evaluation.targets import label_columns
 from penstock.jobs import steps
@@ -27,6 +28,7 @@ from penstock.training import cache
 from penstock.training.cutting import INPUT
 from penstock.training.data import Loading, RowFormat, count_rows, from_columns, from_source, learn
 from penstock.training.fit_job import FitJob, SourceRows
+from penstock.training.gang_rows import GangRows
 from penstock.training.roles import in_role, target_binding, weight_binding
 from penstock.training.row_stream import RowStream
 
@@ -47,6 +49,7 @@ class FileData:
         outputs: The column of labels of every output.
         log: Where loaders write.
         beat: Called with every batch that a cache is filled with: that may take hours.
+        exchange: The line to the other processes of the gang.
     """
 
     job: FitJob
@@ -54,28 +57,43 @@ class FileData:
     outputs: dict[str, str]
     log: IO[Any] | int
     beat: Callable[[], None]
+    exchange: Exchange | None = None
 
     def train(self, failures: Iterable[RowFailure]) -> TrainingData:
         """The rows to learn from; `failures` are known to be bad."""
         asked = self.job.asked
         seed = asked.seed if asked.shuffle else None
         if asked.cache is not None:
-            return self._from(self._cached, self.job.train, seed, failures)
-        return self._stream(self.job.train, seed, failures, asked.epochs)
+            stream = self._from(self._cached, self.job.train, seed, failures)
+        else:
+            stream = self._stream(self.job.train, seed, failures, asked.epochs)
+        return self._in_gang(stream, "training", failures)
 
     def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
         """The rows to measure with, in their order; `failures` are known to be bad."""
         if self.job.validation is None:
             return None
         if self.job.asked.cache is not None:
-            return self._from(self._cached, self.job.validation, None, failures)
-        # Every validation reads the same epoch again.
-        return self._stream(self.job.validation, None, failures, epochs=1)
+            stream = self._from(self._cached, self.job.validation, None, failures)
+        else:
+            # Every validation reads the same epoch again.
+            stream = self._stream(self.job.validation, None, failures, epochs=1)
+        return self._in_gang(stream, "validation", failures)
 
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
+
+    @property
+    def _share(self) -> Share | None:
+        gang = self.job.gang
+        return None if gang is None else Share(gang.rank, gang.size, gang.devices, self.job.batch_size)
+
+    def _in_gang(self, stream: RowStream, name: str, failures: Iterable[RowFailure]) -> TrainingData:
+        if self._share is None or self.exchange is None:
+            return stream
+        return GangRows(stream, self._share, self.exchange, name, [failure.row for failure in failures])
 
     def _stream(self, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
         source, row_format = self._formatted(selected.source)
@@ -87,6 +105,7 @@ class FileData:
             seed=seed,
             rows=selected.rows,
             failures=failures,
+            share=self._share,
         )
 
     @functools.cached_property
@@ -106,10 +125,16 @@ class FileData:
 
     def _from(
         self, held: cache.Cache, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure]
-    ) -> TrainingData:
+    ) -> RowStream:
         known = {failure.row: failure for failure in (*held.failures, *failures)}
-        size = self.job.batch_size
-        return from_columns(held.columns, batch_size=size, seed=seed, rows=selected.rows, failures=known.values())
+        return from_columns(
+            held.columns,
+            batch_size=self.job.batch_size,
+            seed=seed,
+            rows=selected.rows,
+            failures=known.values(),
+            share=self._share,
+        )
 
     def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
         """The source as the model takes it, and what every row becomes."""

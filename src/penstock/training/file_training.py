@@ -14,17 +14,18 @@ from typing import Any
 
 from penstock.core.training import Checkpoint, Position, TrainingData
 from penstock.crash_points import crash_point
-from penstock.errors import InputError
+from penstock.errors import InputError, ModelError, WorkersDied, one_line
 from penstock.evaluation.compiled_metrics import by_output, check_request, named
 from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.table import AUTO
 from penstock.runtimes.environment import lean_imports
-from penstock.runtimes.frameworks import keras
+from penstock.runtimes.frameworks import jax, keras
 from penstock.runtimes.keras.call import KerasCall
 from penstock.runtimes.keras.loading import load_keras_model
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks
 from penstock.runtimes.keras.training.compiling import CompileRequest, check_trainable, compile_for_training
 from penstock.runtimes.keras.training.environment import prepare
+from penstock.runtimes.keras.training.gang import JaxGang
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
 from penstock.runtimes.keras.training.learning_rate import scaled_learning_rate
 from penstock.runtimes.keras.training.mixed_precision import FLOAT16, apply_policy, built_under
@@ -37,7 +38,7 @@ from penstock.storage.disk import fsync_folder, internal, output_errors, write_w
 from penstock.training import loop
 from penstock.training.bad_rows import BadRowReport
 from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
-from penstock.training.checkpoints import Cadence, CheckpointFacts, CheckpointFolder, CheckpointKeeper
+from penstock.training.checkpoints import Cadence, CheckpointFacts, CheckpointFolder, CheckpointKeeper, FoundCheckpoint
 from penstock.training.file_data import FileData, outputs_of
 from penstock.training.fit_job import (
     BATCH_SIZE,
@@ -52,6 +53,7 @@ from penstock.training.fit_job import (
     StepReport,
     Times,
 )
+from penstock.training.gang_keeper import GangKeeper
 from penstock.training.history import TrainingRecords
 from penstock.training.job_rows import ClassWeights, JobRows, compare_classes
 from penstock.training.label_packing import (
@@ -82,6 +84,7 @@ class FileTraining:
         self._send = send
         self._is_stop_wanted = is_stop_wanted
         self._stages = stages
+        self._gang: JaxGang | None = None
         self._pack: LabelPack | None = None
         self._told = time.monotonic()
         self._step = self._steps_made = self._kept = 0
@@ -91,12 +94,18 @@ class FileTraining:
 
         Raises:
             InputError: The input changed meanwhile, or cannot be read.
+            WorkersDied: A computation across the processes of a gang failed: one of them may be gone.
         """
         try:
             self._run()
         except InputError:
             self._check_input()  # one that changed looks damaged
             raise
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, ModelError) else error
+            if self._gang is None or not isinstance(cause, jax.errors.JaxRuntimeError):
+                raise
+            raise WorkersDied("a step across workers failed", received=one_line(cause)) from error
 
     def _check_input(self) -> None:
         """Check that the files are those that training began with: a checkpoint is of one state of them.
@@ -119,14 +128,14 @@ class FileTraining:
         if job.class_weights:
             check_class_weights(outputs)
         check_num_classes(job.classes, call.signature)
-        data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat)
+        data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat, self._gang)
         for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
             self._note(remark)
         check_trainable(model, job.model.location)
         if job.asked.batch_size == AUTO:
             self._job = job = self._with_batch_size(model, call, data)
             data = replace(data, job=job)
-        found = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS)).newest()
+        found = self._newest_checkpoint()
         start = found.checkpoint if found is not None else None
         for damage in found.damaged if found is not None else ():
             self._note(damage)
@@ -153,6 +162,8 @@ class FileTraining:
             importlib.import_module("keras")  # here, so that it is imported leanly
 
         prepare(job.backend, job.devices, job.threads)
+        if job.gang is not None:
+            self._gang = JaxGang(job.gang)
         keras.utils.set_random_seed(job.asked.seed % (1 << 32))
         policy = job.asked.mixed_precision
         is_built = job.model.kind == "builder"
@@ -161,6 +172,15 @@ class FileTraining:
         if policy is not None:
             apply_policy(model, policy, is_built_under=is_built)
         return model
+
+    def _newest_checkpoint(self) -> FoundCheckpoint | None:
+        """The newest whole checkpoint. In a gang it is the one that the first process finds."""
+        folder = CheckpointFolder(os.path.join(self._job.folder, CHECKPOINTS))
+        found = folder.newest() if self._job.is_first else None
+        if self._gang is None:
+            return found
+        names = self._gang.gather("checkpoint", os.path.basename(found.path) if found is not None else "")
+        return folder.named(names[0]) if names and found is None else found
 
     def _compile_request(self, outputs: list[str]) -> CompileRequest:
         asked = self._job.asked
@@ -222,9 +242,10 @@ class FileTraining:
     ) -> None:
         job, asked = self._job, self._job.asked
         bad = BadRowReport(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
+        bad.is_written = job.is_first
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
-        records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note)
+        records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note) if job.is_first else None
         self._send(
             StartReport(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices])))
         )
@@ -233,20 +254,24 @@ class FileTraining:
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
-        self._kept = position.step
+        self._step = self._kept = position.step
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
         if start is not None:
             facts.check(start)
         check = self._check_input if asked.cache is None else None
         keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep, check)
+        together = None
+        if self._gang is not None:
+            own = keeper if job.is_first else None
+            together = GangKeeper(self._gang, own, self._is_stop_wanted, lambda: self._step)
         schedule = loop.Schedule(
             asked.epochs,
             on_nan=asked.on_nan,
             after_step=lambda position: self._after_step(position, trainer, bad),
             on_skip=self._note,
-            keeper=keeper,
+            keeper=together or keeper,
             recorder=records,
-            is_stop_wanted=self._is_stop_wanted,
+            is_stop_wanted=together.is_stop_wanted if together is not None else self._is_stop_wanted,
             enter=self._stages.enter,
         )
         try:
@@ -257,8 +282,10 @@ class FileTraining:
             return
         bad.write()
         self._stages.enter(Stage.SAVE)
-        self._save(trainer)
-        self._end(ended, bad, is_stopped=False, history=records.epochs)
+        trainer.close()
+        if job.is_first:
+            self._save(trainer)
+        self._end(ended, bad, is_stopped=False, history=records.epochs if records is not None else ())
 
     def _callbacks(self, trainer: KerasTrainer, steps: int, bad: BadRowReport) -> list[Any]:
         asked, callbacks = self._job.asked, keras.callbacks
@@ -276,7 +303,8 @@ class FileTraining:
             bad.check(is_whole=True)
             has_classes = self._pack is not None and self._pack.has_classes
             # Where labels are text, the coordinator has compared the classes before.
-            if bad.validation is not None and has_classes and not self._job.classes:
+            # A process of a gang sees some of them.
+            if bad.validation is not None and has_classes and not self._job.classes and self._gang is None:
                 for remark in compare_classes(bad.train, bad.validation):
                     self._note(remark)
 
@@ -310,7 +338,6 @@ class FileTraining:
     def _save(self, trainer: KerasTrainer) -> None:
         """Write the model, whole or not at all."""
         path = os.path.join(self._job.folder, MODEL)
-        trainer.close()
         # Keras goes by the suffix.
         temporary = internal(self._job.folder, f"new-{MODEL}")
         with output_errors():
@@ -331,6 +358,8 @@ class FileTraining:
         history: Sequence[Mapping[str, float]] = (),
     ) -> None:
         self._stages.beat()
+        if self._gang is not None:
+            self._gang.part()
         self._send(
             EndReport(
                 position.epoch,

@@ -9,6 +9,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Device, ModelFile
 from penstock.core.shuffling import RowSet
 from penstock.core.tracing import Mark
+from penstock.core.training import Gang
 from penstock.options.fit_records import FitOptions
 from penstock.options.records import PredictOptions
 
@@ -47,6 +48,7 @@ class FitJob:
         classes: How many classes the labels of an output have, where they are text; "" is the only output.
         class_weights: How much a row counts, by its class.
         cache_key: What a cache on disk is told apart by.
+        gang: The place of the process among several that train together; None where it trains alone.
     """
 
     model: ModelFile
@@ -62,6 +64,12 @@ class FitJob:
     class_weights: Mapping[int, float] = field(default_factory=dict)
     cache_key: str = ""
     is_verbose: bool = False
+    gang: Gang | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes model, checkpoints, history and bad rows: one of a gang does."""
+        return self.gang is None or self.gang.rank == 0
 
     @property
     def batch_size(self) -> int:

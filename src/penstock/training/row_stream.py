@@ -107,7 +107,7 @@ class RowStream:
         """How many rows the spans of an epoch have that were asked for: some of them may turn out to be bad."""
         self._numbers: tuple[int, Array] = (-1, np.empty(0, np.int64))
         row_bytes = sum(binding.row_bytes for binding in job.bindings)
-        self._is_inline = batch_size * row_bytes <= INLINE_BYTES
+        self._is_inline = source.read_of(batch_size) * row_bytes <= INLINE_BYTES
         self._is_in_memory = isinstance(reader, ThisProcess) and isinstance(source.source, InMemory)
 
     @property
@@ -117,6 +117,15 @@ class RowStream:
     @property
     def failures(self) -> Mapping[int, RowFailure]:
         return dict(self._failures)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes read the other rows of every batch."""
+        return self._source.share is not None
+
+    def good(self, bad: Iterable[int]) -> int:
+        """How many rows an epoch has without these."""
+        return self._source.good(bad)
 
     def remarks(self) -> list[str]:
         return self._source.remarks()
@@ -128,17 +137,17 @@ class RowStream:
             InputError: Not a single row is good.
         """
         if epoch != self._next_epoch or skip_rows:
-            self._scheduled = {epoch: self._source.good(self._failures) - skip_rows}
+            self._scheduled = {epoch: self._to_read(skip_rows)}
             self._reader.begin(self._spans(epoch, skip_rows))
         self._next_epoch = None
         if not self._is_inline:
-            with self._ahead(self._cut(self._pieces(epoch))) as ready:
+            with self._ahead(self._cut(self._pieces(epoch), skip_rows)) as ready:
                 yield from ready
         elif self._is_in_memory:
-            yield from self._cut(self._pieces(epoch))
+            yield from self._cut(self._pieces(epoch), skip_rows)
         else:
             with self._ahead(self._pieces(epoch)) as ready:
-                yield from self._cut(ready)
+                yield from self._cut(ready, skip_rows)
         self._next_epoch = None if self._is_last(epoch) else epoch + 1
         if not self.rows:
             first = next(iter(self._failures.values()))
@@ -150,16 +159,30 @@ class RowStream:
     def close(self) -> None:
         self._reader.close()
 
-    def _cut(self, pieces: Iterator[GoodRows]) -> Iterator[TrainBatch]:
-        return (piece.as_batch(self._job.buckets) for piece in cut_batches(pieces, self._batch_size))
+    def leave_out(self, failures: Iterable[RowFailure]) -> None:
+        """Take bad rows that another process found. They count from the next call of `batches` on."""
+        self._failures = {failure.row: failure for failure in failures} | self._failures
+        self._next_epoch = None
+
+    def _to_read(self, skip: int) -> int:
+        """How many rows this process reads of an epoch behind its first `skip` rows."""
+        return self._source.read_of(self._source.good(self._failures)) - self._source.read_of(skip)
+
+    def _cut(self, pieces: Iterator[GoodRows], skip: int) -> Iterator[TrainBatch]:
+        share, buckets = self._source.share, self._job.buckets
+        if share is None:
+            return (piece.as_batch(buckets) for piece in cut_batches(pieces, itertools.repeat(self._batch_size)))
+        sizes, totals = itertools.tee(share.batches(self._source.good(self._failures), skip))
+        cut = cut_batches(pieces, (size for size, _ in sizes))
+        return (replace(piece.as_batch(buckets), rows=total) for piece, (_, total) in zip(cut, totals, strict=False))
 
     def _ahead(self, items: Iterator[Item]) -> ReadAhead[Item]:
         return ReadAhead(items, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
         """The spans of this epoch and of those that follow, to the last: loaders go on where an epoch ends."""
-        while good := self._source.good(self._failures):
-            self._scheduled.setdefault(epoch, good - skip)
+        while self._source.good(self._failures):
+            self._scheduled.setdefault(epoch, self._to_read(skip))
             for span in self._source.spans(epoch, self._job.batch_size, list(self._failures), skip):
                 yield replace(span, index=next(self._indices))
             if self._is_last(epoch):
@@ -173,7 +196,7 @@ class RowStream:
         """The good rows of an epoch, as they were loaded."""
         left = self._scheduled.pop(epoch, None)
         if left is None:
-            left = self._source.good(self._failures)
+            left = self._to_read(0)
         while left > 0 and (loaded := self._reader.read()) is not None:
             span, batch, release = loaded
             self._scheduled.pop(epoch, None)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from penstock.core.messages import Failed
 from penstock.core.stillness import Timeouts
@@ -39,6 +39,7 @@ class TrainerHold:
     log: IO[Any]
     stop: StopFlag
     say: Callable[[str], None]
+    who: ClassVar[str] = "the process that trains"
     _kept: int = -1
     """The step of the newest checkpoint: one that is written again is no progress."""
 
@@ -55,15 +56,16 @@ class TrainerHold:
         deaths = 0
         try:
             while True:
-                ended, has_progress, death = self._run_once(launch, watchdog, hear)
+                kept = self._kept
+                ended, death = self.run_once(launch, watchdog, lambda report: self._hear(report, hear))
                 if ended is not None:
                     return ended
-                deaths = 1 if has_progress else deaths + 1
+                deaths = 1 if self._kept > kept else deaths + 1
                 words = launch.last_words() or "none"
-                launch.note(f"the process that trains {death}")
+                launch.note(f"{self.who} {death}")
                 if deaths >= MOST_DEATHS:
                     raise WorkersDied(
-                        f"the process that trains died {deaths} times without getting further",
+                        f"{self.who} died {deaths} times without getting further",
                         received=f"it {death}; its last words: {words}",
                         hint=f"see {internal(self.job.folder, 'log.txt')}; --verbose shows more. "
                         "What was kept in checkpoints stays: penstock resume",
@@ -71,22 +73,28 @@ class TrainerHold:
                 if self.stop.signal_number is not None:
                     raise Interrupted.by_signal(
                         self.stop.signal_number,
-                        f"stopped; the process that trains {death}, so the last checkpoint is an older one",
+                        f"stopped; {self.who} {death}, so the last checkpoint is an older one",
                         hint=f"go on with: penstock resume {self.job.folder}",
                     )
-                self.say(f"the process that trains {death}: it is started again, from the last checkpoint")
+                self.say(f"{self.who} {death}: it is started again, from the last checkpoint")
         finally:
             launch.close()
 
-    def _run_once(
+    def _hear(self, report: Report, hear: Callable[[Report], None]) -> None:
+        if isinstance(report, CheckpointReport):
+            self._kept = max(self._kept, report.step)
+        else:
+            hear(report)
+
+    def run_once(
         self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
-    ) -> tuple[EndReport | None, bool, str]:
-        """One life of the process: how training ended, whether it got further, and how the process ended."""
+    ) -> tuple[EndReport | None, str]:
+        """One life of the process: how training ended, or how the process did."""
         job = self.job
         environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
         environment |= environment_for(job.backend, job.devices, job.threads)
         process = WorkerProcess("penstock.training.trainer_process", (), (), environment, self.log)
-        is_told, kept, limit = False, self._kept, ""
+        is_told, limit = False, ""
         watchdog.begin()
         try:
             process.send(Train(job, tuple(sys.path)))
@@ -104,13 +112,11 @@ class TrainerHold:
                 try:
                     report = process.receive()
                 except (EOFError, OSError):
-                    return None, self._kept > kept, process.describe_end() + limit
+                    return None, process.describe_end() + limit
                 if isinstance(report, Failed):
-                    raise report.as_error("the process that trains")
-                if isinstance(report, CheckpointReport):
-                    self._kept = max(self._kept, report.step)
+                    raise report.as_error(self.who)
                 if isinstance(report, EndReport):
-                    return report, True, ""
+                    return report, ""
                 hear(report)
         finally:
             process.close()

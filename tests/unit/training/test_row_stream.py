@@ -1,7 +1,7 @@
 """The stream of training rows, without any process: batches, bad rows, resuming, memory."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +176,7 @@ def piece(first: int, rows: int, freed: list[int], width: int = 2) -> GoodRows:
 def test_a_batch_inside_a_piece_is_a_view_and_the_piece_is_freed_with_its_last_batch() -> None:
     freed: list[int] = []
     source = piece(0, 8, freed)
-    first, second = cut_batches([source], 4)
+    first, second = cut_batches([source], repeat(4))
     assert np.shares_memory(first.arrays["input:x"], source.arrays["input:x"])
     second.release()
     assert freed == []
@@ -186,13 +186,13 @@ def test_a_batch_inside_a_piece_is_a_view_and_the_piece_is_freed_with_its_last_b
 
 def test_batches_across_pieces_are_copied_and_free_them_at_once() -> None:
     freed: list[int] = []
-    batches = list(cut_batches([piece(0, 3, freed), piece(10, 3, freed), piece(20, 1, freed)], 5))
+    batches = list(cut_batches([piece(0, 3, freed), piece(10, 3, freed), piece(20, 1, freed)], repeat(5)))
     assert [batch.numbers.tolist() for batch in batches] == [[0, 1, 2, 10, 11], [12, 20]]
     assert freed == [0, 10, 20]
 
 
 def test_rows_of_different_lengths_are_padded_when_they_meet() -> None:
-    (batch,) = cut_batches([piece(1, 1, [], width=3), piece(2, 1, [], width=2)], 5)
+    (batch,) = cut_batches([piece(1, 1, [], width=3), piece(2, 1, [], width=2)], repeat(5))
     assert batch.arrays["input:x"].tolist() == [[1, 1, 1], [2, 2, 0]]
 
 

@@ -22,6 +22,7 @@ from penstock.core.columns import OPAQUE, describe, join, take_positions, to_arr
 from penstock.core.deferred import Deferred, TakenRows
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Array, Block, Column, RowFailure, SourceColumn, Span, TensorSpec, Watch
+from penstock.core.sharing import Share
 from penstock.core.shuffling import RowSet, permutation, row_seeds
 from penstock.sources.derived.wrapper import Around
 
@@ -46,6 +47,9 @@ class Order:
 class EpochRows(Around, abc.ABC):
     """The rows of a source, epoch by epoch. Rows are counted through all epochs, so that no number is used twice."""
 
+    share: Share | None = None
+    """What this process reads of every batch; None for all rows."""
+
     def __init__(self, source: Source, order: Order) -> None:
         super().__init__(source)
         self.order = order
@@ -57,6 +61,10 @@ class EpochRows(Around, abc.ABC):
         """How many rows an epoch has without these."""
         numbers = np.fromiter(bad, np.int64)
         return self.order.rows.count - int(np.count_nonzero(self.order.rows.contains(numbers)))
+
+    def read_of(self, rows: int) -> int:
+        """How many rows this process reads of the first `rows` of an epoch."""
+        return rows if self.share is None else self.share.count(rows)
 
     @abc.abstractmethod
     def spans(self, epoch: int, rows_per_span: int, bad: Sequence[int] = (), skip: int = 0) -> Iterator[Span]:
@@ -91,8 +99,17 @@ class EpochRows(Around, abc.ABC):
 class RandomRows(EpochRows):
     """Rows of a source that reads at random, in the order of a permutation.
 
-    A locator is (epoch, first position, positions, places among them that are left out …).
+    A locator is (epoch, first position, positions, good rows of the epoch, places among them that are left out …).
+
+    Args:
+        source: Where the rows come from.
+        order: Which rows, and the seed.
+        share: What this process reads of every batch; None for all rows.
     """
+
+    def __init__(self, source: Source, order: Order, share: Share | None = None) -> None:
+        super().__init__(source, order)
+        self.share = share
 
     def spans(self, epoch: int, rows_per_span: int, bad: Sequence[int] = (), skip: int = 0) -> Iterator[Span]:
         total = self.order.rows.count
@@ -100,13 +117,19 @@ class RandomRows(EpochRows):
         # Of the good row with rank g, the position is g and the number of bad ones before it.
         good_before = left_out - np.arange(len(left_out))
         good = total - len(left_out)
-        for index, rank in enumerate(range(skip, good, rows_per_span)):
-            rows = min(rows_per_span, good - rank)
+        end = self.read_of(good)
+        for index, place in enumerate(range(self.read_of(skip), end, rows_per_span)):
+            rows = min(rows_per_span, end - place)
             first, last = (
-                place + int(np.searchsorted(good_before, place, "right")) for place in (rank, rank + rows - 1)
+                rank + int(np.searchsorted(good_before, rank, "right"))
+                for rank in (self._rank(good, place), self._rank(good, place + rows - 1))
             )
             between = left_out[np.searchsorted(left_out, first) : np.searchsorted(left_out, last)] - first
-            yield Span(index, epoch * total + rank, rows, (epoch, first, last + 1 - first, *between.tolist()))
+            yield Span(index, epoch * total + place, rows, (epoch, first, last + 1 - first, good, *between.tolist()))
+
+    def _rank(self, good: int, place: int) -> int:
+        """Which good row of an epoch this process reads at a place."""
+        return place if self.share is None else int(self.share.ranks(good, place, 1)[0])
 
     def _positions(self, epoch: int, bad: Sequence[int]) -> Array:
         """Where bad rows stand in an epoch, in order."""
@@ -117,10 +140,13 @@ class RandomRows(EpochRows):
         return np.sort(ranks)
 
     def numbers(self, span: Span) -> Array:
-        epoch, first, count, *left_out = span.locator
+        epoch, first, count, good, *left_out = span.locator
         positions = np.arange(first, first + count)
         if left_out:
             positions = np.delete(positions, left_out)
+        if self.share is not None:
+            ranks = self.share.ranks(good, span.start - epoch * self.order.rows.count, span.rows)
+            positions = positions[ranks - ranks[0]]
         return self.order.rows.numbers(self.order.shuffled(positions, epoch, self.order.rows.count))
 
     def origin(self, span: Span, row: int) -> str:

@@ -2,6 +2,7 @@
 
 The step is compiled for the whole batch, so its mathematics are those of one device, batch normalisation included.
 JAX divides an array evenly or not at all: a batch is laid out over as many devices as divide it.
+Where several processes train together, each of them has its share of a batch, or all of one that devices do not divide.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ class JaxTrainer(KerasTrainer):
         self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[Any], loss: str | None = None
     ) -> None:
         super().__init__(model, pack, settings, loss)
+        self._layout: _Layout | _GangLayout | None = None
+        if jax.process_count() > 1:
+            self._layout = _GangLayout()
+            devices = self._layout.devices
+        elif len(devices) > 1:
+            self._layout = _Layout(devices)
         self.num_devices = len(devices)
-        self._layout = _Layout(devices) if len(devices) > 1 else None
-        if self._layout is not None:
-            self._place(self._layout.replicated)
+        self._place(is_over=False)
         self._state: Any = None
         self._kind = ""
         key = (model.run_eagerly, model.jit_compile, settings.step, settings.scaled, tuple(devices))
@@ -53,7 +58,7 @@ class JaxTrainer(KerasTrainer):
             return step
         if self._layout is not None:
             # Without this, JAX may leave weights divided over devices after a step.
-            options.setdefault("out_shardings", (None, self._layout.replicated))
+            options.setdefault("out_shardings", (self._layout.logs, self._layout.replicated))
         return jax.jit(step, donate_argnums=0, **options)
 
     def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
@@ -105,7 +110,7 @@ class JaxTrainer(KerasTrainer):
         model.jax_state_sync()
         self._state = model._get_jax_state(**dict.fromkeys(_names(kind), True), purge_model_variables=True)
         if self._layout is not None:
-            self._state = jax.device_put(self._state, self._layout.replicated)
+            self._state = jax.tree.map(self._layout.copied, self._state)
         self._kind = kind
         model._jax_state_synced = False
 
@@ -113,10 +118,12 @@ class JaxTrainer(KerasTrainer):
         if self._sums is None:
             self._sums = [np.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
         logs = None
-        for number, (begin, end) in enumerate(piece_bounds(rows, pieces)):
+        # Of a batch that is divided over processes, this one has fewer rows, and so have its pieces.
+        own = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
+        for number, (begin, end) in enumerate(piece_bounds(own, pieces)):
             piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
-            share = np.float32((end - begin) / rows)
-            laid_out = self._on_device(piece, end - begin)
+            share = np.float32((end - begin) / own)
+            laid_out = self._on_device(piece, (end - begin) * (rows // own))
             self._take_from_model("train")
             step = self._steps["piece"]
             what = number == pieces - 1, self._loss == SUM
@@ -144,16 +151,24 @@ class JaxTrainer(KerasTrainer):
         if self._layout is None:
             return self._compiled(step, static_argnums=4)
         replicated = self._layout.replicated
-        return self._compiled(step, static_argnums=4, out_shardings=(None, replicated, replicated))
+        return self._compiled(step, static_argnums=4, out_shardings=(self._layout.logs, replicated, replicated))
 
     def _on_device(self, data: Any, rows: int) -> Any:
         if self._layout is not None:
             return self._layout.spread(data, rows)
         return data if jax.default_backend() == "cpu" else jax.device_put(data)
 
-    def _place(self, target: Any) -> None:
-        for variable in variables_of(self.model).values():
-            variable._value = jax.device_put(variable._value, target)
+    def _place(self, *, is_over: bool) -> None:
+        """Put all variables on all devices, or when training is over, on the first one."""
+        if self._layout is not None:
+            put = self._layout.on_first if is_over else self._layout.copied
+            for variable in variables_of(self.model).values():
+                variable._value = put(variable._value)
+
+    @property
+    def _may_run_out(self) -> bool:
+        """One process of several that works on pieces alone would wait for the others for ever."""
+        return not isinstance(self._layout, _GangLayout)
 
     def _sync(self) -> None:
         self.model.jax_state_sync()
@@ -195,8 +210,7 @@ class JaxTrainer(KerasTrainer):
         super().close()
         self._sync()
         self.model._jax_state = None
-        if self._layout is not None:
-            self._place(self._layout.first)
+        self._place(is_over=True)
 
 
 def _names(kind: str) -> tuple[str, ...]:
@@ -230,12 +244,22 @@ def _adding_up(optimizer: Any, weight: Any, sums: Any, is_last: bool) -> Iterato
 class _Layout:
     """Several devices as a grid whose sides are prime, so that a batch can be laid out over some sides of it."""
 
+    logs: Any = None
+    """How JAX lays out what a step reports: as it likes."""
+
     def __init__(self, devices: Sequence[Any]) -> None:
         sides = _prime_factors(len(devices))
         self._sides = dict(zip((f"side{number}" for number in range(len(sides))), sides, strict=True))
         self._mesh = jax.sharding.Mesh(np.array(devices).reshape(sides), tuple(self._sides))
         self.replicated = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
-        self.first = jax.sharding.SingleDeviceSharding(devices[0])
+        self._first = jax.sharding.SingleDeviceSharding(devices[0])
+
+    def copied(self, value: Any) -> Any:
+        """A value on every device."""
+        return jax.device_put(value, self.replicated)
+
+    def on_first(self, value: Any) -> Any:
+        return jax.device_put(value, self._first)
 
     def spread(self, data: Any, rows: int) -> Any:
         """A batch with its rows divided over as many devices as divide it; the others work on copies."""
@@ -247,6 +271,40 @@ class _Layout:
         spec = jax.sharding.PartitionSpec(tuple(names)) if names else jax.sharding.PartitionSpec()
         sharding = jax.sharding.NamedSharding(self._mesh, spec)
         return keras.tree.map_structure(lambda leaf: None if leaf is None else jax.device_put(leaf, sharding), data)
+
+
+class _GangLayout:
+    """The devices of several processes, laid out by Keras's `DataParallel`. Nothing here waits for another process.
+
+    `auto_shard_dataset=False`: penstock gives every process its own rows.
+    """
+
+    def __init__(self) -> None:
+        self.devices: list[Any] = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        names = [f"{device.platform}:{device.id}" for device in self.devices]
+        self._parallel = keras.distribution.DataParallel(devices=names, auto_shard_dataset=False)
+        self.replicated = keras.distribution.TensorLayout([], self._parallel.device_mesh).backend_layout
+        self.logs = self.replicated
+
+    def copied(self, value: Any) -> Any:
+        """A value on every device. All processes have the same one."""
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return value
+        value = np.asarray(value)
+        return jax.make_array_from_callback(value.shape, self.replicated, lambda index: value[index])
+
+    def on_first(self, value: Any) -> Any:
+        return jax.device_put(np.asarray(value), jax.local_devices()[0])
+
+    def spread(self, data: Any, rows: int) -> Any:
+        """A batch of so many rows, of which every process has its share, or all."""
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else self._laid_out(leaf, rows), data)
+
+    def _laid_out(self, leaf: Any, rows: int) -> Any:
+        if len(leaf) == rows:
+            return self.copied(leaf)
+        layout = self._parallel.get_data_layout(leaf.shape).backend_layout
+        return jax.make_array_from_process_local_data(layout, np.asarray(leaf))
 
 
 def _prime_factors(number: int) -> list[int]:

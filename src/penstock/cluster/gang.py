@@ -1,0 +1,217 @@
+"""Training on several machines: one worker on each, all of them from one checkpoint to the next, or none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+from penstock.cluster.gang_member import MemberFacts, News
+from penstock.cluster.transport import NodeGone
+from penstock.core.training import Gang
+from penstock.errors import DeviceError, UsageError
+from penstock.pool.processes.supervisor import LoaderLaunch
+from penstock.training.fit_job import EndReport, FitJob, Report, StartReport
+from penstock.training.stages import Watchdog
+from penstock.training.trainer_hold import TrainerHold
+
+_LOOK_EVERY_S = 0.2
+_ASK_AGAIN_S = 2.0
+
+
+class Machines(Protocol):
+    """The machines of a cluster, and calls to the workers (`GangMember`) on them. A worker has a number of its own."""
+
+    def rooms(self) -> Mapping[str, int]:
+        """How many workers each machine can have, by its name."""
+        ...
+
+    def start_member(self, member: int, name: str, members: int) -> None:
+        """Start a worker on a machine that will have so many."""
+        ...
+
+    def call(self, node: int, method: str, *arguments: Any) -> Future[Any]: ...
+    def kill(self, node: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def places_for(workers: int, rooms: Mapping[str, int]) -> list[str]:
+    """The machine of every worker: one on each, and more only where there are fewer machines. Fewer, if no more fit.
+
+    >>> places_for(3, {"a": 4, "b": 1})
+    ['a', 'b', 'a']
+    """
+    places: list[str] = []
+    while len(places) < workers:
+        more = [name for name, room in rooms.items() if places.count(name) < room]
+        if not more:
+            break
+        places += more[: workers - len(places)]
+    return places
+
+
+@dataclass
+class GangHold(TrainerHold):
+    """Trains a job with several workers. Where one is lost, all of them start again from the last checkpoint.
+
+    Args:
+        machines: Where workers run.
+        workers: How many of them; None for one on each machine.
+    """
+
+    machines: Machines = field(kw_only=True)
+    workers: int | None = field(default=None, kw_only=True)
+    who: ClassVar[str] = "the gang of workers"
+    _started: int = 0
+    _devices: tuple[str, ...] = ()
+
+    def run_once(
+        self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
+    ) -> tuple[EndReport | None, str]:
+        """One life of all workers: how training ended, or how the first of them that was lost ended."""
+        places = self._places()
+        first = self._started
+        self._started += len(places)
+        members = {first + rank: name for rank, name in enumerate(places)}
+        try:
+            for member, name in members.items():
+                self.machines.start_member(member, name, places.count(name))
+            self._begin(members)
+            return self._hear_all(members, hear)
+        except NodeGone as gone:
+            return None, f"lost one: it {gone}"
+        finally:
+            for member in members:
+                self.machines.kill(member)
+
+    def _places(self) -> list[str]:
+        """Where workers run. After a loss, machines that come back are waited for.
+
+        Raises:
+            DeviceError: There are too few.
+        """
+        deadline = time.monotonic() + (self.job.options.start_timeout if self._started else 0.0)
+        while True:
+            rooms = self.machines.rooms()
+            self.workers = self.workers or len(rooms)
+            places = places_for(self.workers, rooms)
+            if self.workers and len(places) == self.workers:
+                break
+            self.stop.check()
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    "the cluster has no room for so many workers",
+                    received=f"--workers {self.workers or 'of every machine'}",
+                    allowed=f"{len(places)}: {', '.join(sorted(set(places))) or 'no machine fits'}",
+                    hint="fewer --workers, or less for each: --resources CPU=1",
+                )
+            time.sleep(_ASK_AGAIN_S)
+        if not self._started and len(set(places)) < len(places):
+            self.say(f"{len(places)} workers on {len(set(places))} machine(s): these share cores or GPUs")
+        return places
+
+    def _begin(self, members: Mapping[int, str]) -> None:
+        """Check that all machines fit the job and each other, and start training on all of them."""
+        looks = {member: self.machines.call(member, "look", self.job) for member in members}
+        facts: dict[int, MemberFacts] = {member: self._answer(look, members[member]) for member, look in looks.items()}
+        first = min(members)
+        _check_alike({members[member]: each for member, each in facts.items()})
+        devices = sum(len(each.devices) for each in facts.values())
+        _check_divided(self.job, devices)
+        host = members[first].partition("#")[0]
+        for member, each in facts.items():
+            gang = Gang(member - first, len(members), devices, f"{host}:{facts[first].port}")
+            job = replace(self.job, devices=each.devices, threads=each.threads, gang=gang if len(members) > 1 else None)
+            self._answer(self.machines.call(member, "begin", job, tuple(sys.path)), members[member])
+        self._devices = tuple(
+            str(replace(device, node=name)) for member, name in members.items() for device in facts[member].devices
+        )
+
+    def _answer(self, future: Future[Any], name: str) -> Any:
+        """The answer of a worker that starts.
+
+        Raises:
+            DeviceError: There is none: its CPUs or GPUs may be another job's.
+        """
+        deadline = time.monotonic() + self.job.options.start_timeout
+        while not wait([future], _LOOK_EVERY_S).done:
+            self.stop.check()
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    "a worker did not start",
+                    received=f"on {name}, within {self.job.options.start_timeout:.0f} s",
+                    hint="ray status shows who holds its CPUs and GPUs; --resources takes fewer; --start-timeout",
+                )
+        return future.result()
+
+    def _hear_all(self, members: Mapping[int, str], hear: Callable[[Report], None]) -> tuple[EndReport | None, str]:
+        first = min(members)
+        waiting = {self.machines.call(member, "hear"): member for member in members}
+        is_told = False
+        while True:
+            if self.stop.is_raised and not is_told:
+                is_told = True
+                for member in members:
+                    self.machines.call(member, "stop", self.stop.signal_number)
+            done, _ = wait(waiting, _LOOK_EVERY_S, FIRST_COMPLETED)
+            for future in done:
+                member = waiting.pop(future)
+                try:
+                    news: News = future.result()
+                except NodeGone as gone:
+                    return None, f"lost the one on {members[member]}: it {gone}"
+                self.log.write(news.log)
+                if news.death:
+                    return None, f"lost the one on {members[member]}: it {news.death}"
+                if member == first:
+                    for report in news.reports:
+                        hear(replace(report, devices=self._devices) if isinstance(report, StartReport) else report)
+                    if news.ended is not None:
+                        return news.ended, ""
+                if news.ended is None:
+                    waiting[self.machines.call(member, "hear")] = member
+
+
+def _check_alike(facts: Mapping[str, MemberFacts]) -> None:
+    """Refuse machines that would not compute the same.
+
+    Raises:
+        DeviceError: They have other versions, or other devices.
+    """
+    described = {
+        name: {**each.versions, "devices": f"{len(each.devices)} {each.devices[0].kind}"}
+        for name, each in facts.items()
+    }
+    first, wanted = next(iter(described.items()))
+    other = [
+        f"{name}: {what} {found.get(what, 'missing')} (on {first}: {wanted.get(what, 'missing')})"
+        for name, found in described.items()
+        for what in dict.fromkeys([*wanted, *found])
+        if found.get(what) != wanted.get(what)
+    ]
+    if other:
+        raise DeviceError(
+            "the machines of the workers are not alike",
+            received="; ".join(other),
+            hint="install the same everywhere; --resources and --devices choose machines and devices",
+        )
+
+
+def _check_divided(job: FitJob, devices: int) -> None:
+    """Refuse a batch that the devices of all workers do not divide: all but one of them would be of no use.
+
+    Raises:
+        UsageError: They do not.
+    """
+    pieces = devices * job.asked.accumulate
+    if job.batch_size % pieces:
+        of_pieces = f", in {job.asked.accumulate} pieces" if job.asked.accumulate > 1 else ""
+        raise UsageError(
+            "a batch is divided evenly over the devices of all workers",
+            received=f"--batch-size {job.batch_size} over {devices} devices{of_pieces}",
+            allowed=f"a multiple of {pieces}",
+            hint=f"--batch-size {-(-job.batch_size // pieces) * pieces}",
+        )

@@ -1,0 +1,158 @@
+"""One worker of a gang on its machine: it looks at the machine, and holds a process that trains, for one life of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import queue
+import secrets
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from penstock.core.records import Device
+from penstock.core.stillness import Timeouts
+from penstock.core.stopping import StopFlag
+from penstock.errors import OutputError, PenstockError, WorkersDied
+from penstock.jobs.placement import leased
+from penstock.jobs.run_context import RunContext
+from penstock.pool.devices import inventory
+from penstock.pool.processes.supervisor import LoaderLaunch
+from penstock.sources.files.unchanged import find_changed
+from penstock.storage.disk import internal, output_errors
+from penstock.storage.fit_manifest import load_fit_manifest
+from penstock.storage.places import place_of
+from penstock.training.fit_job import EndReport, FitJob, Report
+from penstock.training.stages import Watchdog
+from penstock.training.trainer_hold import TrainerHold
+
+_PACKAGES = ("penstock", "keras", "jax", "jaxlib", "numpy")
+_PORTS = range(20_000, 32_000)
+"""Behind those of Ray's workers, before those that systems give out. One that is taken costs a new start of all."""
+_HEAR_S = 1.0
+_MOST_LOG_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class MemberFacts:
+    """What a worker has: its devices and threads, a port, and what must be the same on all machines."""
+
+    devices: tuple[Device, ...]
+    threads: int
+    port: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class News:
+    """What a worker has to say since it was heard last.
+
+    Args:
+        reports: Of its process.
+        ended: How training ended.
+        death: How its process ended before that; empty where it did not.
+        log: What its process wrote, as much of it as fits.
+    """
+
+    reports: tuple[Report, ...] = ()
+    ended: EndReport | None = None
+    death: str = ""
+    log: bytes = b""
+
+
+class GangMember:
+    """See above. Calls may come from any thread.
+
+    Args:
+        name: What people call its machine.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._stop = StopFlag()
+        self._news: queue.SimpleQueue[Report | EndReport | str | PenstockError] = queue.SimpleQueue()
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the member
+        self._log_read = 0
+
+    def look(self, job: FitJob) -> MemberFacts:
+        """What this machine has for a job, once it is known that it sees the folder and the input of the job.
+
+        Raises:
+            PenstockError: It does not see them, or has no such device.
+        """
+        manifest = load_fit_manifest(place_of(job.folder))
+        if manifest is None or manifest.fingerprint != job.cache_key:
+            raise OutputError(
+                f"{self.name} does not see the output of this job",
+                received=job.folder,
+                hint="--output with --engine ray is a folder that all machines share, under the same path",
+            )
+        with output_errors(), tempfile.TemporaryFile(dir=internal(job.folder, "")):
+            pass  # it may be written, too
+        selected = [job.train, *([job.validation] if job.validation is not None else [])]
+        error = find_changed({each.path: each for rows in selected for each in rows.source.fragments()}.values())
+        if error is not None:
+            raise error
+        versions = {"python": platform.python_version(), "machine": platform.machine()}
+        for package in _PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        devices = tuple(inventory.choose(job.options.devices))
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        return MemberFacts(devices, job.options.threads or inventory.usable_cores(), port, versions)
+
+    def begin(self, job: FitJob, sys_path: Sequence[str]) -> None:
+        """Start the process that trains, on the devices of the job. `sys_path` is that of the user."""
+        sys.path += [entry for entry in sys_path if entry not in sys.path]
+        threading.Thread(target=self._run, args=(job,), name=f"worker on {self.name}", daemon=True).start()
+
+    def hear(self) -> News:
+        """What happened since the last call; waits a moment where nothing did."""
+        said: list[Report] = []
+        with contextlib.suppress(queue.Empty):
+            timeout_s = _HEAR_S
+            while True:
+                news = self._news.get(timeout=timeout_s)
+                timeout_s = 0.0
+                if isinstance(news, PenstockError):
+                    raise news
+                if isinstance(news, EndReport):
+                    return News(tuple(said), news, log=self._new_log())
+                if isinstance(news, str):
+                    return News(tuple(said), death=news, log=self._new_log())
+                said.append(news)
+        return News(tuple(said), log=self._new_log())
+
+    def stop(self, signal_number: int) -> None:
+        """End after the step that is under way."""
+        self._stop.signal_number = signal_number
+
+    def _run(self, job: FitJob) -> None:
+        options = job.options
+        timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
+        context = RunContext(self._log, self._stop, lambda line: None, job.is_verbose)
+        launch = LoaderLaunch(self._log, is_verbose=job.is_verbose)
+        try:
+            with leased(list(job.devices), job.model, options.memory_fraction, context) as devices:
+                hold = TrainerHold(replace(job, devices=tuple(devices)), self._log, self._stop, context.note)
+                ended, death = hold.run_once(launch, Watchdog(timeouts), self._news.put)
+            words = launch.last_words()
+            self._news.put(ended if ended is not None else f"{death}; its last words: {words or 'none'}")
+        except WorkersDied as error:  # it lost the others
+            self._news.put(str(error).replace("\n", "; "))
+        except PenstockError as error:
+            self._news.put(error)
+        except Exception as error:
+            self._news.put(PenstockError(f"the worker on {self.name} failed", received=repr(error)))
+        finally:
+            launch.close()
+
+    def _new_log(self) -> bytes:
+        end = os.fstat(self._log.fileno()).st_size
+        start = max(self._log_read, end - _MOST_LOG_BYTES)
+        self._log_read = end
+        return os.pread(self._log.fileno(), end - start, start)

@@ -1,0 +1,116 @@
+"""Training with several workers, each in a process of its own: without a cluster, which only starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.commands.fit_summary import FitSummary
+from penstock.errors import DeviceError, Interrupted, PenstockError, UsageError
+from tests.support.fit_runs import assert_same_job, read_weights
+from tests.support.gang_runs import Noted, fit_together
+from tests.support.photos import draw
+from tests.support.plain_machines import PlainMachines
+
+MODEL = "tests.support.fit_models:build_photos"
+OPTIONS = {
+    "label": "@folder",
+    "epochs": 3,
+    "batch_size": 8,
+    "validation_split": 0.2,
+    "preprocess_row": "tests.support.fit_models:kill_once",
+    "loaders": 1,
+    "checkpoint_every": 3,
+    "max_failures": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos, which are read at random, of two classes: 62 to learn from and 15 to measure with; one is none."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(77):
+        path = folder / ("odd" if number % 2 else "even") / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        draw(path, number, (24, 24))
+    (folder / "odd" / "041.png").write_bytes(b"no photo")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FitSummary, Noted, Path]:
+    """Two workers on two machines, with nothing going wrong."""
+    output, noted = tmp_path_factory.mktemp("together") / "out", Noted()
+    machines = PlainMachines(a=1, b=1)
+    summary = fit_together(MODEL, photos, output, machines, noted, workers=2, **OPTIONS)
+    assert machines.started == ["a", "b"]
+    return summary, noted, output
+
+
+def test_two_workers_learn_what_one_process_learns(
+    photos: Path, together: tuple[FitSummary, Noted, Path], tmp_path: Path
+) -> None:
+    two, noted, output = together
+    one = fit_together(MODEL, photos, tmp_path / "one", None, Noted(), **OPTIONS)
+    assert (two.steps, two.rows, two.failed, two.epochs) == (one.steps, one.rows, one.failed, one.epochs)
+    assert (two.failed, two.rows) == (1, 61)
+    assert two.metrics == pytest.approx(one.metrics, abs=1e-5)
+    assert two.devices == ("127.0.0.1#a/cpu:0", "127.0.0.1#b/cpu:0")
+    assert "each of 2 workers reads its own rows" in noted.lines
+    of_one, of_two = (read_weights(folder / "model.keras") for folder in (tmp_path / "one", output))
+    assert of_one.keys() == of_two.keys()
+    for name, value in of_one.items():
+        np.testing.assert_allclose(of_two[name], value, atol=1e-5, err_msg=name)
+    failures = [(folder / "_penstock" / "failures.jsonl").read_bytes() for folder in (tmp_path / "one", output)]
+    assert failures[0] == failures[1]
+
+
+@pytest.mark.slow
+def test_after_a_killed_worker_all_go_on_from_the_checkpoint_to_the_same_bits(
+    photos: Path, together: tuple[FitSummary, Noted, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, noted, machines = tmp_path / "out", Noted(), PlainMachines(a=1, b=1)
+    monkeypatch.setenv("KILLED_IN", str(output))
+    fit_together(MODEL, photos, output, machines, noted, workers=2, **OPTIONS)
+    assert (tmp_path / "out.killed").exists()
+    assert machines.started == ["a", "b", "a", "b"]
+    assert any("the gang of workers lost the one on 127.0.0.1#" in line for line in noted.lines), noted.lines
+    assert_same_job(output, together[2])
+
+
+@pytest.mark.slow
+def test_interrupted_it_goes_on_with_another_number_of_workers(
+    photos: Path, together: tuple[FitSummary, Noted, Path], tmp_path: Path
+) -> None:
+    """All workers end after the same step, with a checkpoint, and one goes on."""
+    output = tmp_path / "out"
+    stopped = Noted(lambda line: os.kill(os.getpid(), signal.SIGINT) if line.startswith("training on ") else None)
+    with pytest.raises(Interrupted, match="with a checkpoint"):
+        fit_together(MODEL, photos, output, PlainMachines(a=2), stopped, workers=2, **OPTIONS)
+    assert "2 workers on 1 machine(s): these share cores or GPUs" in stopped.lines
+    noted = Noted()
+    summary = fit_together(MODEL, photos, output, PlainMachines(a=1), noted, **OPTIONS)
+    assert any("it began on 2 workers, and goes on with 1 worker" in line for line in noted.lines), noted.lines
+    assert summary.metrics == pytest.approx(together[0].metrics, abs=1e-5)
+    assert summary.steps == together[0].steps
+
+
+def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path, tmp_path: Path) -> None:
+    def refused(error: type[PenstockError], match: str, machines: PlainMachines, **more: object) -> None:
+        with pytest.raises(error, match=match):
+            fit_together(MODEL, photos, tmp_path / "out", machines, Noted(), **{**OPTIONS, "workers": 2, **more})
+        assert not (tmp_path / "out").exists()
+
+    none = PlainMachines()
+    refused(UsageError, "several machines train with Keras on JAX", none, runtime="tensorflow")
+    refused(UsageError, "several workers need one batch size", none, batch_size="auto")
+    refused(UsageError, "workers do not share a cache on disk", none, cache="disk")
+    refused(UsageError, "workers are for clusters", none, engine="local")
+    refused(DeviceError, "no room for so many workers", PlainMachines(a=1))
+    refused(
+        UsageError, "a batch is divided evenly over the devices of all workers", PlainMachines(a=1, b=1), batch_size=9
+    )

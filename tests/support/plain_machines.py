@@ -1,0 +1,65 @@
+"""Machines of this computer: workers that train together, each in a process of its own, without a cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from multiprocessing.managers import BaseManager
+from typing import Any
+
+from penstock.cluster.gang_member import GangMember
+from penstock.cluster.transport import NodeGone
+
+
+class _Process(BaseManager):
+    """The process of a worker, as an actor's is: it ends by SIGKILL, and what it holds ends with it."""
+
+
+_Process.register("member", GangMember)
+
+
+class PlainMachines:
+    """Machines by name, with room for so many workers (`cluster.gang.Machines`)."""
+
+    def __init__(self, **rooms: int) -> None:
+        self.room_of = rooms
+        self.started: list[str] = []
+        self._processes: dict[int, _Process] = {}
+        self._members: dict[int, Any] = {}
+
+    def rooms(self) -> Mapping[str, int]:
+        # Workers meet at the address that their machine is called by.
+        return {f"127.0.0.1#{name}": room for name, room in self.room_of.items()}
+
+    def start_member(self, member: int, name: str, members: int) -> None:
+        self.started.append(name.partition("#")[2])
+        self._processes[member] = process = _Process(ctx=multiprocessing.get_context("spawn"))
+        process.start()
+        self._members[member] = process.member(name)  # type: ignore[attr-defined]
+
+    def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        threading.Thread(target=self._run, args=(node, answer, method, arguments), daemon=True).start()
+        return answer
+
+    def _run(self, node: int, answer: Future[Any], method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            answer.set_result(getattr(self._members[node], method)(*arguments))
+        except (EOFError, ConnectionError, KeyError):
+            answer.set_exception(NodeGone("was killed"))
+        except Exception as error:
+            answer.set_exception(error)
+
+    def kill(self, node: int) -> None:
+        process = self._processes.pop(node)._process  # type: ignore[attr-defined]
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+    def close(self) -> None:
+        """Whoever started workers has killed them by now."""
+        assert not self._processes
