@@ -423,9 +423,11 @@ def status(output: str, as_json: bool) -> int:
 def _fit_status(progress: dict[str, Any]) -> int:
     by = f", by {progress['run']}" if progress["run"] else ""
     done = f"{progress['epochs_done']} of {counted(progress['epochs'], 'epoch')} done"
-    click.echo(f"{progress['state']}: {done}, {counted(progress['steps_kept'], 'step')} in the newest checkpoint{by}")
+    kept = counted(progress["steps_kept"], "step") + " in the newest checkpoint"
+    click.echo(f"{progress['state']}: {done}, {kept if progress['steps_kept'] else 'no checkpoint yet'}{by}")
     if progress["last"]:
-        click.echo("last epoch: " + ", ".join(f"{name} {value}" for name, value in progress["last"].items()))
+        last = {name: value for name, value in progress["last"].items() if name != "epoch"}
+        click.echo("last epoch: " + ", ".join(f"{name} {float(value):.6g}" for name, value in last.items()))
     if progress["state"] == "unfinished":
         click.echo(f"go on with: {progress['hint']}")
     return 0

@@ -23,6 +23,7 @@ from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, Metri
 from penstock.evaluation.targets import Targets, classes_beside, classes_of_folders, label_columns
 from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
+from penstock.jobs.output_columns import describe_feeding
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
 from penstock.jobs.trained_with import fed_otherwise
@@ -95,6 +96,8 @@ def evaluate_columns(
         running(opened, options, wanted, context) as run,
     ):
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
+        for line in describe_feeding(run.started) if run.started is not None else ():
+            wanted.progress.note(line)
         folding.notes += fed_otherwise(opened.location, options)
         measured = folding.run(run)
     return folding.evaluation(measured, time.perf_counter() - began)

@@ -181,7 +181,11 @@ def _train(
             with output_errors():
                 manifest.save(place)
         else:
-            display.note("going on from the newest checkpoint")
+            display.note(
+                "going on from the newest checkpoint"
+                if _checkpoints(place)
+                else "no checkpoint yet: training begins again"
+            )
         _write_labels(place, manifest.classes)
         stop.check()
         ended = TrainerHold(job, log, stop, display.note).train(display.hear)
@@ -333,6 +337,11 @@ class _Path(os.PathLike[str]):
         return self._path
 
 
+def _checkpoints(place: Place) -> list[str]:
+    """The names of the checkpoints, oldest first."""
+    return sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
+
+
 def fit_status(output: str) -> dict[str, Any] | None:
     """How far the training job in a folder is; None where there is no such job."""
     place = place_of(output)
@@ -341,7 +350,7 @@ def fit_status(output: str) -> dict[str, Any] | None:
         return None
     result, holder = read_result(place), place.holder()
     state = "finished" if result is not None else "running" if holder is not None else "unfinished"
-    names = sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
+    names = _checkpoints(place)
     history = (place.read(HISTORY) or b"").decode().splitlines()
     steps_done = 0
     with suppress(IndexError, ValueError):

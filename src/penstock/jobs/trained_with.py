@@ -30,7 +30,11 @@ def fed_otherwise(model: str | None, options: PredictOptions) -> list[str]:
         return []
     now = steps.as_request(options)
     missing = [_shown(name, then) for name in _FED if (then := manifest.request.get(name)) != now[name]]
-    return [f"the model was trained with {' '.join(missing)}, and this job feeds it otherwise"] if missing else []
+    return (
+        [f"the model was trained with {' '.join(missing)}, and this job feeds it otherwise: give the same options"]
+        if missing
+        else []
+    )
 
 
 def _shown(name: str, value: Any) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from penstock.core import mapping
 from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
@@ -72,13 +73,28 @@ class FileData:
         # Every validation reads the same epoch again.
         return self._stream(self.job.validation, None, failures, epochs=1)
 
+    def feeding(self) -> list[str]:
+        """What feeds each input, and whether that was given or guessed."""
+        source, row_format = self._of_train
+        prefixed = [binding for binding in row_format.bindings if binding.input.startswith(INPUT)]
+        inputs = [
+            replace(
+                each, input=each.input.removeprefix(INPUT), mask_of=each.mask_of and each.mask_of.removeprefix(INPUT)
+            )
+            for each in prefixed
+        ]
+        is_positional = source.is_positional or source.traits.is_frame
+        lines = mapping.describe_all(inputs, self.job.options.inputs, is_positional=is_positional)
+        return [f"input: {line}" for line in lines]
+
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
 
     def _stream(self, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
-        source, row_format = self._formatted(selected.source)
+        is_train = selected.source is self.job.train.source
+        source, row_format = self._of_train if is_train else self._formatted(selected.source)
         return from_source(
             source,
             row_format,
@@ -93,7 +109,7 @@ class FileData:
     def _cached(self) -> cache.Cache:
         """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
         job = self.job
-        source, row_format = self._formatted(job.train.source)
+        source, row_format = self._of_train
         rows = count_rows(source)
 
         def read() -> TrainingData:
@@ -110,6 +126,10 @@ class FileData:
         known = {failure.row: failure for failure in (*held.failures, *failures)}
         size = self.job.batch_size
         return from_columns(held.columns, batch_size=size, seed=seed, rows=selected.rows, failures=known.values())
+
+    @functools.cached_property
+    def _of_train(self) -> tuple[Source, RowFormat]:
+        return self._formatted(self.job.train.source)
 
     def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
         """The source as the model takes it, and what every row becomes."""

@@ -62,7 +62,6 @@ from penstock.training.label_packing import (
 from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5
-_CHECKPOINT_MINUTES = 5.0
 _REPORTED_EARLY = 32
 Send = Callable[[object], None]
 
@@ -139,7 +138,7 @@ class FileTraining:
             if held_back is not None:
                 validation = JobRows(held_back)
                 stack.callback(validation.close)
-            for remark in train.remarks():
+            for remark in (*data.feeding(), *train.remarks()):
                 self._note(remark)
             if job.asked.cache is not None:
                 self._check_input()  # it was read, and is not read again
@@ -231,7 +230,7 @@ class FileTraining:
         made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
-        cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
+        cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(by_cost=True)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
         self._kept = position.step
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))

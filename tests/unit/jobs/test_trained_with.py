@@ -36,7 +36,9 @@ def test_options_that_differ_are_named(
     tmp_path: Path, then: dict[str, object], now: dict[str, object], told: str
 ) -> None:
     lines = fed_otherwise(trained(tmp_path, **then), make_options(now))
-    assert lines == ([f"the model was trained with {told}, and this job feeds it otherwise"] if told else [])
+    assert lines == (
+        [f"the model was trained with {told}, and this job feeds it otherwise: give the same options"] if told else []
+    )
 
 
 def test_models_of_others_and_damaged_manifests_say_nothing(tmp_path: Path) -> None:
