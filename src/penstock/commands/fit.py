@@ -39,6 +39,7 @@ from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
+from penstock.training.held_back import VALIDATION_ROWS, write_held_back
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.trainer_hold import TrainerHold
 
@@ -123,10 +124,11 @@ def _remove(place: Place) -> None:
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures, f"{INTERNAL}/new-{MODEL}"])
-        place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
+        place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS])
         # What a run that was killed in between had not put into its place yet.
         place.remove(
-            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS_FILE, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+            f"{name}.tmp"
+            for name in (RESULT, HISTORY, LABELS_FILE, VALIDATION_ROWS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
         )
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
@@ -172,7 +174,8 @@ def _train(
         stop = stack.enter_context(graceful(display.note, _STOPPING))
         for line in fed_otherwise(task.request["model"], task.options):
             display.note(line)
-        labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
+        lines: list[str] = []  # shown when nothing else can be refused before the process starts
+        labels = plan_labels(task, existing.classes if existing is not None else None, lines.append)
         job, manifest = _placed(task, existing, labels, display.note)
         context = RunContext(log, stop, display.note, task.is_verbose)
         devices = leased(list(job.devices), task.model, task.options.memory_fraction, context)
@@ -187,7 +190,12 @@ def _train(
                 else "no checkpoint yet: training begins again"
             )
         _write_labels(place, manifest.classes)
+        if labels.validation is not None and labels.validation.rows is not None:
+            with output_errors():
+                write_held_back(place.address(), labels.validation.rows)
         stop.check()
+        for line in lines:
+            display.note(line)
         ended = TrainerHold(job, log, stop, display.note).train(display.hear)
         display.take_times(ended.times)
         if ended.is_stopped:

@@ -50,7 +50,9 @@ class FitSummary:
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {', '.join(_shown(self.metrics))}" if self.metrics else self.model]
-        trained = f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {counted(self.rows, 'row')} in each"
+        trained = (
+            f"{counted(self.epochs, 'epoch')} of {counted(self.rows, 'row')}, {counted(self.steps, 'step')} in all"
+        )
         if self.is_old:
             return "\n".join([*lines, trained, "the job was finished already; nothing was redone"])
         lines.append(f"{trained}; {self.rows_per_s:,.0f} rows/s on {', '.join(self.devices)}, {self.seconds:.1f} s")

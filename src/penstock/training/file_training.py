@@ -119,7 +119,9 @@ class FileTraining:
             check_class_weights(outputs)
         check_num_classes(job.classes, call.signature)
         data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat)
-        for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
+        feeding = data.feeding()  # first, so that a column that is missing is refused before a loss is proposed
+        remarks = compile_for_training(model, self._compile_request(list(outputs)), data.label_specs())
+        for remark in (*feeding, *remarks):
             self._note(remark)
         check_trainable(model, job.model.location)
         if job.asked.batch_size == AUTO:
@@ -138,7 +140,7 @@ class FileTraining:
             if held_back is not None:
                 validation = JobRows(held_back)
                 stack.callback(validation.close)
-            for remark in (*data.feeding(), *train.remarks()):
+            for remark in train.remarks():
                 self._note(remark)
             if job.asked.cache is not None:
                 self._check_input()  # it was read, and is not read again
