@@ -42,7 +42,7 @@ class Evaluation:
         return found | {name: value for name, value in wanted.items() if value is not None}
 
     def __str__(self) -> str:
-        lines = [f"{name}: {_shown(self.metrics[name])}" for name in _in_order(self.metrics)]
+        lines = [*self.notes, *(f"{name}: {_shown(self.metrics[name])}" for name in _in_order(self.metrics))]
         for name, rows in (self.per_class or {}).items():
             lines += _per_class_lines(name, rows)
         for name, table in (self.confusion or {}).items():
@@ -50,7 +50,7 @@ class Evaluation:
         lines.append(f"{counted(self.rows, 'row')} in {self.seconds:.1f} s")
         if self.failed:
             lines.append(f"{counted(self.failed, 'row')} failed and left out; the first one is {self.example}")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(lines)
 
 
 def _in_order(metrics: Iterable[str]) -> list[str]:

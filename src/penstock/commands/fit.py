@@ -90,7 +90,11 @@ def fit_files(task: FitTask, progress: Progress, began: float) -> FitSummary:
             try:
                 return _train(task, place, existing, display, began)
             except BaseException as error:
-                if existing is None and not display.has_begun:
+                is_left = existing is not None or display.has_begun
+                if isinstance(error, Interrupted) and error.hint is None:
+                    anew = "training had not begun, and nothing of it is left: begin again"
+                    error.hint = f"go on with: penstock resume {task.output}" if is_left else anew
+                if not is_left:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
@@ -172,7 +176,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(display.note, _STOPPING))
-        for line in fed_otherwise(task.request["model"], task.options):
+        for line in (*task.notes, *fed_otherwise(task.request["model"], task.request)):
             display.note(line)
         lines: list[str] = []  # shown when nothing else can be refused before the process starts
         labels = plan_labels(task, existing.classes if existing is not None else None, lines.append)
@@ -309,6 +313,7 @@ def _summary(task: FitTask, job: FitJob, ended: EndReport, display: TrainingDisp
         epoch_s=display.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
+        inputs=dict(begun.inputs),
     )
 
 

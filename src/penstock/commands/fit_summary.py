@@ -19,7 +19,7 @@ class FitSummary:
     the last epoch, and `history` those of every one. `steps_before` were made before this run began, `epoch_s` are the
     seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows.
     `where` has the seconds of every stage of this run, `bottleneck` says what limited it, and `trace` is the file of
-    the trace.
+    the trace. `inputs` are the columns that fed every input.
     """
 
     output: str
@@ -40,6 +40,7 @@ class FitSummary:
     where: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
     trace: str | None = None
+    inputs: dict[str, list[str]] = field(default_factory=dict)
     is_old: bool = False
     """Whether training was over before this call."""
 

@@ -25,7 +25,6 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request, Resumed
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.trained_with import fed_otherwise
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
 from penstock.sources.files.paths import NoRows
@@ -296,7 +295,7 @@ class Run:
         started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self.context)
         with contextlib.closing(started):
             lines = [*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)]
-            for line in (*lines, *fed_otherwise(task.request["model"], task.options)):
+            for line in (*task.notes, *lines, *output_columns.describe_training(task.request["model"], started)):
                 self.progress.note(line)
             if task.options.check:
                 self.progress.note(self._check(started))
@@ -359,10 +358,11 @@ class Run:
             elif stop.signal_number is not None and ledger.pending:
                 keeps_state = manifest.recipe.state == VARIABLES
                 how = "the model keeps state: begin again with" if keeps_state else "go on with"
+                command = self.task.goes_on_with or f"penstock resume {self.task.output}"
                 raise Interrupted.by_signal(
                     stop.signal_number,
                     f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-                    hint=f"{how}: penstock resume {self.task.output}",
+                    hint=f"{how}: {command}",
                 )
             return self.summarise(started, manifest, ledger, rows_before, ready)
 

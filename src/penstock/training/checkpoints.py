@@ -6,6 +6,7 @@ A checkpoint is written under a temporary name, synced, renamed, and the folder 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -266,7 +267,7 @@ class CheckpointKeeper:
                 raise OutputError(
                     f"{self._failed} checkpoints in a row could not be written",
                     received=str(error),
-                    hint=f"{self._last_good()}; free space and resume",
+                    hint=f"{self._last_good()}; {_what_to_do(error)} and resume",
                 ) from error
             self.say(f"the checkpoint after step {step} could not be written: {error}; {self._last_good()}")
             return
@@ -276,6 +277,12 @@ class CheckpointKeeper:
     def _last_good(self) -> str:
         names = self.folder._names()
         return f"the last good one stays ({names[0]})" if names else "there is none yet"
+
+
+def _what_to_do(error: OSError) -> str:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return "move that file away"
+    return "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
 
 
 def _is_spoiled(state: Mapping[str, Array]) -> bool:

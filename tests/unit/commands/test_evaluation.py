@@ -22,3 +22,8 @@ def test_columns_of_the_table_of_classes_have_names_above_them() -> None:
         "  ant           1.0000  0.1650  0.5000  1,515",
         "  long name     1.0000  0.1650  0.5000      2",
     ]
+
+
+def test_what_casts_doubt_on_the_figures_comes_before_them() -> None:
+    found = Evaluation(10, 0, {"loss": 0.25}, notes=("this job feeds the model otherwise",), seconds=1.0)
+    assert str(found).splitlines() == ["this job feeds the model otherwise", "loss: 0.25", "10 rows in 1.0 s"]

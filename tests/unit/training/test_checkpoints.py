@@ -121,7 +121,7 @@ def test_checkpoints_that_nobody_asked_for_are_as_often_as_they_cost_little() ->
             now[0] += 1
         return now[0] - written
 
-    assert [next_due_after(cost) for cost in (0.1, 1.0, 30.0)] == [20, 50, 300]
+    assert [next_due_after(cost) for cost in (0.125, 1.0, 30.0)] == [20, 50, 300]
 
 
 class FullDisk(CheckpointFolder):
@@ -156,8 +156,21 @@ def test_a_disk_that_stays_full_ends_training(tmp_path: Path) -> None:
     keeper = CheckpointKeeper(FullDisk(str(tmp_path)), Cadence(steps=1), list[str]().append)
     for step in range(1, MOST_FAILED):
         keeper.keep(checkpoint(step))
-    with pytest.raises(OutputError, match="3 checkpoints in a row"):
+    with pytest.raises(OutputError, match="3 checkpoints in a row") as told:
         keeper.keep(checkpoint(MOST_FAILED))
+    assert told.value.hint == "there is none yet; free space and resume"
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    path.touch()
+    keeper = CheckpointKeeper(CheckpointFolder(str(path)), Cadence(steps=1), list[str]().append)
+    for step in range(1, MOST_FAILED):
+        keeper.keep(checkpoint(step))
+    with pytest.raises(OutputError, match="3 checkpoints in a row") as told:
+        keeper.keep(checkpoint(MOST_FAILED))
+    assert str(path) in str(told.value)
+    assert told.value.hint == "there is none yet; move that file away and resume"
 
 
 @pytest.mark.parametrize("name", ["weights/0", "optimizer/3"])
