@@ -1,7 +1,7 @@
 """Write digits as photos, a folder for each class, train a small network with Keras's own loader, note its answers.
 
-`python -m tests.support.train_on_photos FOLDER` leaves `model.keras`, `photos/CLASS/*.jpg` that it was not trained on, and
-`answers.json`: the top class of every photo by `model.predict` on Keras's loader, and its margin before the second.
+`python -m … FOLDER` leaves `model.keras`, `photos/CLASS/*.jpg` that it was not trained on, and `answers.json`: the top
+class of every photo by `model.predict` on Keras's loader, and its margin before the second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def train(folder: Path) -> keras.Model:
     keras.utils.set_random_seed(0)
     photos = keras.utils.image_dataset_from_directory(
         folder / "train", image_size=(SIDE, SIDE), batch_size=50, seed=0, verbose=False
-    )
+    ).cache()
     model = keras.Sequential(
         [
             keras.Input((SIDE, SIDE, 3)),
