@@ -1,4 +1,4 @@
-"""Penstock: trained TensorFlow and Keras models over large data, on every device there is.
+"""Penstock: TensorFlow and Keras models run over large data and trained on them, on every device there is.
 
 >>> import penstock
 >>> y = penstock.predict(model, x)                                            # doctest: +SKIP

@@ -21,7 +21,7 @@ from penstock.commands.keyword_types import EvaluateKeywords, FitFileKeywords, K
 from penstock.commands.on_cluster import check_local, runner_of
 from penstock.core.plans import Plan
 from penstock.errors import OutputError, UsageError
-from penstock.jobs.open import check_size, log_without_folder, open_data, open_model
+from penstock.jobs.open import check_size, log_without_folder, open_both, open_data
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import from_request
 from penstock.models import catalog
@@ -543,11 +543,11 @@ def plan_for(
             received=type(model).__name__,
             hint="save the model and give its path",
         )
-    opened, _, _ = open_model(resolved(model, options), options)
-    source, _ = open_data(data, options.reading)
+    opened = open_both(resolved(model, options), data, options)
+    assert opened.file is not None
     with log_without_folder(is_verbose) as log, graceful(progress.note) as stop:
         context = RunContext(log, stop, progress.note, is_verbose)
-        return make_plan(opened, source, options, context, is_fresh=is_fresh)
+        return make_plan(opened.file, opened.source, opened.options, context, is_fresh=is_fresh)
 
 
 def inspect(

@@ -170,7 +170,9 @@ def test_version_and_help(penstock_run: Penstock) -> None:
     assert penstock.__version__ in penstock_run("--version").stdout
     listed = penstock_run("--help").stdout
     assert all(name in listed for name in ("predict", "resume", "status", "inspect", "devices"))
+    assert "train" in listed.partition("Options:")[0]
     assert "--input" in penstock_run("predict", "--help").stdout
+    assert "predict, fit or evaluate" in penstock_run("resume", "--help").stdout
 
 
 def test_help_cuts_no_sentence_and_begins_with_what_is_used_most() -> None:

@@ -111,3 +111,44 @@ def test_finished_job_of_data_in_memory_says_that_it_is_finished(light_models: P
     status = penstock.status(tmp_path / "out")
     assert (status["state"], status["resumable"]) == ("finished", False)
     assert "finished" in status["hint"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("train", "did you mean penstock fit?"),
+        ("training", "did you mean penstock fit?"),
+        ("eval", "did you mean penstock evaluate?"),
+        ("test", "did you mean penstock evaluate?"),
+        ("resumee", "did you mean penstock resume?"),
+        ("xyzzy", "penstock --help"),
+    ],
+)
+def test_command_that_other_tools_have_is_answered_with_the_one_that_is_meant(typed: str, hint: str) -> None:
+    ran = CliRunner().invoke(main, [typed, "model.keras", "--json"])
+    assert ran.exit_code == 2
+    found = json.loads(ran.stdout)
+    assert (found["received"], found["hint"]) == (f"penstock {typed}", hint)
+    assert {"fit", "evaluate", "predict"} <= set(found["allowed"].split(", "))
+
+
+def test_dry_run_needs_no_output(light_models: Path, tmp_path: Path) -> None:
+    model, data = str(light_models / "double.onnx"), str(tmp_path / "x.npy")
+    np.save(data, np.ones((7, 4), np.float32))
+    ran = CliRunner().invoke(main, ["predict", model, data, "--dry-run"])
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert "would read 7 rows" in ran.stdout
+
+
+def test_folder_of_a_training_job_is_answered_with_the_model_inside(tmp_path: Path) -> None:
+    trained = tmp_path / "trained"
+    (trained / "_penstock").mkdir(parents=True)
+    (trained / "checkpoints").mkdir()
+    command = ["predict", str(trained), "x.npy", "-o", str(tmp_path / "out")]
+    unfinished = CliRunner().invoke(main, command)
+    assert unfinished.exit_code == 6
+    assert f"penstock resume {trained}" in unfinished.stderr
+    (trained / "model.keras").touch()
+    finished = CliRunner().invoke(main, command)
+    assert finished.exit_code == 6
+    assert f"give the model in this folder: {trained / 'model.keras'}" in finished.stderr

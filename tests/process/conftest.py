@@ -31,5 +31,8 @@ def undisturbed(made: Path, penstock_run: Penstock, tmp_path_factory: pytest.Tem
     found = summary_of(ran)
     assert (found["epochs"], found["rows"], found["failed"]) == (EPOCHS, 162, 0)
     assert found["steps"] == EPOCHS * 11
-    assert "41 of 203 rows are held back for validation" in ran.stderr
+    listed = output / "validation_rows.csv"
+    assert f"41 of 203 rows are held back for validation: {listed} has their numbers" in ran.stderr
+    assert len(set(listed.read_text(encoding="utf-8").split())) == 1 + 41
+    assert "shuffle: all rows, anew in every epoch" in ran.stderr
     return output

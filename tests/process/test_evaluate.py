@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def compare(backend: str, folder: Path, *more: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "tests.support.evaluate_as_keras", str(folder), *more],
-        check=True, cwd=REPOSITORY, env={**ENVIRONMENT, "HIDDEN": "", "KERAS_BACKEND": backend},
+        check=True, cwd=REPOSITORY, env={**ENVIRONMENT, "KERAS_BACKEND": backend},
     )  # fmt: skip
 
 

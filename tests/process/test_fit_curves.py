@@ -14,7 +14,6 @@ from tests.conftest import ENVIRONMENT
 
 ON_VIRTUAL_DEVICES = {
     **ENVIRONMENT,
-    "HIDDEN": "",  # the digits are sklearn's
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Compiling takes most of the time on JAX: little is optimised, and nothing is compiled twice.
     "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",

@@ -53,6 +53,29 @@ def test_a_stopped_trainer_is_noticed_and_started_again_from_the_last_checkpoint
     assert marked(mark) == []
 
 
+def test_a_second_signal_ends_at_once_and_says_how_to_go_on(made: Path, tmp_path: Path) -> None:
+    """The trainer is stopped, so that only the second signal can end the run."""
+    mark, output = new_mark(), tmp_path / "out"
+    process = start(mark, *fit(made, output, "--checkpoint-every", 1))
+    wait_until(lambda: process.poll() is not None or list(output.glob("checkpoints/*.safetensors")))
+    trainer = trainer_of(mark)
+    if trainer is not None:
+        trainer.suspend()
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    errors = ""
+    for line in process.stderr:
+        errors += line
+        if "again to stop at once" in line:
+            process.send_signal(signal.SIGINT)
+    process.communicate()
+    # Where it was faster than the signal, nothing is left to prove.
+    assert process.returncode in (130, 0), errors
+    if process.returncode == 130:
+        assert f"stopped at once\nhint: go on with: penstock resume {output}" in errors
+    assert marked(mark) == []
+
+
 def test_a_trainer_that_never_starts_ends_the_job_after_three_tries_and_its_log_stays(
     made: Path, tmp_path: Path
 ) -> None:

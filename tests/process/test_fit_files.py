@@ -36,6 +36,8 @@ def test_a_compiled_file_becomes_a_trained_one_with_its_history(undisturbed: Pat
     assert list(history[0]) == ["epoch", "step", "accuracy", "loss", "val_accuracy", "val_loss"]
     assert float(history[2]["loss"]) < float(history[0]["loss"])
     assert (undisturbed / "model.keras").stat().st_size > 0
+    result = json.loads((undisturbed / "_penstock" / "result.json").read_text(encoding="utf-8"))
+    assert list(result["inputs"].values()) == [["x"]]
     assert len(list((undisturbed / "checkpoints").iterdir())) <= 2
 
 

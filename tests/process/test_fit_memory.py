@@ -13,9 +13,8 @@ import pytest
 from bench.process_tree import peak_bytes
 
 from tests.conftest import ENVIRONMENT
-from tests.support.fit_from_file import WIDTH
 
-ROWS = 20_000
+ROWS, WIDTH = 20_000, 200
 MOST_GROWTH = 1.1
 
 
@@ -32,7 +31,7 @@ def peak_of_training(path: Path, rows: int) -> int:
     """The peak of anonymous and shared memory of the trainer and its loaders: mapped files are the kernel's cache."""
     write(path, rows)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.fit_from_file", str(path)],
+        [sys.executable, "-m", "tests.support.fit_from_file", str(path), str(WIDTH)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"KERAS_BACKEND": "tensorflow"},
     )  # fmt: skip
     peak = peak_bytes(process)

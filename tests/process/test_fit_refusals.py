@@ -43,6 +43,12 @@ def told(folder: Path) -> Told:
         ("an infinite weight", 5, "a weight is out of range\nreceived: row 201: inf"),
         ("too many classes", 5, "received: 4 classes, an output of 3 values"),
         ("too many channels", 2, "3 channels for"),
+        ("no column", 5, "received: a float32[], name string[]"),
+        (
+            "text in memory",
+            2,
+            "labels that are text have no numbers yet\nreceived: y with 'ant'\nallowed: numbers\nhint: ",
+        ),
         ("fractions for a softmax", 5, "a whole number, the class of"),
         ("too many of one", 5, "received: 4 classes, an output of 2 values"),
         ("two to divide", 2, "classes of several outputs cannot be balanced or divided at once"),

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.datasets
 from PIL import Image
 
+from tests.support.digits import folder_of_datasets
 from tests.support.image_libraries import LIBRARIES, differences, references_by_a_process, write_references
 
-PHOTOS = Path(sklearn.datasets.__file__).parent / "images"
+PHOTOS = folder_of_datasets() / "images"
 MOST = 1.0
 """Of 255."""
 

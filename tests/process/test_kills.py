@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows, run_penstock
@@ -90,6 +92,28 @@ def test_interrupt_commits_what_is_in_flight_and_can_be_resumed(
     ran = penstock_run("resume", output)
     assert ran.returncode == 0, ran.stderr
     assert_all_rows(output)
+
+
+@pytest.mark.slow
+def test_interrupted_evaluation_goes_on_with_its_own_line_which_has_the_metrics(
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    pixels = pa.concat_tables([pq.read_table(path) for path in sorted(digits.glob("*.parquet"))])
+    output, rows = tmp_path / "out", tmp_path / "rows.parquet"
+    pq.write_table(pixels.append_column("y", pa.array([row % 10 for row in range(ROWS)])), rows, row_group_size=1000)
+    _, model, _, *options = predict_arguments(light_models, digits, output)
+    line = ["evaluate", model, rows, *options, "--devices", "cpu:1", "--label", "y", "--metrics", "accuracy"]
+    process = subprocess.Popen(
+        penstock_command(*line), env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: journal_length(output) >= 2, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "go on with: the same line, which then has the metrics, too" in errors
+    ran = penstock_run(*line)
+    assert ran.returncode == 0, ran.stderr
+    assert "accuracy: " in ran.stdout
 
 
 def test_terminal_that_closes_stops_the_run_as_sigterm_does(

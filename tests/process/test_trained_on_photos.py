@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, read_rows
-from tests.support import train_on_photos
 
+REPOSITORY = Path(__file__).parents[2]
 NEAR_TIE = 1e-3
 """Pixels are rounded to bytes: a lead that is smaller than this can turn."""
 
@@ -21,8 +21,8 @@ NEAR_TIE = 1e-3
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, str(train_on_photos.__file__), str(folder)]
-    subprocess.run(command, check=True, capture_output=True, env=ENVIRONMENT | {"HIDDEN": ""})
+    command = [sys.executable, "-m", "tests.support.train_on_photos", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=REPOSITORY, env=ENVIRONMENT)
     return folder
 
 

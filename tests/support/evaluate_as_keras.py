@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.datasets import load_digits
 
 import penstock
 from penstock.evaluation.compiled_metrics import depends_on_batches
 from tests.support import own_metrics
+from tests.support.digits import load_digits
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -34,7 +34,7 @@ if keras.backend.backend() == "tensorflow":
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 layers = keras.layers
-pixels, digit = load_digits(return_X_y=True)
+pixels, digit = load_digits()
 pixels = pixels.astype(np.float32)
 one_hot = np.eye(10, dtype=np.float32)[digit]
 weights = np.random.default_rng(0).uniform(0.2, 3, len(pixels)).astype(np.float32)

@@ -22,8 +22,8 @@ from penstock.runtimes.keras.training.keras_trainer import StepSettings
 from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.training import loop
 from penstock.training.checkpoints import Cadence, CheckpointFolder, CheckpointKeeper
-from penstock.training.data import from_arrays
 from penstock.training.history import TrainingRecords
+from tests.support.training_arrays import from_arrays
 
 ROWS, BATCH, EPOCHS = 50, 12, 3
 STEPS_OF_EPOCH = 5

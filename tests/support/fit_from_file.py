@@ -1,4 +1,4 @@
-"""Train a small model from a file for one epoch, with loader processes: `python -m … FILE`. TensorFlow trains."""
+"""Train a small model from a file for one epoch, with loader processes: `python -m … FILE WIDTH`. TensorFlow trains."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from penstock.sources.catalog import open_files
 from penstock.training import data as training_data
 from penstock.training.data import Loading, RowFormat, from_source
 
-WIDTH, BATCH = 200, 500
+BATCH = 500
 training_data.WINDOW_BYTES = 2 << 20  # several windows also in a small file
 
 
 def main() -> None:
+    width = int(sys.argv[2])
     (column,) = (source := open_files([sys.argv[1]])).schema()
-    inputs = keras.Input((WIDTH,), name="x")
-    model = keras.Model(inputs, keras.layers.Dense(WIDTH)(inputs))
+    inputs = keras.Input((width,), name="x")
+    model = keras.Model(inputs, keras.layers.Dense(width)(inputs))
     model.compile("sgd", "mse")
     row_format = RowFormat(
-        (Binding("input:x", (column,), "float32", (WIDTH,)), Binding("target:", (column,), "float32", (WIDTH,)))
+        (Binding("input:x", (column,), "float32", (width,)), Binding("target:", (column,), "float32", (width,)))
     )
     data = from_source(source, row_format, Loading(2, sys.stderr.fileno()), batch_size=BATCH, seed=1)
     pack = pack_by_name(model)
-    like_a_batch = np.zeros((BATCH, WIDTH), np.float32)
+    like_a_batch = np.zeros((BATCH, width), np.float32)
     trainer = open_trainer(model, pack, (like_a_batch, like_a_batch), StepSettings(), 1)
     rows = 0
     for batch in trainer.ahead(data.batches(0)):

@@ -19,9 +19,11 @@ from typing import Any
 os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import keras
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock import fit as penstock_fit
 from penstock.cli.commands import main as penstock
 from penstock.core.messages import Failed
 from penstock.errors import PenstockError
@@ -68,6 +70,16 @@ def run(*arguments: object) -> dict[str, Any]:
         output.seek(0)
         errors.seek(0)
         return {"code": code, "output": output.read(), "errors": errors.read()}
+
+
+def in_memory() -> dict[str, Any]:
+    """What is said of labels that are text, of arrays."""
+    x, y = rows()
+    try:
+        penstock_fit(build(), x, np.array(["ant", "bee", "cat"])[np.sort(y)], verbose=0)
+    except PenstockError as error:
+        return {"code": error.exit_code, "output": "", "errors": str(error)}
+    return {"code": 0, "output": "", "errors": ""}
 
 
 def raising() -> Any:
@@ -118,6 +130,7 @@ def write(folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "rows.parquet", row_group_size=50)
     others = {"x": column, "name": ["owl", *columns["name"][1:]]}
     pq.write_table(pa.table(others), folder / "others.parquet")
+    pq.write_table(pa.table({"a": x[:, 0], "name": columns["name"]}), folder / "few.parquet")
 
 
 def main(folder: Path) -> None:
@@ -143,6 +156,7 @@ def main(folder: Path) -> None:
         "scaled by a layer": (folder / "scaling.keras", data, "--label", "y", *HELD_BACK),
         "too many channels": (folder / "unscaled.keras", data, "--label", "y", "--scale", "1,2,3"),
         "whole numbers with gaps": (model, data, "--label", "gaps", "--class-weights", "balanced"),
+        "no column": (model, folder / "few.parquet", "--label", "name"),
         "fractions for a softmax": (model, data, "--label", "size"),
         "too many classes": (model, data, "--label", "four"),
         "too many of one": (*texts, "--label", "sign=four"),
@@ -155,6 +169,7 @@ def main(folder: Path) -> None:
         ),
     }
     told = {name: run("fit", *case, "-o", folder / name) for name, case in cases.items()}
+    told["text in memory"] = in_memory()
     (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Run the Python blocks of a page of the documentation, in order, as one program: `python -m … PAGE`.
+"""Run the Python blocks of a page of the documentation, in order, as one program: `python -m … PAGE [SECTION]`.
 
 TensorFlow has two virtual devices, so that training is distributed.
 """
@@ -17,9 +17,9 @@ def main() -> None:
 
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    page = Path(sys.argv[1])
+    page, section = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
     names: dict[str, Any] = {"__name__": "__main__"}
-    for line, code in blocks_of(page, "python"):
+    for line, code in blocks_of(page, "python", section):
         # Empty lines in front: a traceback has the line of the page.
         exec(compile("\n" * line + code, str(page), "exec"), names)
 

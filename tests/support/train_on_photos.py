@@ -1,7 +1,7 @@
 """Write digits as photos, a folder for each class, train a small network with Keras's own loader, note its answers.
 
-`python train_on_photos.py FOLDER` leaves `model.keras`, `photos/CLASS/*.jpg` that it was not trained on, and
-`answers.json`: the top class of every photo by `model.predict` on Keras's loader, and its margin before the second.
+`python -m … FOLDER` leaves `model.keras`, `photos/CLASS/*.jpg` that it was not trained on, and `answers.json`: the top
+class of every photo by `model.predict` on Keras's loader, and its margin before the second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VIS
 import keras
 import numpy as np
 from PIL import Image, ImageFilter
-from sklearn.datasets import load_digits
+
+from tests.support.digits import load_digits
 
 SIDE = 28
 TRAINED, PREDICTED = 900, 400
@@ -24,9 +25,9 @@ TRAINED, PREDICTED = 900, 400
 
 def write_photos(folder: Path) -> None:
     """Digits on a grainy ground, of sizes and proportions as they come, in JPEG files."""
-    digits = load_digits()
+    digits, labels = load_digits()
     rng = np.random.default_rng(4)
-    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+    for number, (pixels, label) in enumerate(zip(digits.reshape(-1, 8, 8), labels, strict=True)):
         if number >= TRAINED + PREDICTED:
             break
         width, height = (int(side) for side in rng.integers(70, 190, 2))
@@ -44,7 +45,7 @@ def train(folder: Path) -> keras.Model:
     keras.utils.set_random_seed(0)
     photos = keras.utils.image_dataset_from_directory(
         folder / "train", image_size=(SIDE, SIDE), batch_size=50, seed=0, verbose=False
-    )
+    ).cache()
     model = keras.Sequential(
         [
             keras.Input((SIDE, SIDE, 3)),

@@ -1,7 +1,8 @@
 """Digits, and 4 virtual devices: import this before TensorFlow is used; JAX is told so by XLA_FLAGS."""
 
 import keras
-from sklearn.datasets import load_digits
+
+from tests.support.digits import load_digits
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -9,6 +10,5 @@ if keras.backend.backend() == "tensorflow":
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 
-X, Y = load_digits(return_X_y=True)
+X, Y = load_digits()
 X = (X / 16).astype("float32")
-Y = Y.astype("int64")

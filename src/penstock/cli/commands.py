@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import json
 import os
@@ -39,6 +40,15 @@ if TYPE_CHECKING:
     from penstock.telemetry.progress import Progress
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("train", "training", "learn"), "fit"),
+    **dict.fromkeys(("eval", "evaluation", "test", "score", "metrics"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "run"), "predict"),
+    "continue": "resume",
+}
+"""What other tools call a command."""
+
+
 class _Commands(click.Group):
     """Turns every error into one message and its exit code. Only bugs of penstock show a stack trace.
 
@@ -59,6 +69,26 @@ class _Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is named.
+
+        Raises:
+            UsageError: There is none of this name.
+        """
+        name = args[0]
+        if name in self.commands or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        meant = [_OTHER_NAMES[name.lower()]] if name.lower() in _OTHER_NAMES else []
+        meant = meant or difflib.get_close_matches(name.lower(), self.commands, n=1)
+        raise UsageError(
+            "there is no such command",
+            received=f"penstock {name}",
+            allowed=", ".join(self.commands),
+            hint=f"did you mean penstock {meant[0]}?" if meant else "penstock --help",
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which people need them."""
@@ -147,7 +177,7 @@ def _ignore_signals() -> None:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="penstock")
 def main() -> None:
-    """Run trained TensorFlow and Keras models over large data, on every device there is."""
+    """Run TensorFlow and Keras models over large data, train and evaluate them, on every device there is."""
     # `module:function` is looked up in the user's folder, which is not on the path of a console script.
     try:
         folder = os.getcwd()
@@ -204,7 +234,7 @@ def predict(
     if append:
         appending.check_request(options, has_output=output is not None, overwrite=overwrite)
     if output is None or dry_run:
-        return _dry_run(model, input_, output, options, append=append, as_json=as_json)
+        return _dry_run(model, input_, output, options, append=append, as_json=as_json, is_asked=dry_run)
     task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
     summary = to_folder.run(task, _progress(quiet), began, on_cluster.runner_of(options))
     return _report(summary, as_json=as_json, quiet=quiet)
@@ -236,12 +266,20 @@ def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None
 
 
 def _dry_run(
-    model: str, input_: Any, output: str | None, options: PredictOptions, *, append: bool, as_json: bool
+    model: str,
+    input_: Any,
+    output: str | None,
+    options: PredictOptions,
+    *,
+    append: bool,
+    as_json: bool,
+    is_asked: bool,
 ) -> int:
+    """Say what the job would do. Where that was not asked for, it is what a job without an output folder gets."""
     from penstock.commands.dry_run import describe, in_words
 
     description = describe(model, input_, output, options, append=append)
-    if output is not None:
+    if is_asked:
         click.echo(json.dumps(description) if as_json else in_words(description))
         return 0
     missing = UsageError("nothing was written: --output is missing", hint="add --output FOLDER")
@@ -365,11 +403,24 @@ def fit(
 @main.command()
 @click.argument("output")
 @some_options("devices", "engine", "address", "resources", "max_nodes", "workers")
-@click.option("--max-failures", type=float, metavar="SHARE", help="As in predict. Default: as the job was begun with.")
-@click.option("--verify", is_flag=True, help="Read all parts first; what has flipped bits is predicted again, too.")
+@click.option(
+    "--max-failures", type=float, metavar="SHARE", help="As in predict and fit. Default: as the job was begun with."
+)
+@click.option(
+    "--verify", is_flag=True, help="Of predictions: read all parts first; flipped bits are predicted again, too."
+)
 @output_options
 def resume(output: str, as_json: bool, quiet: bool, **values: Any) -> int:
-    """Go on with the job in the folder OUTPUT after a kill, a crash or a Ctrl-C; predict damaged parts again."""
+    """Go on with the job of predict, fit or evaluate in the folder OUTPUT after a kill, a crash or a Ctrl-C.
+
+    Training goes on from its newest checkpoint. Predictions go on behind the last part that was written, and parts that
+    are missing or damaged are predicted again. Of evaluate --output these are the predictions: its own line, given
+    again, then has the metrics without predicting anything twice.
+
+    \b
+      penstock resume predictions/
+      penstock resume trained/
+    """
     from penstock import api
 
     summary = api.resume(output, progress=_progress(quiet), **values)
@@ -423,9 +474,11 @@ def status(output: str, as_json: bool) -> int:
 def _fit_status(progress: dict[str, Any]) -> int:
     by = f", by {progress['run']}" if progress["run"] else ""
     done = f"{progress['epochs_done']} of {counted(progress['epochs'], 'epoch')} done"
-    click.echo(f"{progress['state']}: {done}, {counted(progress['steps_kept'], 'step')} in the newest checkpoint{by}")
+    kept = counted(progress["steps_kept"], "step") + " in the newest checkpoint"
+    click.echo(f"{progress['state']}: {done}, {kept if progress['steps_kept'] else 'no checkpoint yet'}{by}")
     if progress["last"]:
-        click.echo("last epoch: " + ", ".join(f"{name} {value}" for name, value in progress["last"].items()))
+        last = {name: value for name, value in progress["last"].items() if name != "epoch"}
+        click.echo("last epoch: " + ", ".join(f"{name} {float(value):.6g}" for name, value in last.items()))
     if progress["state"] == "unfinished":
         click.echo(f"go on with: {progress['hint']}")
     return 0

@@ -23,9 +23,9 @@ from penstock.evaluation.metric_records import PREDICTION, ROW, FoldShape, Metri
 from penstock.evaluation.targets import Targets, classes_beside, classes_of_folders, label_columns
 from penstock.evaluation.testing import without_label
 from penstock.jobs.open import OpenedJob, open_both
+from penstock.jobs.output_columns import describe_feeding, describe_training
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.steps import make_scaling
-from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames, check_named, names_of
 from penstock.options.records import PredictOptions
 from penstock.options.training_records import EvaluateOptions
@@ -92,10 +92,13 @@ def evaluate_columns(
     with (
         run_context(wanted.is_verbose) as context,
         contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
-        running(opened, options, wanted, context) as run,
+        running(opened, wanted, context) as run,
     ):
         folding = Folding(judge, ColumnTargets(asked, classes), options.max_failures)
-        folding.notes += fed_otherwise(opened.location, options)
+        if run.started is not None:
+            folding.notes += describe_training(opened.location, run.started)
+            for line in (*folding.notes, *opened.notes, *describe_feeding(run.started)):
+                wanted.progress.note(line)
         measured = folding.run(run)
     return folding.evaluation(measured, time.perf_counter() - began)
 

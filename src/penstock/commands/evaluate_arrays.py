@@ -55,7 +55,7 @@ def evaluate(
     with (
         run_context(wanted.is_verbose) as context,
         contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
-        running(opened, options, wanted, context) as run,
+        running(opened, wanted, context) as run,
     ):
         folding = Folding(judge, targets, None)
         measured = folding.run(run)

@@ -35,6 +35,7 @@ from penstock.evaluation.metric_records import Structure
 from penstock.evaluation.metrics_messages import Opened
 from penstock.jobs.open import OpenedJob, absolute, open_data, open_model
 from penstock.jobs.steps import from_request
+from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.options.training_records import EvaluateOptions
 from penstock.runtimes.keras.live import is_live_keras_model
@@ -108,7 +109,8 @@ def predict_and_evaluate(
         kept = _kept_beside(opened_metrics.outputs, options.keep, given)
         if kept != options.keep:
             task = make_task(model, data, output, replace(options, keep=kept))
-        task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose)
+        again = f"the same line{' without --overwrite' if overwrite else ''}, which then has the metrics, too"
+        task = replace(task, overwrite=overwrite, is_verbose=wanted.is_verbose, goes_on_with=again)
         try:
             to_folder.run(task, wanted.progress, began, runner_of(options))
         except SameNames as error:
@@ -211,7 +213,9 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
         folding.add(result, outputs.kind, specs)
     folding.count_failed(sum(record.failed for record in records), place.address("_penstock/failures.jsonl"))
     found = folding.evaluation(folding.finish(), time.perf_counter() - began)
-    return replace(found, notes=(*opened.notes, *found.notes), output=folder)
+    request = manifest.request
+    fed = fed_otherwise(request["model"], request, manifest.bindings if request["data"] is not None else ())
+    return replace(found, notes=(*fed, *opened.notes, *found.notes), output=folder)
 
 
 def _check_parts(folder: str) -> None:

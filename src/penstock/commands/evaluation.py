@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.figures import counted
 
 _MOST_SHOWN_CLASSES = 30
+_LOSS = "_loss"
+_FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1"}
+"""The figures of a class, and what they are called above their columns."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Evaluation:
         return found | {name: value for name, value in wanted.items() if value is not None}
 
     def __str__(self) -> str:
-        lines = [f"{name}: {_shown(value)}" for name, value in self.metrics.items()]
+        lines = [*self.notes, *(f"{name}: {_shown(self.metrics[name])}" for name in _in_order(self.metrics))]
         for name, rows in (self.per_class or {}).items():
             lines += _per_class_lines(name, rows)
         for name, table in (self.confusion or {}).items():
@@ -47,7 +50,26 @@ class Evaluation:
         lines.append(f"{counted(self.rows, 'row')} in {self.seconds:.1f} s")
         if self.failed:
             lines.append(f"{counted(self.failed, 'row')} failed and left out; the first one is {self.example}")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(lines)
+
+
+def _in_order(metrics: Iterable[str]) -> list[str]:
+    """The loss first; of several outputs the loss and the metrics of each stand together.
+
+    >>> _in_order(["loss", "a_accuracy", "b_accuracy", "a_loss", "b_loss"])
+    ['loss', 'a_loss', 'a_accuracy', 'b_loss', 'b_accuracy']
+    """
+    names = list(metrics)
+    losses = [name for name in names if name.endswith(_LOSS)]
+    # The longest prefix is the output of a metric: one output may be called as another one begins.
+    outputs = sorted((name.removesuffix(_LOSS) for name in losses), key=len, reverse=True)
+
+    def place(name: str) -> tuple[int, bool, int]:
+        output = next((each for each in outputs if name.startswith(f"{each}_")), None)
+        rank = 0 if name == "loss" else len(losses) + 1 if output is None else 1 + losses.index(output + _LOSS)
+        return rank, not name.endswith(_LOSS), names.index(name)
+
+    return sorted(names, key=place)
 
 
 def _shown(value: Any) -> str:
@@ -55,11 +77,13 @@ def _shown(value: Any) -> str:
 
 
 def _per_class_lines(output: str, classes: Mapping[str, Mapping[str, float]]) -> list[str]:
-    width = max(len(name) for name in classes)
-    lines = [f"{output}: precision, recall, F1 and rows of every class"]
-    for name, each in classes.items():
-        figures = "  ".join(f"{each[figure]:.4f}" for figure in ("precision", "recall", "f1"))
-        lines.append(f"  {name:<{width}}  {figures}  {each['rows']:,}")
+    header = ("class", *_FIGURES.values(), "rows")
+    table = [(name, *(f"{each[key]:.4f}" for key in _FIGURES), f"{each['rows']:,}") for name, each in classes.items()]
+    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
+    lines = [f"{output}: every class"]
+    for name, *figures in (header, *table):
+        cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
+        lines.append("  ".join(["", name.ljust(widths[0]), *cells]))
     return lines
 
 

@@ -45,6 +45,7 @@ from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
+from penstock.training.held_back import VALIDATION_ROWS, write_held_back
 from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.trainer_hold import TrainerHold
 
@@ -102,7 +103,11 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
             try:
                 return _train(task, place, existing, display, began, connect)
             except BaseException as error:
-                if existing is None and not display.has_begun:
+                is_left = existing is not None or display.has_begun
+                if isinstance(error, Interrupted) and error.hint is None:
+                    anew = "training had not begun, and nothing of it is left: begin again"
+                    error.hint = f"go on with: penstock resume {task.output}" if is_left else anew
+                if not is_left:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
@@ -136,10 +141,11 @@ def _remove(place: Place) -> None:
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures, f"{INTERNAL}/new-{MODEL}"])
-        place.remove([f"{INTERNAL}/{BATCH_SIZE}"])
+        place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS])
         # What a run that was killed in between had not put into its place yet.
         place.remove(
-            f"{name}.tmp" for name in (RESULT, HISTORY, LABELS_FILE, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
+            f"{name}.tmp"
+            for name in (RESULT, HISTORY, LABELS_FILE, VALIDATION_ROWS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
         )
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
@@ -183,10 +189,11 @@ def _train(
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(display.note, _STOPPING))
-        for line in fed_otherwise(task.request["model"], task.options):
+        for line in (*task.notes, *fed_otherwise(task.request["model"], task.request)):
             display.note(line)
         backend = _backend(task, existing)
-        labels = plan_labels(task, existing.classes if existing is not None else None, display.note)
+        lines: list[str] = []  # shown when nothing else can be refused before the process starts
+        labels = plan_labels(task, existing.classes if existing is not None else None, lines.append)
         machines: Machines | None = None
         workers = 0
         if task.options.cluster.engine == RAY:
@@ -206,9 +213,18 @@ def _train(
             with output_errors():
                 manifest.save(place)
         else:
-            display.note("going on from the newest checkpoint")
+            display.note(
+                "going on from the newest checkpoint"
+                if _checkpoints(place)
+                else "no checkpoint yet: training begins again"
+            )
         _write_labels(place, manifest.classes)
+        if labels.validation is not None and labels.validation.rows is not None:
+            with output_errors():
+                write_held_back(place.address(), labels.validation.rows)
         stop.check()
+        for line in lines:
+            display.note(line)
         ended = hold.train(display.hear)
         display.take_times(ended.times)
         if ended.is_stopped:
@@ -348,6 +364,7 @@ def _summary(task: FitTask, job: FitJob, ended: EndReport, display: TrainingDisp
         epoch_s=display.epoch_s,
         devices=begun.devices or tuple(map(str, job.devices)),
         example=ended.first_failure,
+        inputs=dict(begun.inputs),
     )
 
 
@@ -384,6 +401,11 @@ class _Path(os.PathLike[str]):
         return self._path
 
 
+def _checkpoints(place: Place) -> list[str]:
+    """The names of the checkpoints, oldest first."""
+    return sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
+
+
 def fit_status(output: str) -> dict[str, Any] | None:
     """How far the training job in a folder is; None where there is no such job."""
     place = place_of(output)
@@ -392,7 +414,7 @@ def fit_status(output: str) -> dict[str, Any] | None:
         return None
     result, holder = read_result(place), place.holder()
     state = "finished" if result is not None else "running" if holder is not None else "unfinished"
-    names = sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
+    names = _checkpoints(place)
     history = (place.read(HISTORY) or b"").decode().splitlines()
     steps_done = 0
     with suppress(IndexError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from penstock.options.class_names import ClassNames, names_of
 from penstock.options.fit_records import FitOptions
 from penstock.training.data import count_rows
 from penstock.training.fit_job import SourceRows
+from penstock.training.held_back import VALIDATION_ROWS
 from penstock.training.job_rows import no_row_of
 from penstock.training.roles import Classes, CodedLabels, find_column, scan_classes, with_folders
 
@@ -68,7 +70,7 @@ def plan_labels(task: FitTask, known: ClassNames | None, note: Callable[[str], N
         held = CodedLabels(held, column, each) if held is not None else None
     train, validation = SourceRows(source), SourceRows(held) if held is not None else None
     if asked.validation_split is not None:
-        rows, held_back = _split(source, scanned, balanced, asked, note)
+        rows, held_back = _split(task, source, scanned, balanced, note)
         train, validation = SourceRows(source, rows), SourceRows(source, held_back)
     weights: dict[int, float] = {}
     if asked.class_weights is not None and balanced is not None:
@@ -136,12 +138,13 @@ def _shown(name: str) -> str:
 
 
 def _split(
+    task: FitTask,
     source: Source,
     scanned: Mapping[str, Classes],
     balanced: str | None,
-    asked: FitOptions,
     note: Callable[[str], None],
 ) -> tuple[RowSet, RowSet]:
+    asked = task.asked
     assert asked.validation_split is not None
     total = next((len(classes.codes) for classes in scanned.values()), None)
     total = count_rows(source) if total is None else total
@@ -153,7 +156,8 @@ def _split(
         rows, held_back = split_by_class(scanned[balanced].codes, asked.validation_split, asked.seed)
     else:
         rows, held_back = split_rows(total, asked.validation_split, asked.seed)
-    note(f"{held_back.count:,} of {total:,} rows are held back for validation")
+    listed = os.path.join(task.output, VALIDATION_ROWS)
+    note(f"{held_back.count:,} of {total:,} rows are held back for validation: {listed} has their numbers")
     hint = "" if asked.stratify or len(asked.label) > 1 else "; --stratify divides every class"
     for name, side in (("validation", held_back), ("training", rows)):
         numbers = side.numbers(np.arange(side.count)) if scanned else np.empty(0, np.int64)

@@ -19,7 +19,7 @@ class FitSummary:
     the last epoch, and `history` those of every one. `steps_before` were made before this run began, `epoch_s` are the
     seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows.
     `where` has the seconds of every stage of this run, `bottleneck` says what limited it, and `trace` is the file of
-    the trace.
+    the trace. `inputs` are the columns that fed every input.
     """
 
     output: str
@@ -40,6 +40,7 @@ class FitSummary:
     where: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
     trace: str | None = None
+    inputs: dict[str, list[str]] = field(default_factory=dict)
     is_old: bool = False
     """Whether training was over before this call."""
 
@@ -50,7 +51,9 @@ class FitSummary:
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {', '.join(_shown(self.metrics))}" if self.metrics else self.model]
-        trained = f"{counted(self.epochs, 'epoch')}, {counted(self.steps, 'step')}, {counted(self.rows, 'row')} in each"
+        trained = (
+            f"{counted(self.epochs, 'epoch')} of {counted(self.rows, 'row')}, {counted(self.steps, 'step')} in all"
+        )
         if self.is_old:
             return "\n".join([*lines, trained, "the job was finished already; nothing was redone"])
         lines.append(f"{trained}; {self.rows_per_s:,.0f} rows/s on {', '.join(self.devices)}, {self.seconds:.1f} s")

@@ -12,6 +12,7 @@ from penstock.core.records import Fragment, ModelFile
 from penstock.errors import ModelError, UsageError
 from penstock.jobs import steps
 from penstock.jobs.open import open_data, open_model
+from penstock.jobs.trained_with import inputs_of_training
 from penstock.options.fit_records import FITTED_WITH, FitOptions
 from penstock.options.records import PredictOptions
 from penstock.options.table import Decides
@@ -29,6 +30,7 @@ class FitTask:
     options: PredictOptions
     asked: FitOptions
     request: dict[str, Any]
+    notes: tuple[str, ...] = ()
     overwrite: bool = False
     is_verbose: bool = False
 
@@ -81,12 +83,14 @@ def make_fit_task(
             received=type(data).__name__,
             hint="penstock.fit(keras.models.load_model(path), x, y)",
         )
+    options, notes = inputs_of_training(location, source, options)
+    file = replace(file, inputs=tuple(options.inputs))
     held: Source | None = None
     if asked.validation:
         held, paths = open_data(list(asked.validation), options.reading, takes="files")
         asked = replace(asked, validation=tuple(paths or ()))
     request = {"model": location, "data": arguments, **options_as_json(options, asked, Decides.OUTPUT)}
-    return FitTask(file, source, held, output, options, asked, request)
+    return FitTask(file, source, held, output, options, asked, request, tuple(notes))
 
 
 def options_as_json(options: PredictOptions, asked: FitOptions, *decides: Decides) -> dict[str, Any]:

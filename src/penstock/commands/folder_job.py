@@ -39,15 +39,20 @@ class FolderJob:
     """Files that a finished job does not have are predicted, too."""
     is_resumed: bool = False
     """The job in the folder is asked for, whatever new files there are."""
+    notes: tuple[str, ...] = ()
+    """What is told before the job begins."""
+    goes_on_with: str = ""
+    """What a user does after an interruption, where that is not `penstock resume`."""
 
 
 def make_task(model: Any, data: Any, output: str, options: PredictOptions) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
     opened = open_both(resolved(model, options), data, options)
+    options = opened.options
     if isinstance(options.plan, str) and options.plan != NO_PLAN:
         options = replace(options, plan=store.read_plan(options.plan))  # what it says is part of the request
     request = {"model": opened.location, "data": opened.arguments, **steps.as_request(options)}
-    return FolderJob(opened.model, opened.digest, opened.source, output, options, request)
+    return FolderJob(opened.model, opened.digest, opened.source, output, options, request, notes=opened.notes)
 
 
 def resolved(model: Any, options: PredictOptions) -> Any:

@@ -37,7 +37,7 @@ def no_job(place: Place) -> OutputError:
     return OutputError(
         "the folder holds no job of penstock",
         received=f"{place.address()}: {there}",
-        hint="name what was given to penstock predict as --output",
+        hint="name what was given to penstock predict or penstock fit as --output",
     )
 
 

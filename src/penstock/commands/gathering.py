@@ -84,7 +84,7 @@ class Gathered:
                 raise TooManyFailures(f"all of the {self.rows:,} rows failed", received=example)
             done = "left out" if self.on_error == "skip" else "NaN"
             count = f"{len(self.failures):,} of {self.rows:,} rows failed and are {done}"
-            warnings.warn(f"{count}; the first one is {example}", stacklevel=_caller())
+            warnings.warn(f"{count}; the first one is {example}", stacklevel=caller())
         return self.joined()
 
     def _note(self, result: Result) -> None:
@@ -99,7 +99,7 @@ class Gathered:
         self.failures += result.failures
 
 
-def _caller() -> int:
+def caller() -> int:
     """How many frames lie between a warning and the code that called penstock."""
     ours, frame, depth = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):

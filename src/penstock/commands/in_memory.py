@@ -2,12 +2,13 @@
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.commands.batch_by_batch import KERAS_BATCH, Hooks, batches_of, in_steps
-from penstock.commands.gathering import Gathered, filled, to_numpy, to_ragged_tensor
+from penstock.commands.gathering import Gathered, caller, filled, to_numpy, to_ragged_tensor
 from penstock.core import division, tuning
 from penstock.core.columns import OPAQUE
 from penstock.core.job import Job
@@ -69,10 +70,11 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wante
             hint="load the model with Keras, and give it",
         )
     opened = open_both(model, data, options, needs_digest=False)
-    source, options = _only(opened.source, options, wanted.steps)
+    source, options = _only(opened.source, opened.options, wanted.steps)
     with run_context(wanted.is_verbose) as context:
         started = _start(opened.model, source, options, context)
         with contextlib.closing(started):
+            _describe_training(opened, started, wanted.progress)
             columns = _gather(started, wanted, context.meter)
     numpy = {name: to_numpy(column) for name, column in columns.items()}
     if options.postprocess is not None:
@@ -110,6 +112,13 @@ def _start(model: ModelFile | LiveModel, source: Source, options: PredictOptions
         started.close()
         raise
     return started
+
+
+def _describe_training(opened: OpenedJob, started: Started, progress: Progress) -> None:
+    for line in opened.notes:
+        progress.note(line)
+    for line in output_columns.describe_training(opened.location, started):
+        warnings.warn(line, stacklevel=caller())  # also where nothing is shown of a call that ends soon
 
 
 def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Any:
@@ -290,9 +299,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(opened: OpenedJob, options: PredictOptions, wanted: Wanted, context: RunContext) -> Iterator[Running]:
+def running(opened: OpenedJob, wanted: Wanted, context: RunContext) -> Iterator[Running]:
     """Run a job whose results go somewhere else than to the caller: by the short way of `predict`, where that fits."""
-    model, source = opened.model, opened.source
+    model, source, options = opened.model, opened.source, opened.options
     meter = context.meter
     if isinstance(model, LiveModel) and isinstance(source, InMemory) and _is_plain(options):
         signature = model.replicas[0].signature
@@ -352,17 +361,16 @@ def stream_blocks(model: Any, data: Any, options: PredictOptions, wanted: Wanted
     The model and the data are opened at once, so that the call raises their errors, not its first block.
     """
     opened = open_both(model, data, options, needs_digest=False)
-    source, options = _only(opened.source, options, wanted.steps)
-    return _blocks(opened.model, source, options, wanted)
+    source, options = _only(opened.source, opened.options, wanted.steps)
+    return _blocks(replace(opened, source=source, options=options), wanted)
 
 
-def _blocks(
-    model: ModelFile | LiveModel, source: Source, options: PredictOptions, wanted: Wanted
-) -> Iterator[dict[str, Any]]:
+def _blocks(opened: OpenedJob, wanted: Wanted) -> Iterator[dict[str, Any]]:
     with run_context(wanted.is_verbose) as context:
         meter = context.meter
-        started = _start(model, source, options, context)
+        started = _start(opened.model, opened.source, opened.options, context)
         with contextlib.closing(started), _shown(wanted.progress, meter, _num_rows(started)):
+            _describe_training(opened, started, wanted.progress)
             for result in output_columns.finished(started, started.results()):
                 meter.failed += len(result.failures)
                 yield _block(result, wanted.on_error or "skip")

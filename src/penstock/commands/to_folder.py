@@ -23,7 +23,6 @@ from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
 from penstock.jobs.settled import Settled, can_run, kind_for, kind_here, resumed_from, settled_by, versions
-from penstock.jobs.trained_with import fed_otherwise
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
@@ -298,7 +297,7 @@ class Run:
         started = start_by_plan.start(task.model, Request(task.source, task.options, resumed), self.context)
         with contextlib.closing(started):
             lines = [*output_columns.describe_source(started.source), *output_columns.describe_feeding(started)]
-            for line in (*lines, *fed_otherwise(task.request["model"], task.options)):
+            for line in (*task.notes, *lines, *output_columns.describe_training(task.request["model"], started)):
                 self.progress.note(line)
             if task.options.check:
                 self.progress.note(self._check(started))
@@ -419,10 +418,11 @@ class Run:
             return
         keeps_state = manifest.recipe.state == VARIABLES
         how = "the model keeps state: begin again with" if keeps_state else "go on with"
+        command = self.task.goes_on_with or f"penstock resume {self.task.output}"
         raise Interrupted.by_signal(
             signal_number,
             f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-            hint=f"{how}: penstock resume {self.task.output}",
+            hint=f"{how}: {command}",
         )
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:

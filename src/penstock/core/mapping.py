@@ -12,7 +12,7 @@ from penstock.core.name_patterns import closest, families, gap_in, is_in_order, 
 from penstock.core.records import STRING, Binding, Shape, Signature, TensorSpec
 from penstock.errors import InputError
 
-__all__ = ["RAW_RECORD", "bind", "describe", "describe_all", "find", "misfit", "wire_dtype"]
+__all__ = ["RAW_RECORD", "bind", "describe", "describe_all", "expand", "find", "misfit", "shortened", "wire_dtype"]
 
 Schema = Mapping[str, TensorSpec]
 
@@ -41,7 +41,7 @@ def bind(
     _check_requested(signature, requested)
     for name in keep:
         find(schema, name, "--keep")
-    chosen: dict[str, tuple[str, ...]] = {name: _expand(schema, name, columns) for name, columns in requested.items()}
+    chosen: dict[str, tuple[str, ...]] = {name: expand(schema, name, columns) for name, columns in requested.items()}
     built, records = bind_records(signature, schema, chosen, keep, as_example)
     chosen |= records
     for spec in signature.inputs:
@@ -117,7 +117,7 @@ def _why(binding: Binding, requested: Mapping[str, Sequence[str]], is_positional
 
 def describe(binding: Binding) -> str:
     """`image ← pixels, uint8[784]`; a long list of columns is shortened."""
-    columns = _shortened(binding.columns)
+    columns = shortened(binding.columns)
     if binding.features:
         return f"{binding.input} ← one tf.train.Example a row, of {columns}"
     if binding.mask_of is not None:
@@ -127,13 +127,18 @@ def describe(binding: Binding) -> str:
 
 def as_named(name: str, columns: Sequence[str], schema: Schema) -> TensorSpec:
     """What a model that declares no inputs gets under a name: a column, or several that are stacked."""
-    expanded = _expand(schema, name, columns)
+    expanded = expand(schema, name, columns)
     if len(expanded) == 1:
         return replace(schema[expanded[0]], name=name)
     return _stacked(TensorSpec(name, "", None), expanded, schema)
 
 
-def _expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...]:
+def expand(schema: Schema, name: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns that are meant for the input `name`: each by its name, or all with a prefix (`f*`).
+
+    Raises:
+        InputError: There is no such column.
+    """
     expanded: list[str] = []
     for column in columns:
         if not column.endswith("*") or column in schema:
@@ -260,16 +265,17 @@ def _not_as_many(spec: TensorSpec, needed: int, matching: Sequence[str], others:
         hint = f"is {closest(near, others)!r} meant to be {near!r}? Mend the header, or " + hint
     return InputError(
         f"{needed} columns are needed for the input {spec.name!r}, {len(matching)} match",
-        received=_shortened(matching) + (f"; there is no {', no '.join(lacking)}" if lacking else ""),
+        received=shortened(matching) + (f"; there is no {', no '.join(lacking)}" if lacking else ""),
         allowed=f"{spec.name} {spec}",
         hint=hint,
     )
 
 
-def _shortened(columns: Sequence[str]) -> str:
+def shortened(columns: Sequence[str], separator: str = ", ") -> str:
+    """The names of columns; of many, the first ones and the last one."""
     if len(columns) > 4:
         columns = [*columns[:2], f"… {len(columns) - 3} more …", columns[-1]]
-    return ", ".join(columns)
+    return separator.join(columns)
 
 
 def _fitting(spec: TensorSpec, columns: Schema) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.core.protocols import Source
 from penstock.core.records import Array, ModelFile
 from penstock.errors import DeviceError, InputError, UsageError
 from penstock.jobs import steps
+from penstock.jobs.trained_with import inputs_of_training
 from penstock.models import catalog
 from penstock.models.belongings import num_bytes, with_belongings
 from penstock.models.formats import builder
@@ -46,6 +47,7 @@ class OpenedJob:
     """A model and its data, ready to be started.
 
     `digest` tells models apart; a later process would open both again with `location` and `arguments`.
+    `options` are those that were given, with what a model was trained with where that was left open: `notes` say so.
     """
 
     model: ModelFile | LiveModel
@@ -53,6 +55,8 @@ class OpenedJob:
     digest: str = ""
     location: str | None = None
     arguments: list[str] | None = None
+    options: PredictOptions = field(default_factory=PredictOptions)
+    notes: tuple[str, ...] = ()
 
     @property
     def file(self) -> ModelFile | None:
@@ -67,7 +71,9 @@ def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: b
         return replace(opened, digest=digest_of_weights(model) if needs_digest else "")
     file, digest, location = open_model(model, options)
     source, arguments = open_data(data, options.reading)
-    return OpenedJob(file, source, digest, location, arguments)
+    options, notes = inputs_of_training(location, source, options)
+    file = replace(file, inputs=tuple(options.inputs))
+    return OpenedJob(file, source, digest, location, arguments, options, tuple(notes))
 
 
 def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
@@ -101,7 +107,7 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
     reading = options.reading
     if arguments is None and reading.images:
         source = ImageColumns(source, reading.images, reading)
-    return OpenedJob(live, source, "", None, arguments)
+    return OpenedJob(live, source, "", None, arguments, options)
 
 
 def _check_live(options: PredictOptions) -> None:

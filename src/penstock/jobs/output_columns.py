@@ -16,6 +16,7 @@ from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.errors import UsageError
 from penstock.jobs import steps
 from penstock.jobs.bring_up import Started, timeouts_of
+from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
@@ -64,6 +65,12 @@ def describe_feeding(started: Started) -> list[str]:
         if steps.make_scaling(started.options) is None and started.job.preprocess is None:
             lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
     return lines
+
+
+def describe_training(model: str | None, started: Started) -> list[str]:
+    """A line about what a model was trained with and this job does otherwise, if there is anything."""
+    bindings = () if started.source.is_positional else started.job.bindings
+    return fed_otherwise(model, steps.as_request(started.options), bindings)
 
 
 def _describe_images(reading: ReadOptions) -> str:

@@ -20,20 +20,33 @@ def open_model(
         return file
     if not os.path.exists(location):
         raise ModelError("no such model", received=location, allowed=_allowed())
-    is_checkpoint = os.path.isfile(os.path.join(location, "checkpoint"))
     raise ModelError(
-        "this is not a model that penstock knows",
-        received=location,
-        allowed=_allowed(),
-        hint=f"of an Estimator's checkpoint: --estimator module:function --checkpoint {location}"
-        if is_checkpoint
-        else None,
+        "this is not a model that penstock knows", received=location, allowed=_allowed(), hint=_hint(location)
     )
+
+
+def _hint(location: str) -> str | None:
+    """What to give instead of a folder that holds a model, or will."""
+    if not os.path.isdir(location):
+        return None
+    names = sorted(os.listdir(location))
+    if "checkpoint" in names:
+        return f"of an Estimator's checkpoint: --estimator module:function --checkpoint {location}"
+    models = [name for name in names if name.endswith(_suffixes())]
+    if models:
+        return f"give the model in this folder: {os.path.join(location, models[0])}"
+    if {"_penstock", "checkpoints"} <= set(names):
+        return f"training has not ended there: penstock resume {location} goes on and writes model.keras"
+    return None
+
+
+def _suffixes() -> tuple[str, ...]:
+    return tuple(each.looks_like for each in model_formats().values() if each.looks_like.startswith("."))
 
 
 def _allowed() -> str:
     forms = [each.looks_like for each in model_formats().values()]
-    suffixes = ", ".join(form for form in forms if form.startswith("."))
+    suffixes = ", ".join(_suffixes())
     *others, last = [form for form in forms if not form.startswith(".")]
     return ", ".join([f"a file ({suffixes})", *others, f"or {last}"])
 

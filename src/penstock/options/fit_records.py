@@ -120,7 +120,7 @@ class FitOptions:
         help="Stop when the (validation) loss has not improved for N epochs, and keep the best weights.")
 
     checkpoint_every: Any = _kept(_CHECKPOINTS, NOTHING, NO_KEY,
-        help="Write a checkpoint after so many steps, or minutes (10m). Default: 5m, and one at the end.")
+        help="Write a checkpoint after so many steps, or minutes (10m). Default: every 20 s to 5 min, as they cost.")
     keep_checkpoints: int = _kept(kinds.count(), NOTHING, NO_KEY, default=2,
         help="How many checkpoints stay.")
     log_every: int | None = _kept(kinds.count(), NOTHING, NO_KEY,

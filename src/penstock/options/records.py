@@ -376,7 +376,10 @@ class PredictOptions:
             )
         if self.labels and not self.argmax and self.top_k is None:
             raise UsageError(
-                "labels name the best classes", received="labels", hint="--top-k 5 --labels FILE, or --argmax"
+                "labels name the best classes, which are not asked for",
+                received="labels",
+                allowed="with top_k or argmax",
+                hint="--argmax --labels FILE, or --top-k 5 --labels FILE",
             )
 
 

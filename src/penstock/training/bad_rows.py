@@ -37,8 +37,8 @@ class BadRowReport:
         """Every bad row that was found so far, those of training first."""
         held_out = self.validation.failures if self.validation is not None else {}
         if self.is_one_input:
-            return _in_order({**self.train.failures, **held_out}.values())
-        return [*_in_order(self.train.failures.values()), *_in_order(held_out.values())]
+            return in_order({**self.train.failures, **held_out}.values())
+        return [*in_order(self.train.failures.values()), *in_order(held_out.values())]
 
     def first(self) -> str | None:
         """The first of them, in words."""
@@ -75,5 +75,6 @@ class BadRowReport:
                 write_whole(internal(self.folder, "failures.jsonl"), lines.encode())
 
 
-def _in_order(failures: Iterable[RowFailure]) -> list[RowFailure]:
+def in_order(failures: Iterable[RowFailure]) -> list[RowFailure]:
+    """Bad rows in the order of the input."""
     return sorted(failures, key=lambda failure: failure.row)

@@ -6,11 +6,12 @@ A checkpoint is written under a temporary name, synced, renamed, and the folder 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ _TEMPORARY = ".tmp"
 _VERSION = 1
 _STATE, _CALLBACKS = "state/", "callbacks/"
 _ARRAY, _SCALAR, _TUPLE, _PAIRS = "@array", "@scalar", "@tuple", "@pairs"
+LEAST_S, MOST_S, SHARE = 20.0, 300.0, 0.02
+"""Where nobody says how often, checkpoints take about this share of the time, but are neither oftener nor rarer."""
 MOST_FAILED = 3
 """So many checkpoints in a row that cannot be written end training: hours of work would not be safe."""
 
@@ -189,14 +192,21 @@ class Cadence:
     Args:
         steps: Every so many steps; None for no such rule.
         minutes: So many minutes after the last one; None for no such rule.
+        by_cost: As often as they cost little, from 20 seconds to 5 minutes.
         clock: Seconds that only grow.
     """
 
     def __init__(
-        self, steps: int | None = None, minutes: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        steps: int | None = None,
+        minutes: float | None = None,
+        *,
+        by_cost: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = steps
-        self._seconds = None if minutes is None else minutes * 60
+        self._seconds = LEAST_S if by_cost else None if minutes is None else minutes * 60
+        self._is_by_cost = by_cost
         self._clock = clock
         self._last = clock()
 
@@ -206,9 +216,16 @@ class Cadence:
             return True
         return self._seconds is not None and self._clock() - self._last >= self._seconds
 
-    def begin_anew(self) -> None:
-        """Count minutes from now on: a checkpoint was written, or could not be."""
-        self._last = self._clock()
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Count minutes from the end of this on, whether a checkpoint is written inside or cannot be."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._last = self._clock()
+            if self._is_by_cost:
+                self._seconds = min(max((self._last - began) / SHARE, LEAST_S), MOST_S)
 
 
 @dataclass
@@ -248,8 +265,10 @@ class CheckpointKeeper:
         """
         if self.check is not None:
             self.check()
-        step = checkpoint.progress.position.step
-        self.cadence.begin_anew()
+        with self.cadence.writing():
+            self._keep(checkpoint, checkpoint.progress.position.step)
+
+    def _keep(self, checkpoint: Checkpoint, step: int) -> None:
         if _is_spoiled(checkpoint.state):
             self.say(
                 f"no checkpoint after step {step}: weights or the optimizer are NaN or infinite; {self._last_good()}"
@@ -264,7 +283,7 @@ class CheckpointKeeper:
                 raise OutputError(
                     f"{self._failed} checkpoints in a row could not be written",
                     received=str(error),
-                    hint=f"{self._last_good()}; free space and resume",
+                    hint=f"{self._last_good()}; {_what_to_do(error)} and resume",
                 ) from error
             self.say(f"the checkpoint after step {step} could not be written: {error}; {self._last_good()}")
             return
@@ -274,6 +293,12 @@ class CheckpointKeeper:
     def _last_good(self) -> str:
         names = self.folder._names()
         return f"the last good one stays ({names[0]})" if names else "there is none yet"
+
+
+def _what_to_do(error: OSError) -> str:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return "move that file away"
+    return "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
 
 
 def _is_spoiled(state: Mapping[str, Array]) -> bool:

@@ -1,4 +1,4 @@
-"""Training data from arrays and from sources."""
+"""Training data from columns in memory and from sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.jobs.decide import LEARN_ROWS, first_rows
 from penstock.pool.processes.supervisor import LoaderLaunch
 from penstock.sources.derived.shuffled import SEED, EpochRows, Order, RandomRows, WindowedRows
 from penstock.sources.python.memory import InMemory, SharedMemory, shared
-from penstock.training.cutting import INPUT, TARGET, WEIGHT, rows_per_chunk
+from penstock.training.cutting import rows_per_chunk
 from penstock.training.loader_reader import LoaderReader, learn_function
 from penstock.training.row_stream import RowStream, ThisProcess
 
@@ -61,35 +61,6 @@ class RowFormat:
         return sum(binding.row_bytes for binding in sized(self.bindings, self.buckets))
 
 
-def from_arrays(
-    inputs: Columns,
-    targets: Columns | None = None,
-    weights: Columns | None = None,
-    *,
-    batch_size: int,
-    seed: int | None,
-    rows: RowSet | None = None,
-    failures: Iterable[RowFailure] = (),
-) -> RowStream:
-    """Training data from arrays that are in memory, by the names of the model's inputs and outputs.
-
-    Args:
-        inputs: Rows first, all with as many rows.
-        targets: What the model is to answer.
-        weights: What the loss of every row counts.
-        batch_size: Rows of a global batch.
-        seed: Decides the order of rows; None for the order that they have.
-        rows: Which rows; all where it is None.
-        failures: Rows that are left out, because another run found them bad.
-    """
-    columns = {
-        role + name: array
-        for role, arrays in ((INPUT, inputs), (TARGET, targets), (WEIGHT, weights))
-        for name, array in (arrays or {}).items()
-    }
-    return from_columns(columns, batch_size=batch_size, seed=seed, rows=rows, failures=failures)
-
-
 def from_columns(
     columns: Columns,
     *,
@@ -99,7 +70,15 @@ def from_columns(
     failures: Iterable[RowFailure] = (),
     share: Share | None = None,
 ) -> RowStream:
-    """The same from columns whose names begin with their role: `input:x`, `target:`. A cache has such columns."""
+    """Training data from columns in memory, whose names begin with their role: `input:x`, `target:`.
+
+    Args:
+        columns: As a cache has them.
+        batch_size: Rows of a global batch.
+        seed: Decides the order of rows; None for the order that they have.
+        rows: Which rows; all where it is None.
+        failures: Rows that are left out, because another run found them bad.
+    """
     held = InMemory(columns)
     specs = [describe(name, column) for name, column in columns.items()]
     row_format = RowFormat(tuple(Binding(spec.name, (spec.name,), spec.dtype, spec.shape or ()) for spec in specs))

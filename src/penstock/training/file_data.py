@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from penstock.core import mapping
 from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
-from penstock.core.records import Binding, RowFailure, Signature, TensorSpec
+from penstock.core.records import STRING, Binding, RowFailure, Signature, TensorSpec
 from penstock.core.sharing import Share
 from penstock.core.stillness import Timeouts
 from penstock.core.training import Exchange, TrainingData
@@ -80,6 +81,24 @@ class FileData:
             stream = self._stream(self.job.validation, None, failures, epochs=1)
         return self._in_gang(stream, "validation", failures)
 
+    def inputs(self) -> list[Binding]:
+        """What feeds each input of the model."""
+        _, row_format = self._of_train
+        prefixed = [binding for binding in row_format.bindings if binding.input.startswith(INPUT)]
+        return [
+            replace(
+                each, input=each.input.removeprefix(INPUT), mask_of=each.mask_of and each.mask_of.removeprefix(INPUT)
+            )
+            for each in prefixed
+        ]
+
+    def feeding(self) -> list[str]:
+        """What feeds each input, and whether that was given or guessed."""
+        source, _ = self._of_train
+        is_positional = source.is_positional or source.traits.is_frame
+        lines = mapping.describe_all(self.inputs(), self.job.options.inputs, is_positional=is_positional)
+        return [f"input: {line}" for line in lines]
+
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""
         schema = self.job.train.source.schema()
@@ -96,7 +115,8 @@ class FileData:
         return GangRows(stream, self._share, self.exchange, name, [failure.row for failure in failures])
 
     def _stream(self, selected: SourceRows, seed: int | None, failures: Iterable[RowFailure], epochs: int) -> RowStream:
-        source, row_format = self._formatted(selected.source)
+        is_train = selected.source is self.job.train.source
+        source, row_format = self._of_train if is_train else self._formatted(selected.source)
         return from_source(
             source,
             row_format,
@@ -112,7 +132,7 @@ class FileData:
     def _cached(self) -> cache.Cache:
         """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
         job = self.job
-        source, row_format = self._formatted(job.train.source)
+        source, row_format = self._of_train
         rows = count_rows(source)
 
         def read() -> TrainingData:
@@ -136,6 +156,10 @@ class FileData:
             share=self._share,
         )
 
+    @functools.cached_property
+    def _of_train(self) -> tuple[Source, RowFormat]:
+        return self._formatted(self.job.train.source)
+
     def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
         """The source as the model takes it, and what every row becomes."""
         job, signature = self.job, self.signature
@@ -149,7 +173,7 @@ class FileData:
             columns = dict(preprocess.gives)
         else:
             source = find_images(source, signature, options.inputs, options.reading, taken)
-            columns = source.schema()
+            columns = self._as_in_the_file(source.schema())
         bindings = bind(signature, source, columns, replace(options, keep=(*taken, *source.keeps)))
         bindings = bind_nulls(bindings, signature, options.nulls, has_function=preprocess is not None)
         if preprocess is None:
@@ -160,6 +184,11 @@ class FileData:
             (*inputs, *self._targets(source)), preprocess, {INPUT + name: sizes for name, sizes in buckets.items()}
         )
         return source, row_format
+
+    def _as_in_the_file(self, columns: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """The columns with labels of text as such: they are numbers by now, but feed no input that takes numbers."""
+        coded = {column for output, column in self.outputs.items() if {output, ""} & set(self.job.classes)}
+        return {name: TensorSpec(name, STRING, ()) if name in coded else spec for name, spec in columns.items()}
 
     def _targets(self, source: Source) -> list[Binding]:
         """Labels and weights pass by the user's function."""

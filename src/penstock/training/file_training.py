@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from penstock.core.training import Checkpoint, Position, TrainingData
+from penstock.core.training import Checkpoint, Position, TrainBatch
 from penstock.crash_points import crash_point
 from penstock.errors import InputError, ModelError, WorkersDied, one_line
 from penstock.evaluation.compiled_metrics import by_output, check_request, named
 from penstock.evaluation.metric_records import MetricRequest
+from penstock.jobs.trained_with import columns_fed, fed_otherwise
 from penstock.options.table import AUTO
 from penstock.runtimes.environment import lean_imports
 from penstock.runtimes.frameworks import jax, keras
@@ -64,7 +65,6 @@ from penstock.training.label_packing import (
 from penstock.training.stages import Stage, StageClock
 
 _TOLD_EVERY_S = 0.5
-_CHECKPOINT_MINUTES = 5.0
 _REPORTED_EARLY = 32
 Send = Callable[[object], None]
 
@@ -86,6 +86,7 @@ class FileTraining:
         self._stages = stages
         self._gang: JaxGang | None = None
         self._pack: LabelPack | None = None
+        self._inputs: dict[str, list[str]] = {}
         self._told = time.monotonic()
         self._step = self._steps_made = self._kept = 0
 
@@ -129,7 +130,12 @@ class FileTraining:
             check_class_weights(outputs)
         check_num_classes(job.classes, call.signature)
         data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat, self._gang)
-        for remark in compile_for_training(model, self._compile_request(list(outputs)), data.label_specs()):
+        # First, so that a column that is missing is refused before a loss is proposed.
+        self._inputs = columns_fed(data.inputs())
+        # The coordinator has compared the options.
+        feeding = [*fed_otherwise(job.model.location, {}, data.inputs()), *data.feeding()]
+        remarks = compile_for_training(model, self._compile_request(list(outputs)), data.label_specs())
+        for remark in (*feeding, *remarks):
             self._note(remark)
         check_trainable(model, job.model.location)
         if job.asked.batch_size == AUTO:
@@ -204,8 +210,8 @@ class FileTraining:
             with open(path, encoding="utf-8") as file:
                 return replace(job, asked=replace(job.asked, batch_size=json.load(file)))
         probe = replace(job, asked=replace(job.asked, batch_size=FIRST_SIZE, cache=None))
-        with contextlib.closing(replace(data, job=probe).train(())) as train:
-            first, rows = _first_of(train, self._label_pack(model, call)), train.rows or 0
+        with contextlib.closing(JobRows(replace(data, job=probe).train(()))) as train:
+            first, rows = _packed(train.first(), self._label_pack(model, call)), train.rows or 0
         size = find_batch_size(model, first, rows, self._settings(call, first), len(job.devices))
         with output_errors():
             write_whole(path, json.dumps(size).encode())
@@ -227,10 +233,10 @@ class FileTraining:
         shapes = {spec.name: spec.shape for spec in call.signature.outputs if spec.shape is not None}
         return LabelPack(model, pack_by_name(model), shapes)
 
-    def _trainer(self, model: Any, call: KerasCall, train: TrainingData) -> KerasTrainer:
+    def _trainer(self, model: Any, call: KerasCall, train: JobRows) -> KerasTrainer:
         job = self._job
         self._pack = pack = self._label_pack(model, call)
-        first = _first_of(train, pack)
+        first = _packed(train.first(), pack)
         trainer = open_trainer(model, pack, first, self._settings(call, first), len(job.devices))
         for remark in trainer.remarks:
             self._note(remark)
@@ -246,13 +252,12 @@ class FileTraining:
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
         records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note) if job.is_first else None
-        self._send(
-            StartReport(train.rows or 0, steps, position.step, tuple(map(str, job.devices[: trainer.num_devices])))
-        )
+        devices = tuple(map(str, job.devices[: trainer.num_devices]))
+        self._send(StartReport(train.rows or 0, steps, position.step, devices, self._inputs))
         made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
-        cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(minutes=_CHECKPOINT_MINUTES)
+        cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(by_cost=True)
         folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
         self._step = self._kept = position.step
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
@@ -378,14 +383,9 @@ class FileTraining:
         self._send(Note(text))
 
 
-def _first_of(train: TrainingData, pack: LabelPack) -> Any:
-    """The first batch as a step takes it; it comes again."""
-    batches = train.batches(0)
-    first = next(iter(batches))
-    packed = keras.tree.map_structure(_copied, pack(first))
-    first.release()
-    batches.close()  # type: ignore[attr-defined]
-    return packed
+def _packed(batch: TrainBatch, pack: LabelPack) -> Any:
+    """A batch as a step takes it, for longer than its slot holds it."""
+    return keras.tree.map_structure(_copied, pack(batch))
 
 
 def _copied(leaf: Any) -> Any:

@@ -111,6 +111,8 @@ class StartReport:
     batches: int
     step: int
     devices: tuple[str, ...]
+    inputs: Mapping[str, list[str]] = field(default_factory=dict)
+    """The columns that feed every input."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from penstock.errors import UsageError
+import numpy as np
+
+from penstock.errors import PenstockError, UsageError
 from penstock.options.fit_records import ALL_REDUCE
 from penstock.options.table import AUTO
+from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.callbacks import KerasCallbacks, flat_callbacks
 from penstock.runtimes.keras.training.given_data import DataArguments, GivenData, pack_given, split_off
 from penstock.runtimes.keras.training.keras_trainer import KerasTrainer, StepSettings
@@ -116,10 +119,38 @@ def fit_in_memory(
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
-        UsageError: `model.fit` has no such argument, or not such a value.
+        UsageError: `model.fit` has no such argument, or not such a value, or labels are text.
     """
     given, request = with_keywords(given, request, keywords)
     _check(request)
+    try:
+        return _fit(model, given, request)
+    except PenstockError:
+        raise
+    except Exception as error:
+        # A step of the user may take text: only where training failed is it the reason.
+        text = _text_in(given.y)
+        if text is None:
+            raise
+        raise UsageError(
+            "labels that are text have no numbers yet",
+            received=f"y with {text!r:.60}",
+            allowed="numbers",
+            hint="names, y = numpy.unique(y, return_inverse=True); or train on files, where label='COLUMN' may be text",
+        ) from error
+
+
+def _text_in(labels: Any) -> str | None:
+    """The first label that is text; None where there is none."""
+    for leaf in keras.tree.flatten(labels):
+        array = np.asarray(leaf) if isinstance(leaf, str) or hasattr(leaf, "__array__") else np.empty(0)
+        first = array.flat[0] if array.size and array.dtype.kind in "USTO" else None
+        if isinstance(first, (str, bytes)):
+            return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
+    return None
+
+
+def _fit(model: Any, given: DataArguments, request: FitRequest) -> Any:
     given, held_back = split_off(given, request.validation_split, request.validation_data)
     say = _say if request.verbose != 0 else loop.say_nothing
     if given.batch_size == AUTO:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -66,6 +67,7 @@ class JobRows:
         self._data = data
         self._weigh = weigh
         self.seen = SeenClasses()
+        self._begun: tuple[TrainBatch, Generator[TrainBatch]] | None = None
 
     @property
     def rows(self) -> int | None:
@@ -75,7 +77,25 @@ class JobRows:
     def failures(self) -> Mapping[int, RowFailure]:
         return self._data.failures
 
-    def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+    def first(self) -> TrainBatch:
+        """The first batch of all. It is not to be released: `batches(0)` gives it again, and goes on behind it."""
+        batches = self._read(0, 0)
+        batch = next(batches)
+        self._begun = batch, batches
+        return batch
+
+    def batches(self, epoch: int, skip_rows: int = 0) -> Generator[TrainBatch]:
+        begun, self._begun = self._begun, None
+        if begun is not None and (epoch, skip_rows) == (0, 0):
+            first, others = begun
+            with contextlib.closing(others):
+                yield first
+                yield from others
+            return
+        _give_up(begun)
+        yield from self._read(epoch, skip_rows)
+
+    def _read(self, epoch: int, skip_rows: int) -> Generator[TrainBatch]:
         for batch in self._data.batches(epoch, skip_rows):
             self.seen.add(batch)
             yield batch if self._weigh is None else self._weigh(batch)
@@ -84,7 +104,17 @@ class JobRows:
         return self._data.remarks()
 
     def close(self) -> None:
+        begun, self._begun = self._begun, None
+        _give_up(begun)
         self._data.close()
+
+
+def _give_up(begun: tuple[TrainBatch, Generator[TrainBatch]] | None) -> None:
+    """End an epoch of which only the first batch was read."""
+    if begun is not None:
+        first, others = begun
+        first.release()
+        others.close()
 
 
 def no_row_of(classes: Sequence[str], side: str) -> str:

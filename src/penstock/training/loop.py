@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.core.records import Array, RowFailure
+from penstock.core.records import Array
 from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
 from penstock.errors import ModelError
+from penstock.training.bad_rows import in_order
 from penstock.training.stages import Enter, Stage
 
 STOP, SKIP, IGNORE = "stop", "skip", "ignore"
@@ -307,17 +308,13 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
         return
     run.schedule.enter(Stage.CHECKPOINT, 0)
     progress = Progress(run.position, epoch_logs, run.logs, run.skipped)
-    bad = _in_order(run.data.failures)
-    held_out = _in_order(run.validation.failures) if run.validation is not None else ()
+    bad = tuple(in_order(run.data.failures.values()))
+    held_out = tuple(in_order(run.validation.failures.values())) if run.validation is not None else ()
     run.kept = run.position
     records = run.schedule.recorder.state() if run.schedule.recorder is not None else None
     run.schedule.keeper.keep(
         Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad, records, {}, held_out)
     )
-
-
-def _in_order(failures: Mapping[int, RowFailure]) -> tuple[RowFailure, ...]:
-    return tuple(failures[number] for number in sorted(failures))
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:

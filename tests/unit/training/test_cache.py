@@ -9,8 +9,9 @@ import pytest
 from penstock.core.records import Binding, RowFailure
 from penstock.errors import OutputError, UsageError
 from penstock.training import cache
-from penstock.training.data import from_arrays, from_columns
+from penstock.training.data import from_columns
 from penstock.training.row_stream import RowStream
+from tests.support.training_arrays import from_arrays
 
 BINDINGS = (Binding("input:x", ("x",), "float32", (2,)), Binding("target:", ("y",), "int64", ()))
 BAD = RowFailure(3, "somewhere", "load", "Broken", "it is")

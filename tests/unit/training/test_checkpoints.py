@@ -103,9 +103,25 @@ def test_a_checkpoint_is_due_by_steps_or_by_minutes() -> None:
     assert not by_minutes.is_due(4)
     now[0] = 120.0
     assert by_minutes.is_due(5)
-    by_minutes.begin_anew()
+    with by_minutes.writing():
+        pass
     assert not by_minutes.is_due(6)
     assert not Cadence().is_due(1)
+
+
+def test_checkpoints_that_nobody_asked_for_are_as_often_as_they_cost_little() -> None:
+    now = [0.0]
+    cadence = Cadence(by_cost=True, clock=lambda: now[0])
+
+    def next_due_after(cost_s: float) -> float:
+        with cadence.writing():
+            now[0] += cost_s
+        written = now[0]
+        while not cadence.is_due(1):
+            now[0] += 1
+        return now[0] - written
+
+    assert [next_due_after(cost) for cost in (0.125, 1.0, 30.0)] == [20, 50, 300]
 
 
 class FullDisk(CheckpointFolder):
@@ -140,8 +156,21 @@ def test_a_disk_that_stays_full_ends_training(tmp_path: Path) -> None:
     keeper = CheckpointKeeper(FullDisk(str(tmp_path)), Cadence(steps=1), list[str]().append)
     for step in range(1, MOST_FAILED):
         keeper.keep(checkpoint(step))
-    with pytest.raises(OutputError, match="3 checkpoints in a row"):
+    with pytest.raises(OutputError, match="3 checkpoints in a row") as told:
         keeper.keep(checkpoint(MOST_FAILED))
+    assert told.value.hint == "there is none yet; free space and resume"
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    path.touch()
+    keeper = CheckpointKeeper(CheckpointFolder(str(path)), Cadence(steps=1), list[str]().append)
+    for step in range(1, MOST_FAILED):
+        keeper.keep(checkpoint(step))
+    with pytest.raises(OutputError, match="3 checkpoints in a row") as told:
+        keeper.keep(checkpoint(MOST_FAILED))
+    assert str(path) in str(told.value)
+    assert told.value.hint == "there is none yet; move that file away and resume"
 
 
 @pytest.mark.parametrize("name", ["weights/0", "optimizer/3"])

@@ -23,8 +23,9 @@ from penstock.sources.python.memory import InMemory
 from penstock.training import data as training_data
 from penstock.training import row_stream
 from penstock.training.cutting import GoodRows, cut_batches, good_rows
-from penstock.training.data import Loading, RowFormat, from_arrays, from_source
+from penstock.training.data import Loading, RowFormat, from_source
 from penstock.training.row_stream import RowStream, ThisProcess
+from tests.support.training_arrays import from_arrays
 
 ROWS = 101
 

@@ -263,7 +263,7 @@ class LoaderPool:
                 if loader.spans and self._has_idle_loader():
                     break
                 span = self._waiting.popleft()
-                rows = self._poisoned_of(span).items()
+                rows = self._poisoned.get(self._place_of(span), {}).items()
                 poisoned = tuple(failure for row, failure in rows if span.start <= row < span.stop)
                 attempt = self._attempts[span.index]
                 loader.spans[attempt] = span
@@ -325,8 +325,11 @@ class LoaderPool:
             raise self._died(how, f"loading rows {span.start} to {span.stop - 1}")
 
     def _poisoned_of(self, span: Span) -> dict[int, RowFailure]:
+        return self._poisoned.setdefault(self._place_of(span), {})
+
+    def _place_of(self, span: Span) -> int | None:
         # In order are the spans of epochs, and in every epoch another row has the same place.
-        return self._poisoned.setdefault(span.index if self._is_in_order else None, {})
+        return span.index if self._is_in_order else None
 
     def _leave_out(self, sample: Span, failure: RowFailure) -> None:
         """Do not try half of the rows that are left: to end a process with every one of them would take minutes."""

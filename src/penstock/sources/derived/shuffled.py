@@ -31,6 +31,7 @@ SEED = "@seed"
 
 _SPANS_OF_A_WINDOW = 8
 _ROWS_OF_A_BLOCK = 4096
+_SHUFFLES_ALL = "shuffle: all rows, anew in every epoch"
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,7 @@ class RandomRows(EpochRows):
         return self.source.read(self.source.pick(numbers, span.start), columns)
 
     def remarks(self) -> list[str]:
-        shuffle = ["shuffle: all rows, anew in every epoch"]
-        return [*self.source.remarks(), *(shuffle if self.order.seed is not None else [])]
+        return [*self.source.remarks(), *([_SHUFFLES_ALL] if self.order.seed is not None else [])]
 
 
 class WindowedRows(EpochRows):
@@ -243,9 +243,16 @@ class WindowedRows(EpochRows):
             yield window.block(span.start + first, places[first : first + _ROWS_OF_A_BLOCK])
 
     def remarks(self) -> list[str]:
-        window = f"windows of about {self.window_rows:,} rows, which are put together anew in every epoch"
-        shuffle = [f"shuffle: inside {window}; --cache shuffles all rows"]
-        return [*self.source.remarks(), *(shuffle if self.order.seed is not None else [])]
+        if self.order.seed is None:
+            return self.source.remarks()
+        return [*self.source.remarks(), self._shuffle_remark()]
+
+    def _shuffle_remark(self) -> str:
+        """How rows are shuffled. A window that holds all of them is a shuffle of all."""
+        if self._total <= self.window_rows:
+            return _SHUFFLES_ALL
+        of = "put together anew in every epoch" if len(self._units) > 1 else "in the order of the input"
+        return f"shuffle: inside windows of about {self.window_rows:,} rows, {of}; --cache memory or disk shuffles all"
 
 
 class _Window:

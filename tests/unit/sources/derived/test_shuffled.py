@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.deferred import Deferred
@@ -143,6 +144,24 @@ def test_spans_of_one_group_stay_in_order() -> None:
     firsts = [start for span in source.spans(0, 16) for start, *_ in span.locator[1]]
     assert [start for start in firsts if start < 60] == [0, 10, 20, 30, 40, 50]
     assert [start for start in firsts if start >= 60] == [60, 70, 80, 90, 100]
+
+
+@pytest.mark.parametrize(
+    ("window_rows", "remark"),
+    [
+        (ROWS, "shuffle: all rows, anew in every epoch"),
+        (40, "shuffle: inside windows of about 40 rows, put together anew in every epoch; --cache memory or disk"),
+    ],
+)
+def test_a_window_that_holds_all_rows_is_told_as_a_shuffle_of_all(window_rows: int, remark: str) -> None:
+    [told] = WindowedRows(ReadInOrder(numbers_in_memory()), Order(AllRows(ROWS), 1), window_rows).remarks()
+    assert told.startswith(remark)
+
+
+def test_windows_of_one_large_row_group_are_told_to_stay_in_order(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": np.arange(ROWS)}), tmp_path / "rows.parquet", row_group_size=ROWS)
+    [told] = WindowedRows(open_files([str(tmp_path / "rows.parquet")]), Order(AllRows(ROWS), 1), 40).remarks()
+    assert told.startswith("shuffle: inside windows of about 40 rows, in the order of the input; --cache")
 
 
 def opened(folder: Path, kind: str) -> Source:
