@@ -17,7 +17,8 @@ from tests.support.snippets import blocks_of
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["from-tf-distribute.md", pytest.param("from-estimator.md", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["from-tf-distribute.md", "from-estimator.md"])
 def test_every_snippet_of_the_page_runs(name: str, penstock_run: Penstock, tmp_path: Path) -> None:
     """The Python blocks as one program on two virtual devices, then the commands, in one folder."""
     page = REPOSITORY / "docs" / name
