@@ -28,6 +28,7 @@ from penstock.commands.to_folder import run as run_job
 from penstock.options.records import make_options
 from penstock.storage.places import place_of
 from tests.support import light_models
+from tests.support.processes import wait_until
 from tests.support.thread_cluster import Shown, ThreadCluster
 
 OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 128, "plan": "off"}
@@ -263,8 +264,7 @@ def test_node_that_joins_later_and_does_not_fit_is_left_out_with_a_line(inputs: 
 
     def join(name: str) -> None:
         cluster.machines["b"] = None
-        while not any(line.startswith("node b is left out: output: ") for line in shown.lines):
-            time.sleep(0.01)
+        wait_until(lambda: any(line.startswith("node b is left out: output: ") for line in shown.lines))
 
     cluster.before_build = join
     summary = predict(inputs, cluster, shown)

@@ -27,6 +27,7 @@ from penstock.storage.ledger import committed_records
 from penstock.storage.manifest import Manifest, load_manifest
 from penstock.storage.places import place_of
 from tests.support import light_models
+from tests.support.processes import wait_until
 from tests.support.thread_cluster import Shown, ThreadCluster
 
 ROWS = 1280
@@ -118,8 +119,7 @@ def of_both(inputs: Path, output: Path, cluster: ThreadCluster, **options: Any) 
 
     def meet(name: str) -> None:
         seen.add(name)
-        while len(seen) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: len(seen) == 2)
 
     cluster.before_build = meet
     predict(inputs, output, cluster, **options)

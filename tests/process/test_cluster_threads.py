@@ -23,6 +23,7 @@ from penstock.storage.manifest import load_manifest
 from penstock.storage.places import place_of
 from penstock.telemetry.summary import Summary
 from tests.support import light_models
+from tests.support.processes import wait_until
 from tests.support.thread_cluster import Shown, ThreadCluster
 
 OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "part_rows": 128, "plan": "off"}
@@ -68,8 +69,7 @@ def once_committed(output: Path, parts: int, then: Callable[[], object]) -> thre
     """Do something when so many parts are committed."""
 
     def wait() -> None:
-        while len(list(output.glob("part-*"))) < parts:
-            time.sleep(0.01)
+        wait_until(lambda: len(list(output.glob("part-*"))) >= parts)
         then()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -175,8 +175,7 @@ def test_summary_trace_and_check_know_the_nodes(inputs: Path, cluster: ThreadClu
 
     def meet(name: str) -> None:
         seen.add(name)
-        while len(seen) < 3:
-            time.sleep(0.01)
+        wait_until(lambda: len(seen) == 3)
 
     cluster.before_build = meet
     trace = tmp_path / "trace.json"

@@ -22,7 +22,6 @@ from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
 from penstock.pool.devices import inventory
 from penstock.pool.processes.supervisor import LoaderLaunch
-from penstock.sources.files.unchanged import find_changed
 from penstock.storage.disk import internal, output_errors
 from penstock.storage.fit_manifest import load_fit_manifest
 from penstock.storage.places import place_of
@@ -93,10 +92,7 @@ class GangMember:
             )
         with output_errors(), tempfile.TemporaryFile(dir=internal(job.folder, "")):
             pass  # it may be written, too
-        selected = [job.train, *([job.validation] if job.validation is not None else [])]
-        error = find_changed({each.path: each for rows in selected for each in rows.source.fragments()}.values())
-        if error is not None:
-            raise error
+        job.check_input()
         versions = {"python": platform.python_version(), "machine": platform.machine()}
         for package in _PACKAGES:
             with contextlib.suppress(metadata.PackageNotFoundError):

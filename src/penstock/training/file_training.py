@@ -34,7 +34,6 @@ from penstock.runtimes.keras.training.opening import open_trainer
 from penstock.runtimes.keras.training.packing import pack_by_name
 from penstock.runtimes.keras.training.scaled_data import ScaledData
 from penstock.runtimes.keras.training.user_step import load_step
-from penstock.sources.files.unchanged import find_changed
 from penstock.storage.disk import fsync_folder, internal, output_errors, write_whole
 from penstock.training import loop
 from penstock.training.bad_rows import BadRowReport
@@ -100,26 +99,13 @@ class FileTraining:
         try:
             self._run()
         except InputError:
-            self._check_input()  # one that changed looks damaged
+            self._job.check_input()  # one that changed looks damaged
             raise
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ModelError) else error
             if self._gang is None or not isinstance(cause, jax.errors.JaxRuntimeError):
                 raise
             raise WorkersDied("a step across workers failed", received=one_line(cause)) from error
-
-    def _check_input(self) -> None:
-        """Check that the files are those that training began with: a checkpoint is of one state of them.
-
-        Raises:
-            InputError: One of them changed.
-        """
-        job = self._job
-        selected = [job.train, *([job.validation] if job.validation is not None else [])]
-        files = {file.path: file for rows in selected for file in rows.source.fragments()}
-        error = find_changed(files.values())
-        if error is not None:
-            raise error
 
     def _run(self) -> None:
         job = self._job
@@ -157,7 +143,7 @@ class FileTraining:
             for remark in train.remarks():
                 self._note(remark)
             if job.asked.cache is not None:
-                self._check_input()  # it was read, and is not read again
+                self._job.check_input()  # it was read, and is not read again
             trainer = self._trainer(model, call, train)
             stack.callback(trainer.close)
             self._train(trainer, train, validation, start)
@@ -263,7 +249,7 @@ class FileTraining:
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
         if start is not None:
             facts.check(start)
-        check = self._check_input if asked.cache is None else None
+        check = self._job.check_input if asked.cache is None else None
         keeper = CheckpointKeeper(folder, cadence, self._note, asdict(facts), self._keep, check)
         together = None
         if self._gang is not None:

@@ -12,6 +12,7 @@ from penstock.core.tracing import Mark
 from penstock.core.training import Gang
 from penstock.options.fit_records import FitOptions
 from penstock.options.records import PredictOptions
+from penstock.sources.files.unchanged import find_changed
 
 MODEL, CHECKPOINTS = "model.keras", "checkpoints"
 """What training writes to its folder."""
@@ -81,6 +82,18 @@ class FitJob:
     def validation_is_of_train(self) -> bool:
         """Whether rows to measure with are held back of the input that is trained on."""
         return self.validation is not None and not self.asked.validation
+
+    def check_input(self) -> None:
+        """Check that the files are those that training began with: a checkpoint is of one state of them.
+
+        Raises:
+            InputError: One of them changed.
+        """
+        selected = [self.train, *([self.validation] if self.validation is not None else [])]
+        files = {fragment.path: fragment for each in selected for fragment in each.source.fragments()}
+        error = find_changed(files.values())
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True)
