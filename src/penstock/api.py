@@ -441,9 +441,9 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         `output`; `state`: `running`, `finished`, or `unfinished` where no run is alive; `rows`, of which so many are
-        `committed`, `failed` or `left`; `rows_per_s` over the last parts, None where these are too few; `run`, the
-        living run that holds the folder, or None; `parts`, `model`, `recipe`, `resumable`, and `hint`: the command
-        that resumes the job, or what to do where none can.
+        `committed`, `failed` or `left`; `failed_on`: how many failed on each node of a cluster; `rows_per_s` over the
+        last parts, None where these are too few; `run`, the living run that holds the folder, or None; `parts`,
+        `model`, `recipe`, `resumable`, and `hint`: the command that resumes the job, or what to do where none can.
         Of a training job: `output`, `kind` ("fit"), `state`, `epochs`, `epochs_done`, `steps_kept` (in the newest
         checkpoint), `last` (the last line of its history), `run`, `model`, `resumable` and `hint`.
     """
@@ -456,8 +456,8 @@ def verify(output: str | os.PathLike[str]) -> dict[str, Any]:
     What is found to be damaged is predicted again by `resume` with `verify=True`.
 
     Returns:
-        `output`, `state`, `rows`, `committed`, `failed` and `parts` as in `status`, `is_whole`, and `problems`, each
-        with the `name` of a file and what the `problem` is.
+        `output`, `state`, `rows`, `committed`, `failed`, `failed_on` and `parts` as in `status`, `is_whole`, and
+        `problems`, each with the `name` of a file and what the `problem` is.
 
     Raises:
         OutputError: The folder holds no job, the manifest cannot be read, or a run is writing to it.

@@ -202,8 +202,11 @@ def test_failed_rows_of_a_cluster_are_retried_by_the_recipes_of_their_parts(
     of_both(inputs, tmp_path / "out", cluster, preprocess_row=steps, max_failures=1.0)
     (inputs / "broken").unlink()
     before = kinds_of(tmp_path / "out")
+    told = penstock.status(str(tmp_path / "out"))
+    assert told["failed_on"].keys() == {"a", "o"}
+    assert sum(told["failed_on"].values()) == told["failed"] == ROWS // 128
     summary = penstock.retry(str(tmp_path / "out"))
-    assert (summary.rows, summary.failed) == (ROWS, 0)
+    assert (summary.rows, summary.failed, summary.failed_on) == (ROWS, 0, {})
     assert kinds_of(tmp_path / "out") == before
 
 

@@ -28,7 +28,7 @@ from penstock.cli.flags import (
 )
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
 from penstock.commands.interrupts import let_go_of_lost_terminal, stopping_signals
-from penstock.core.figures import counted
+from penstock.core.figures import counted, on_nodes
 from penstock.errors import Interrupted, OutputError, PenstockError, UsageError
 from penstock.options.fit_records import make_fit
 from penstock.options.records import PredictOptions
@@ -464,7 +464,8 @@ def status(output: str, as_json: bool) -> int:
         left = counted(progress["left"], "row")
         click.echo(f"{left} left, at {rate:,.0f} rows/s about {progress['left'] / rate:,.0f} s")
     parts = counted(progress["parts"], "part")
-    written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed"
+    where = f" ({on_nodes(progress['failed_on'])})" if progress["failed_on"] else ""
+    written = f"{progress['committed']:,} written in {parts}, {progress['failed']:,} failed{where}"
     click.echo(f"{written}, model {progress['model'] or 'in memory'}")
     if progress["state"] == "unfinished":
         click.echo(("go on with: " if progress["resumable"] else "the job cannot be resumed: ") + progress["hint"])

@@ -201,7 +201,7 @@ class Driver:
             case cluster_events.Build(node=node, attempt=attempt, piece=piece):
                 self._call(node, "build", attempt, piece, then=lambda staged: self._note_built(node, attempt, staged))
             case cluster_events.Commit(node=node, staged=staged):
-                record = replace(staged.record, kind=self._kinds[node])
+                record = replace(staged.record, kind=self._kinds[node], node=self._names[node])
                 self._staged.append(replace(command, staged=replace(staged, record=record)))
             case cluster_events.Discard(attempt=attempt):
                 self._desk.discard(attempt)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.errors import OutputError
-from penstock.storage.journal import PartRecord
+from penstock.storage.journal import PartRecord, failed_by_node
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, load_manifest, older_job
 from penstock.storage.places import Place, place_of
@@ -71,6 +71,7 @@ def _figures_of(output: str, manifest: Manifest, records: Sequence[PartRecord]) 
         "rows": manifest.rows,
         "committed": sum(record.rows for record in records),
         "failed": sum(record.failed for record in records),
+        "failed_on": failed_by_node(records),
         "parts": sum(bool(record.files) for record in records),
     }
 

@@ -218,7 +218,8 @@ class ClusterRun(Run):
         for record in (staged.record for staged, outcome in zip(parts, outcomes, strict=True) if outcome is True):
             self.meter.commit(record.rows, record.failed)
             self.meter.failed += record.failed
-            problem = self._limit.count(record.first_span, record.rows + record.failed, record.failed)
+            rows, where = record.rows + record.failed, f"on node {record.node}" if record.failed else ""
+            problem = self._limit.count(record.first_span, rows, record.failed, where)
             if problem is not None:
                 raise problem
         return outcomes

@@ -23,7 +23,7 @@ from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import Run, built_elsewhere, finished_before
 from penstock.core import kinds
 from penstock.core.columns import take_rows
-from penstock.core.figures import counted
+from penstock.core.figures import counted, on_nodes
 from penstock.core.protocols import Merges, Source
 from penstock.core.records import Result, Span
 from penstock.core.state import VARIABLES
@@ -36,7 +36,7 @@ from penstock.sources.derived.generations import Generations
 from penstock.sources.derived.selection import to_runs
 from penstock.sources.files import unchanged
 from penstock.storage.disk import output_errors
-from penstock.storage.journal import PartRecord
+from penstock.storage.journal import PartRecord, failed_by_node
 from penstock.storage.ledger import Ledger, committed_records, is_finished, tidy
 from penstock.storage.manifest import Manifest, changed_files, describe_difference, load_manifest
 from penstock.storage.places import place_of
@@ -71,6 +71,8 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
                 tidy(place, manifest, records)
             progress.note("no row failed: there is nothing to retry")
             return finished_before(task.output, manifest, records, began)
+        if there := failed_by_node(records):
+            progress.note(f"rows that failed on nodes of a cluster: {on_nodes(there)}; they are retried here")
         task = appending.arrange(task, manifest).task
         manifest = _accepted(task, manifest, records, failed)
         with trace_to(task.options.trace, began) as trace, place.log() as log, graceful(progress.note) as stop:

@@ -29,7 +29,7 @@ from penstock.sources.files import unchanged
 from penstock.sources.files.paths import NoRows
 from penstock.storage import stored_spans
 from penstock.storage.disk import output_errors
-from penstock.storage.journal import PartRecord, rows_in
+from penstock.storage.journal import PartRecord, failed_by_node, rows_in
 from penstock.storage.ledger import (
     Ledger,
     OpenParts,
@@ -260,6 +260,7 @@ def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
     return {
         "rows": sum(record.rows for record in records),
         "failed": sum(record.failed for record in records),
+        "failed_on": failed_by_node(records),
         "not_finite": sum(record.not_finite for record in records),
         "parts": sum(bool(record.files) for record in records),
     }

@@ -1,5 +1,9 @@
 """Durations, rates, sizes and counts as text."""
 
+from collections.abc import Mapping
+
+_NAMED_NODES = 4
+
 
 def counted(number: int, what: str) -> str:
     """`1 file`, `2,000 files`."""
@@ -22,6 +26,18 @@ def duration(seconds: float) -> str:
 def rate(rows_per_s: float) -> str:
     """`1,234 rows/s`, `12.3 rows/s`."""
     return f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 100 else f"{rows_per_s:.1f} rows/s"
+
+
+def on_nodes(counts: Mapping[str, int]) -> str:
+    """`5 on 10.0.0.2, 3 on 10.0.0.3`; of many nodes, the first ones.
+
+    >>> on_nodes({"a": 2000, "b": 3})
+    '2,000 on a, 3 on b'
+    """
+    named = list(counts)[:_NAMED_NODES]
+    words = [f"{counts[name]:,} on {name}" for name in named]
+    others = [count for name, count in counts.items() if name not in named]
+    return ", ".join([*words, *([f"{sum(others):,} on {counted(len(others), 'other node')}"] if others else [])])
 
 
 def gib(num_bytes: int) -> str:

@@ -12,7 +12,9 @@ records that were committed together, and ends before the first that is altered.
 import json
 import os
 import re
+import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +44,8 @@ class PartRecord:
     files. `not_finite` of the rows have a prediction that is NaN or infinite. `checksums` maps the names of all files,
     that of the failures too, to the CRC32C of their content; it is empty in records of an older penstock.
     `written_at` is the time of the clock when it was written, which only `penstock status` uses. `kind` is the kind of
-    node that it was built on, and so its recipe in the manifest; empty for the first kind.
+    node that it was built on, and so its recipe in the manifest; empty for the first kind. `node` is the name of that
+    node; empty for a machine that had no cluster.
     """
 
     part: int
@@ -59,6 +62,7 @@ class PartRecord:
     checksums: Mapping[str, str] = field(default_factory=dict)
     written_at: float = 0.0
     kind: str = ""
+    node: str = ""
 
     @property
     def failures_file(self) -> str:
@@ -105,6 +109,15 @@ def lean(record: PartRecord) -> PartRecord:
 def rows_in(records: Sequence[PartRecord]) -> int:
     """All rows that committed parts account for, also those that failed."""
     return sum(record.rows + record.failed for record in records)
+
+
+def failed_by_node(records: Iterable[PartRecord]) -> dict[str, int]:
+    """The nodes of a cluster on which rows failed, with how many; those with the most first."""
+    failed: Counter[str] = Counter()
+    for record in records:
+        if record.node and record.failed:
+            failed[record.node] += record.failed
+    return dict(failed.most_common())
 
 
 def piece_number(part: int, cut: int) -> str:
@@ -318,7 +331,7 @@ def _segment_name(number: int) -> str:
 
 def encode_record(record: PartRecord) -> bytes:
     """A record as a line that begins with the checksum of the rest. Rare fields are left out where they are empty."""
-    rare = ("reduced", "digests", "not_finite", "checksums", "written_at", "kind")
+    rare = ("reduced", "digests", "not_finite", "checksums", "written_at", "kind", "node")
     fields = {name: value for name, value in vars(record).items() if name not in rare or value}
     body = json.dumps(fields | {"digests": dict(record.digests)} if record.digests else fields, sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
@@ -330,7 +343,9 @@ def decode_record(line: bytes) -> PartRecord | None:
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
         return None
     try:
-        record = PartRecord(**json.loads(body))
+        fields = json.loads(body)
+        shared = {name: sys.intern(fields[name]) for name in ("kind", "node") if name in fields}
+        record = PartRecord(**fields | shared)
         check_types(record)
     except (ValueError, TypeError, RecursionError):
         return None  # the checksum of nothing is right for nothing

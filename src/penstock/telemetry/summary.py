@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.core.figures import counted
+from penstock.core.figures import counted, on_nodes
 from penstock.telemetry.notebook import table
 
 _LEAST_SHARE = 0.005
@@ -26,12 +26,13 @@ class Summary:
     """What a run did.
 
     `rows` and `failed` count the whole job; `rows_before` of them were there before this run began, and `not_finite` of
-    `rows` have a prediction that is NaN or infinite. `seconds` is the whole call, `start_seconds` the time until the
-    first replica was ready (`search_seconds` of that for finding the plan, where it was not known before),
-    `run_seconds` the rest until the last commit; `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how
-    many loader processes there were, `padding` which share of the values was padding, where rows differ in size.
-    `bottleneck` is what the threads waited for, `plan` the reason for the plan, `memory_events` where memory ran out
-    and what was done about it, and `trace` the file of the trace.
+    `rows` have a prediction that is NaN or infinite. `failed_on` has the nodes of a cluster on which rows failed, with
+    how many. `seconds` is the whole call, `start_seconds` the time until the first replica was ready (`search_seconds`
+    of that for finding the plan, where it was not known before), `run_seconds` the rest until the last commit;
+    `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how many loader processes there were, `padding`
+    which share of the values was padding, where rows differ in size. `bottleneck` is what the threads waited for,
+    `plan` the reason for the plan, `memory_events` where memory ran out and what was done about it, and `trace` the
+    file of the trace.
     """
 
     output: str
@@ -44,6 +45,7 @@ class Summary:
     rows_per_s: float
     search_seconds: float = 0.0
     not_finite: int = 0
+    failed_on: dict[str, int] = field(default_factory=dict)
     rows_before: int = 0
     devices: tuple[str, ...] = ()
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -63,8 +65,9 @@ class Summary:
             f"{counted(self.rows, 'row')} in {counted(self.parts, 'part')} in {self.output}",
         ]
         if self.failed:
+            where = f"; {on_nodes(self.failed_on)}" if self.failed_on else ""
             lines.append(
-                f"{counted(self.failed, 'row')} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl"
+                f"{counted(self.failed, 'row')} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl{where}"
             )
         if self.not_finite:
             rows = "row has" if self.not_finite == 1 else "rows have"

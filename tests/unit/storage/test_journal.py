@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.journal import Journal, PartRecord, lean, read_journal, valid_records
+from penstock.storage.journal import Journal, PartRecord, failed_by_node, lean, read_journal, valid_records
 
 RECORDS = [
     PartRecord(0, 0, 0, 2, 10, 0, {"part-00000000.parquet": 1234}, 0),
@@ -47,6 +47,15 @@ def reopen(path: str) -> list[PartRecord]:
 def test_records_are_read_back(path: str) -> None:
     write(path, RECORDS)
     assert reopen(path) == read_journal(path)[0] == RECORDS
+
+
+def test_record_of_a_node_has_its_name_and_others_have_not_a_byte_of_it(path: str) -> None:
+    by_nodes = [replace(record, node=node) for record, node in zip(RECORDS, ("b", "a", "b"), strict=True)]
+    write(path, [*by_nodes, RECORDS[2]])
+    assert reopen(path) == [*by_nodes, RECORDS[2]]
+    assert failed_by_node(reopen(path)) == {"b": 9, "a": 1}
+    with open(path) as journal:
+        assert ["node" in line for line in journal] == [True, True, True, False]
 
 
 def test_records_that_are_appended_together_are_read_back(path: str) -> None:

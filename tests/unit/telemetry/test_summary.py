@@ -50,6 +50,10 @@ def test_summary_says_how_it_was_planned_where_memory_ran_out_and_where_the_trac
 def test_summary_points_to_the_failures() -> None:
     text = str(Summary(**{**vars(DONE), "failed": 3}))
     assert "/_penstock/failures.jsonl" in text
+    on = {f"10.0.0.{number}": number for number in (9, 8, 7, 6, 5, 4)}
+    text = str(Summary(**{**vars(DONE), "failed": sum(on.values()), "failed_on": on}))
+    where = "9 on 10.0.0.9, 8 on 10.0.0.8, 7 on 10.0.0.7, 6 on 10.0.0.6, 9 on 2 other nodes"
+    assert f"/_penstock/failures.jsonl; {where}\n" in text
 
 
 def test_summary_counts_answers_that_are_no_numbers() -> None:
