@@ -275,7 +275,8 @@ class Episode:
 
     def _hit_machine(self, fault: str, node: RayNode) -> None:
         if fault == "node killed":
-            self.cluster.kill_node(node)
+            with self._starting:  # not while Ray is started there: that would fail
+                self.cluster.kill_node(node)
             self._later(0.0, lambda: self._bring_up(node))
         elif fault == "node cut off":
             self.cluster.cut_off(node)
