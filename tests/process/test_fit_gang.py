@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.commands.fit_summary import FitSummary
-from penstock.errors import DeviceError, Interrupted, PenstockError, UsageError
+from penstock.errors import DeviceError, Interrupted, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
 from tests.support.gang_runs import Noted, fit_together
 from tests.support.photos import draw
-from tests.support.plain_machines import PlainMachines
+from tests.support.plain_machines import OlderMember, OtherMember, PlainMachines
 
 MODEL = "tests.support.fit_models:build_photos"
 OPTIONS = {
@@ -114,3 +117,40 @@ def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path,
     refused(
         UsageError, "a batch is divided evenly over the devices of all workers", PlainMachines(a=1, b=1), batch_size=9
     )
+
+
+def test_machines_that_are_not_alike_are_one_table_before_any_work(photos: Path, tmp_path: Path) -> None:
+    def told(machines: PlainMachines) -> list[list[str]]:
+        with pytest.raises(DeviceError, match="nodes do not fit the job") as caught:
+            fit_together(MODEL, photos, tmp_path / "out", machines, Noted(), workers=2, **OPTIONS)
+        assert not (tmp_path / "out").exists()
+        return [line.split() for line in str(caught.value).splitlines() if line.strip().startswith("127.0.0.1#")]
+
+    machines = PlainMachines(a=1, b=1)
+    machines.members_of = {"b": OlderMember}
+    assert told(machines) == [["127.0.0.1#b", "penstock", "0.0.1", metadata.version("penstock")]]
+    machines.members_of = {"b": OtherMember}
+    assert told(machines) == [
+        ["127.0.0.1#b", "jax", "not", "installed", metadata.version("jax")],
+        ["127.0.0.1#b", "devices", "2", "gpu", "1", "cpu"],
+    ]
+
+
+def test_gang_that_loses_a_worker_three_times_without_a_checkpoint_is_given_up(photos: Path, tmp_path: Path) -> None:
+    class Loses(PlainMachines):
+        """One of its machines dies each time when training is to begin."""
+
+        def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+            if method == "begin" and self.started[node] == "b":
+                self.end(node)
+            return super().call(node, method, *arguments)
+
+    machines, noted = Loses(a=1, b=1), Noted()
+    with pytest.raises(WorkersDied, match="the gang of workers died 3 times without getting further") as caught:
+        fit_together(MODEL, photos, tmp_path / "out", machines, noted, workers=2, **OPTIONS)
+    assert "lost the one on 127.0.0.1#b: it was killed" in str(caught.value)
+    assert caught.value.exit_code == 9
+    assert machines.started == ["a", "b"] * 3
+    again = [line for line in noted.lines if "it is started again, from the last checkpoint" in line]
+    assert len(again) == 2
+    machines.close()

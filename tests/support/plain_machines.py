@@ -8,18 +8,39 @@ import signal
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-from penstock.cluster.gang_member import GangMember
+from penstock.cluster.gang_member import GangMember, MemberFacts
 from penstock.cluster.transport import NodeGone
+from penstock.training.fit_job import FitJob
+
+
+class OlderMember(GangMember):
+    """A worker on a machine with another penstock: nothing else may be asked of it."""
+
+    def look(self) -> dict[str, str]:
+        return super().look() | {"penstock": "0.0.1"}
+
+    def check(self, job: FitJob) -> MemberFacts:
+        raise AssertionError("a job was sent to another penstock")
+
+
+class OtherMember(GangMember):
+    """A worker on a machine that would not compute the same."""
+
+    def check(self, job: FitJob) -> MemberFacts:
+        facts = super().check(job)
+        return replace(facts, alike=facts.alike | {"jax": "not installed", "devices": "2 gpu"})
 
 
 class _Process(BaseManager):
     """The process of a worker, as an actor's is: it ends by SIGKILL, and what it holds ends with it."""
 
 
-_Process.register("member", GangMember)
+for _class in (GangMember, OlderMember, OtherMember):
+    _Process.register(_class.__name__, _class)
 
 
 class PlainMachines:
@@ -27,6 +48,8 @@ class PlainMachines:
 
     def __init__(self, **rooms: int) -> None:
         self.room_of = rooms
+        self.members_of: dict[str, type[GangMember]] = {}
+        """What workers are on a machine, where they are no ordinary ones."""
         self.started: list[str] = []
         self._processes: dict[int, _Process] = {}
         self._members: dict[int, Any] = {}
@@ -36,10 +59,11 @@ class PlainMachines:
         return {f"127.0.0.1#{name}": room for name, room in self.room_of.items()}
 
     def start_member(self, member: int, name: str, members: int) -> None:
-        self.started.append(name.partition("#")[2])
+        machine = name.partition("#")[2]
+        self.started.append(machine)
         self._processes[member] = process = _Process(ctx=multiprocessing.get_context("spawn"))
         process.start()
-        self._members[member] = process.member(name)  # type: ignore[attr-defined]
+        self._members[member] = getattr(process, self.members_of.get(machine, GangMember).__name__)(name)
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -55,7 +79,12 @@ class PlainMachines:
             answer.set_exception(error)
 
     def kill(self, node: int) -> None:
-        process = self._processes.pop(node)._process  # type: ignore[attr-defined]
+        self.end(node)
+        del self._processes[node]
+
+    def end(self, node: int) -> None:
+        """Have the process of a worker be gone, as when its machine fails."""
+        process = self._processes[node]._process  # type: ignore[attr-defined]
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
         process.join()

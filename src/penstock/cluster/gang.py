@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from penstock.cluster.gang_member import MemberFacts, News
+from penstock.cluster.preflight import Comparison
 from penstock.cluster.transport import NodeGone
+from penstock.core.node_kinds import misfits_told
 from penstock.core.training import Gang
 from penstock.errors import DeviceError, UsageError
 from penstock.pool.processes.supervisor import LoaderLaunch
@@ -82,7 +84,7 @@ class GangHold(TrainerHold):
             self._begin(members)
             return self._hear_all(members, hear)
         except NodeGone as gone:
-            return None, f"lost one: it {gone}"
+            return None, str(gone)
         finally:
             for member in members:
                 self.machines.kill(member)
@@ -115,10 +117,11 @@ class GangHold(TrainerHold):
 
     def _begin(self, members: Mapping[int, str]) -> None:
         """Check that all machines fit the job and each other, and start training on all of them."""
-        looks = {member: self.machines.call(member, "look", self.job) for member in members}
-        facts: dict[int, MemberFacts] = {member: self._answer(look, members[member]) for member, look in looks.items()}
+        comparison = Comparison()
+        _check_alike(comparison, members, self._ask_all(members, "look"))
+        facts: dict[int, MemberFacts] = self._ask_all(members, "check", self.job)
         first = min(members)
-        _check_alike({members[member]: each for member, each in facts.items()})
+        _check_alike(comparison, members, {member: each.alike for member, each in facts.items()})
         devices = sum(len(each.devices) for each in facts.values())
         _check_divided(self.job, devices)
         host = members[first].partition("#")[0]
@@ -130,10 +133,15 @@ class GangHold(TrainerHold):
             str(replace(device, node=name)) for member, name in members.items() for device in facts[member].devices
         )
 
+    def _ask_all(self, members: Mapping[int, str], method: str, *arguments: Any) -> dict[int, Any]:
+        asked = {member: self.machines.call(member, method, *arguments) for member in members}
+        return {member: self._answer(future, members[member]) for member, future in asked.items()}
+
     def _answer(self, future: Future[Any], name: str) -> Any:
         """The answer of a worker that starts.
 
         Raises:
+            NodeGone: It is lost.
             DeviceError: There is none: its CPUs or GPUs may be another job's.
         """
         deadline = time.monotonic() + self.job.options.start_timeout
@@ -145,7 +153,7 @@ class GangHold(TrainerHold):
                     received=f"on {name}, within {self.job.options.start_timeout:.0f} s",
                     hint="ray status shows who holds its CPUs and GPUs; --resources takes fewer; --start-timeout",
                 )
-        return future.result()
+        return _result(future, name)
 
     def _hear_all(self, members: Mapping[int, str], hear: Callable[[Report], None]) -> tuple[EndReport | None, str]:
         first = min(members)
@@ -159,10 +167,7 @@ class GangHold(TrainerHold):
             done, _ = wait(waiting, _LOOK_EVERY_S, FIRST_COMPLETED)
             for future in done:
                 member = waiting.pop(future)
-                try:
-                    news: News = future.result()
-                except NodeGone as gone:
-                    return None, f"lost the one on {members[member]}: it {gone}"
+                news: News = _result(future, members[member])
                 self.log.write(news.log)
                 if news.death:
                     return None, f"lost the one on {members[member]}: it {news.death}"
@@ -175,29 +180,28 @@ class GangHold(TrainerHold):
                     waiting[self.machines.call(member, "hear")] = member
 
 
-def _check_alike(facts: Mapping[str, MemberFacts]) -> None:
-    """Refuse machines that would not compute the same.
+def _result(future: Future[Any], name: str) -> Any:
+    """What a worker answered.
+
+    Raises:
+        NodeGone: It is lost; the text names its machine.
+    """
+    try:
+        return future.result()
+    except NodeGone as gone:
+        raise NodeGone(f"lost the one on {name}: it {gone}") from None
+
+
+def _check_alike(comparison: Comparison, members: Mapping[int, str], alike: Mapping[int, dict[str, str]]) -> None:
+    """Refuse machines that are not like the driver, or would not compute the same: one table of all of it.
 
     Raises:
         DeviceError: They have other versions, or other devices.
     """
-    described = {
-        name: {**each.versions, "devices": f"{len(each.devices)} {each.devices[0].kind}"}
-        for name, each in facts.items()
-    }
-    first, wanted = next(iter(described.items()))
-    other = [
-        f"{name}: {what} {found.get(what, 'missing')} (on {first}: {wanted.get(what, 'missing')})"
-        for name, found in described.items()
-        for what in dict.fromkeys([*wanted, *found])
-        if found.get(what) != wanted.get(what)
-    ]
-    if other:
-        raise DeviceError(
-            "the machines of the workers are not alike",
-            received="; ".join(other),
-            hint="install the same everywhere; --resources and --devices choose machines and devices",
-        )
+    found = [(members[member], comparison.misfits(each)) for member, each in alike.items()]
+    misfits = {name: some for name, some in found if some}
+    if misfits:
+        raise misfits_told(misfits, len(set(members.values())))
 
 
 def _check_divided(job: FitJob, devices: int) -> None:

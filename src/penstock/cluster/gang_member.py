@@ -12,8 +12,8 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 
+from penstock.cluster import preflight
 from penstock.core.records import Device
 from penstock.core.stillness import Timeouts
 from penstock.core.stopping import StopFlag
@@ -29,7 +29,7 @@ from penstock.training.fit_job import EndReport, FitJob, Report
 from penstock.training.stages import Watchdog
 from penstock.training.trainer_hold import TrainerHold
 
-_PACKAGES = ("penstock", "keras", "jax", "jaxlib", "numpy")
+_PACKAGES = ("keras", "jax", "jaxlib", "numpy")
 _PORTS = range(20_000, 32_000)
 """Behind those of Ray's workers, before those that systems give out. One that is taken costs a new start of all."""
 _HEAR_S = 1.0
@@ -38,12 +38,12 @@ _MOST_LOG_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """What a worker has: its devices and threads, a port, and what must be the same on all machines."""
+    """What a worker has: its devices and threads, a port, and what must be alike on all machines, in words."""
 
     devices: tuple[Device, ...]
     threads: int
     port: int
-    versions: dict[str, str]
+    alike: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ class GangMember:
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the member
         self._log_read = 0
 
-    def look(self, job: FitJob) -> MemberFacts:
+    def look(self) -> dict[str, str]:
+        """The versions that must be those of the driver: this is called before anything else is sent."""
+        return preflight.base_versions()
+
+    def check(self, job: FitJob) -> MemberFacts:
         """What this machine has for a job, once it is known that it sees the folder and the input of the job.
 
         Raises:
@@ -93,13 +97,11 @@ class GangMember:
         with output_errors(), tempfile.TemporaryFile(dir=internal(job.folder, "")):
             pass  # it may be written, too
         job.check_input()
-        versions = {"python": platform.python_version(), "machine": platform.machine()}
-        for package in _PACKAGES:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[package] = metadata.version(package)
         devices = tuple(inventory.choose(job.options.devices))
+        alike = {package: preflight.version_of(package) or "not installed" for package in _PACKAGES}
+        alike |= {"machine": platform.machine(), "devices": f"{len(devices)} {devices[0].kind}"}
         port = _PORTS.start + secrets.randbelow(len(_PORTS))
-        return MemberFacts(devices, job.options.threads or inventory.usable_cores(), port, versions)
+        return MemberFacts(devices, job.options.threads or inventory.usable_cores(), port, alike)
 
     def begin(self, job: FitJob, sys_path: Sequence[str]) -> None:
         """Start the process that trains, on the devices of the job. `sys_path` is that of the user."""

@@ -74,11 +74,11 @@ def modules_of(model: ModelFile, options: PredictOptions) -> dict[str, str]:
 
 
 class Comparison:
-    """Compares the versions of nodes with those of the driver; of what the driver has not, with the first node's."""
+    """Compares what must be alike everywhere with the driver's, and what the driver has not, with the first node's."""
 
     def __init__(self) -> None:
         packages = [entry.package for entry in runtimes().values()]
-        known = {each.distributions[0]: each.version for each in packages} | {_KERAS: _version(_KERAS)}
+        known = {each.distributions[0]: each.version for each in packages} | {_KERAS: version_of(_KERAS)}
         self._versions = base_versions() | {name: version for name, version in known.items() if version is not None}
 
     def misfits(self, versions: dict[str, str]) -> tuple[Misfit, ...]:
@@ -117,11 +117,12 @@ def _versions_of(chosen: str) -> dict[str, str]:
     package = runtime(chosen).package
     if not package.is_installed:
         raise DeviceError(f"{package.distributions[0]} is not installed", hint=package.install)
-    keras = _version(_KERAS) if runtime(chosen).loader == _KERAS else None
+    keras = version_of(_KERAS) if runtime(chosen).loader == _KERAS else None
     return {package.distributions[0]: package.version or ""} | ({_KERAS: keras} if keras is not None else {})
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package that is installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -50,5 +50,5 @@ def misfits_told(misfits: Mapping[str, Sequence[Misfit]], num_nodes: int) -> Pen
     return first.error(
         f"{len(misfits)} of {num_nodes} nodes do not fit the job",
         received="\n  ".join(("", *table)),
-        hint="mend these nodes, or leave them out with --resources; nothing was begun",
+        hint="mend these nodes, or leave them out with --resources",
     )
