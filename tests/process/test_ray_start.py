@@ -27,6 +27,15 @@ OPTIONS: dict[str, Any] = {"devices": "cpu:1", "threads": 1, "batch_size": 64, "
 FLAGS = [text for name, value in OPTIONS.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 ROWS = 4000
 TOKEN = "0123456789abcdef" * 4
+STEPS = """
+import os
+
+def check(row):
+    is_broken = os.path.exists(os.path.join(os.path.dirname(__file__), "broken"))
+    if is_broken and int(next(iter(row.values())).sum()) % 50 == 0:
+        raise ValueError("broken")
+    return row
+"""
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,40 @@ def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_runn
     assert served == {"127.0.0.1"}, served
     _, alive = psutil.wait_procs(list(seen.values()), timeout=20)
     assert alive == []
+
+
+def test_failed_rows_of_a_job_on_ray_are_counted_by_node_and_retried_without_a_cluster(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lines in `failures.jsonl` are those of a job on one machine, and so are the parts after a retry."""
+    (tmp_path / "steps_on_ray.py").write_text(STEPS)
+    (tmp_path / "broken").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    here, there = tmp_path / "here", tmp_path / "there"
+    flags = ["--preprocess-row", "steps_on_ray:check", "--max-failures", "0.5", "--limit", "600"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        command(inputs, there, *flags), env=environment(PYTHONPATH=path), capture_output=True, text=True
+    )
+    assert ran.returncode == 3, ran.stderr
+    summary = json.loads(ran.stdout)
+    assert summary["failed_on"] == {"127.0.0.1": summary["failed"]}
+    told = subprocess.run([sys.executable, "-m", "penstock", "status", str(there)], capture_output=True, text=True)
+    assert f" {summary['failed']} failed ({summary['failed']} on 127.0.0.1), model " in told.stdout
+
+    failing: dict[str, Any] = {"preprocess_row": "steps_on_ray:check", "max_failures": 0.5, "limit": 600}
+    model, data = str(inputs / "slow_digits.onnx"), str(inputs / "pixels.npy")
+    penstock.predict(model, data, output=str(here), **OPTIONS, **failing)
+    failures = [(folder / "_penstock" / "failures.jsonl").read_bytes() for folder in (here, there)]
+    assert len(failures[0].splitlines()) == summary["failed"] > 0
+    assert failures[0] == failures[1]
+
+    (tmp_path / "broken").unlink()
+    for folder in (here, there):
+        retried = penstock.retry(str(folder))
+        assert (retried.rows, retried.failed, retried.failed_on) == (600, 0, {})
+    assert parts_of(there) == parts_of(here)
+    assert penstock.verify(str(there))["is_whole"]
 
 
 def test_no_cluster_at_the_address_is_told_at_once(inputs: Path, tmp_path: Path) -> None:
