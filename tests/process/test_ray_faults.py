@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+import penstock
 from tests.support import chaos_jobs, ray_cluster, ray_episodes
+from tests.support.fit_runs import fit
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.ray_episodes import ClusterJob, Driver, Episode, Undisturbed, on
@@ -104,3 +106,24 @@ def test_node_whose_disk_is_full_is_left_out_and_no_row_is_lost(
     assert f"node {small.address} is left out" in driver.end()[2]
     undisturbed.check(job)
     cluster.kill_node(small)
+
+
+@pytest.mark.slow
+def test_output_that_only_the_driver_sees_is_refused_before_any_work(
+    cluster: RayCluster, inputs: Path, made: Path, tmp_path: Path
+) -> None:
+    own, other = tmp_path / "own", cluster.nodes[1]
+    own.mkdir()
+    other.put_own_disk(own)
+    job = ClusterJob(inputs, str(own / "out"), "parquet", LocalFileSystem())
+    code, _, said = Driver(job.predict(*on(cluster)), cluster.environment).end()
+    assert code == penstock.OutputError.exit_code, said
+    assert f"1 of {len(cluster.nodes)} nodes do not fit the job" in said
+    assert f"{other.address}  output  not the same folder, or none  {own}/out of the driver" in said
+    assert list(own.iterdir()) == []
+
+    training = [*map(str, fit(made, own / "trained", "--runtime", "jax", "--batch-size", 12)), *on(cluster)]
+    code, _, said = Driver([*training, "--workers", "3"], cluster.environment).end()
+    assert code == penstock.OutputError.exit_code, said
+    assert f"{other.address} does not see the output of this job" in said
+    assert list(own.iterdir()) == []

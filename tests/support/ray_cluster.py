@@ -91,6 +91,10 @@ class RayNode:
         """Its own disk for temporary files (`add_node(scratch_bytes=…)`), as the tests see it."""
         return Path(f"/proc/{self.holder.pid}/root{self.environment['TMPDIR']}")
 
+    def put_own_disk(self, folder: Path) -> None:
+        """From now on, a folder is on this node a disk of its own, which nobody else sees, and which is empty."""
+        self.holder.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], os.environ)
+
     def fill_scratch(self) -> None:
         """Leave no byte on its own disk."""
         with open(self.scratch / "filled", "wb", buffering=0) as file:
