@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import penstock
 from penstock.cluster.connection import connect
@@ -39,6 +40,9 @@ def main() -> None:
         np.save(folder / "returned.npy", penstock.predict(model, rows, **OPTIONS))
         penstock.predict(model, rows, output=folder / "out", keep="name", progress=False, **OPTIONS)
         assert not rows.context.execution_options.preserve_order
+        with pytest.raises(penstock.InputError, match=r"a ray\.data\.Dataset: write_parquet"):
+            penstock.predict(model, rows, output=folder / "refused", engine="ray", **OPTIONS)
+        assert not (folder / "refused").exists()
         keywords = {**OPTIONS, "keep": "name", "on_error": "nan"}
         mapped = rows.map_batches(
             Predictor,

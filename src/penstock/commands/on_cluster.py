@@ -93,7 +93,7 @@ def node_job(task: FolderJob) -> NodeJob:
         raise InputError(
             "this input cannot be read on other machines",
             received="rows of this process, or a stream, with --engine ray",
-            hint="write them to files that all nodes see, or leave --engine ray out",
+            hint="write files that all nodes see (a ray.data.Dataset: write_parquet), or leave --engine ray out",
         )
     modules = modules_of(task.model, task.options)
     place = place_of(task.output)
