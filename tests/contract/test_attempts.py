@@ -179,6 +179,25 @@ def test_parts_that_come_together_are_committed_together_and_each_is_judged_alon
     assert_whole(place, "jsonl")
 
 
+def test_of_two_attempts_that_come_together_the_one_that_is_whole_is_committed(
+    place: Place,  # noqa: F811
+    node: NodeOutput,
+    output: str,  # noqa: F811
+) -> None:
+    """The node of the first is given up, and its files with it, before the two are committed."""
+    with closing(Cluster(place, "jsonl")) as cluster:
+        piece = cluster.ledger.pending_pieces()[0]
+        lost = cluster.deliver(node, f"{RUN}-0-0", piece, OTHER_ANSWERS)
+        kept, again = (cluster.deliver(node, f"{RUN}-{number}-0", piece) for number in (1, 2))
+        place.remove(lost.paths)
+        outcomes = cluster.ledger.commit_delivered([lost, kept, again])
+        assert isinstance(outcomes[0], NotAsWritten)
+        assert outcomes[1:] == [True, False]
+        assert cluster.ledger.records == [kept.record]
+        cluster.commit_rest(node)
+    assert_whole(place, "jsonl")
+
+
 def test_late_node_writes_nothing_into_the_output(place: Place, node: NodeOutput, output: str) -> None:  # noqa: F811
     with closing(Cluster(place, "jsonl")) as cluster:
         piece = cluster.ledger.pending_pieces()[0]

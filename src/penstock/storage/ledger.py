@@ -146,19 +146,23 @@ class Ledger:
         """
         self._has_attempts = True
         outcomes: list[bool | NotAsWritten] = [False] * len(parts)
-        firsts: set[int] = set()
-        wanted = []
+        wanted: dict[int, int] = {}
         for place, staged in enumerate(parts):
-            if not self._is_late(staged) and staged.record.first_span not in firsts:
-                firsts.add(staged.record.first_span)
-                wanted.append(place)
-        sizes = self._place.confirm([parts[place] for place in wanted])
-        for place, found in zip(wanted, sizes, strict=True):
+            if not self._is_late(staged):
+                wanted.setdefault(staged.record.first_span, place)
+        sizes = self._place.confirm([parts[place] for place in wanted.values()])
+        for place, found in zip(wanted.values(), sizes, strict=True):
             is_whole = found == parts[place].record.all_files
             outcomes[place] = is_whole or self._not_as_written(parts[place], found)
-        records = [parts[place].record for place in wanted if outcomes[place] is True]
+        records = [parts[place].record for place in wanted.values() if outcomes[place] is True]
         if records:
             self._append(records)
+        # Of a piece that was delivered twice, the other attempt is as good where the first is not as it was written.
+        failed = {first for first, place in wanted.items() if outcomes[place] is not True}
+        others = [n for n, each in enumerate(parts) if each.record.first_span in failed and n not in wanted.values()]
+        if others:
+            for place, outcome in zip(others, self.commit_delivered([parts[n] for n in others]), strict=True):
+                outcomes[place] = outcome
         return outcomes
 
     def replace(self, staged: StagedPart) -> None:
