@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,21 @@ def test_folder_that_a_living_process_holds_is_refused_and_the_holder_is_named(o
         assert output in (caught.value.received or "")
         assert f"process {process.pid}" in (caught.value.received or "")
         assert holder_of(output), "a refusal must not take the lock away"
+
+
+def test_what_is_in_the_lock_is_synced_while_it_is_held(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a cluster know the folder by it, and see nothing of an open file on NFS before that."""
+    synced: list[bytes] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            synced.append(os.pread(descriptor, 200, 0))
+
+    monkeypatch.setattr(os, "fsync", note)
+    with OutputLock(output):
+        assert synced == [(Path(output) / "_penstock" / "lock").read_bytes()]
 
 
 def test_lock_of_a_killed_process_is_free(output: str) -> None:

@@ -49,6 +49,7 @@ class OutputLock:
         crash_point("lock_taken")
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n{_WORD}\n".encode())
+        os.fsync(descriptor)  # other machines see what is in a file of NFS once it is closed or synced
         self._descriptor = descriptor
         return self
 
