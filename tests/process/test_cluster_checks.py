@@ -196,6 +196,16 @@ def test_module_that_a_node_does_not_have_is_sent(job: NodeJob, inputs: Path, mo
     assert check(job, "a").misfits == ()
 
 
+def test_modules_of_all_functions_of_a_job_are_compared(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(inputs))
+    functions = {"preprocess": "before", "postprocess": "behind"}
+    for name in functions.values():
+        (inputs / f"{name}.py").write_text("def same(block):\n    return block\n")
+    options = make_options(OPTIONS | {option: f"{name}:same" for option, name in functions.items()})
+    task = make_task(str(inputs / "double.onnx"), str(inputs / "x.npy"), str(inputs / "out"), options)
+    assert list(node_job(task).modules) == ["before", "behind"]
+
+
 class OtherDisk(Node):
     """A node on which the path of the output is a folder of its own disk."""
 

@@ -65,7 +65,7 @@ def base_versions() -> dict[str, str]:
 
 def modules_of(model: ModelFile, options: PredictOptions) -> dict[str, str]:
     """The user's own modules that a job imports by name, with their digests."""
-    functions = (options.preprocess, options.preprocess_row)
+    functions = (options.preprocess, options.preprocess_row, options.postprocess)
     names = [each.partition(":")[0] for each in functions if isinstance(each, str)]
     if model.kind == "builder" and model.payload is None:
         names.append(model.location.partition(":")[0])
