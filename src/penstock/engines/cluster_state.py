@@ -108,6 +108,7 @@ class ClusterState:
         self._in_contact = Stillness(timeouts.hang_s, times=0)
         self._at_work = Stillness(timeouts.start_s)
         self._at_start = Stillness(timeouts.start_s, times=0)
+        self._in_contact_at_start = Stillness(max(timeouts.hang_s, _PATIENCE_S), times=0)
         self._commands: list[cluster_events.Command] = []
 
     @property
@@ -331,6 +332,9 @@ class ClusterState:
         started = (_Phase.READY, _Phase.WAITING, _Phase.UP)
         starting = {number: node.phase for number, node in self._nodes.items() if node.phase not in started}
         silent = self._in_contact.look(now, {number: node.beats for number, node in busy.items()})
+        # One that has not begun to start may wait for its CPUs; one that has answers while it starts its engine.
+        begun = (number for number, phase in starting.items() if phase is not _Phase.STARTING)
+        silent |= self._in_contact_at_start.look(now, {number: self._nodes[number].beats for number in begun})
         still = self._at_work.look(now, {number: node.moves for number, node in busy.items()})
         late = self._at_start.look(now, starting)
         for number, seconds in (silent | still | late).items():

@@ -62,6 +62,8 @@ class _Builder:
     """In the order in which they were handed out, which is that in which they are built."""
     rows: int = 0
     busy_s: float = 0.0
+    still_s: float = 0.0
+    """Of this time, how long it has not got on."""
 
 
 class PieceAttempts:
@@ -143,6 +145,7 @@ class PieceAttempts:
         wanted, stop_span = attempt.wanted, attempt.stop_span
         builder = self._builders[attempt.node]
         builder.rows += wanted.rows - attempt.rows_done
+        builder.still_s = 0.0
         self._end(attempt)
         others: list[Command] = [Withdraw(other.node, other.name) for other in wanted.attempts]
         for other in list(wanted.attempts):
@@ -188,13 +191,17 @@ class PieceAttempts:
             if attempt is not None and done > attempt.rows_done:
                 builder.rows += done - attempt.rows_done
                 attempt.rows_done = done
-        return builder.rows > before
+        if builder.rows == before:
+            return False
+        builder.still_s = 0.0
+        return True
 
     def pass_time(self, seconds: float) -> None:
         """So long the nodes that have work were busy."""
         for builder in self._builders.values():
             if builder.attempts:
                 builder.busy_s += seconds
+                builder.still_s += seconds
 
     def second_attempts(self) -> list[Command]:
         """Have idle nodes build what they would finish before the nodes that are building it. The first commit wins.
@@ -239,8 +246,11 @@ class PieceAttempts:
     def _begin(self, wanted: WantedPiece, node: int) -> Build:
         attempt = Attempt(f"{self._run}-{node}-{self._num_attempts}", node, wanted)
         self._num_attempts += 1
+        builder = self._builders[node]
+        if not builder.attempts:
+            builder.still_s = 0.0
         wanted.attempts.append(attempt)
-        self._alive[attempt.name] = self._builders[node].attempts[attempt.name] = attempt
+        self._alive[attempt.name] = builder.attempts[attempt.name] = attempt
         return Build(node, attempt.name, wanted.piece)
 
     def _end(self, attempt: Attempt) -> None:
@@ -283,11 +293,14 @@ class PieceAttempts:
         return max(builder.rows, 1) / builder.busy_s if builder.busy_s else usual
 
     def _running(self, usual: float) -> Iterator[tuple[float, Attempt]]:
-        """The attempts of pieces that have no other, and in how many seconds each will be done."""
+        """The attempts of pieces that have no other, and in how many seconds each will be done.
+
+        A node that stands still, with rows that are predicted and not written, say, will stand so half as long again.
+        """
         for builder in self._builders.values():
             rows = 0
             speed = self._speed(builder, usual)
             for attempt in builder.attempts.values():
                 rows += attempt.wanted.rows - attempt.rows_done
                 if attempt.stop_span is None and len(attempt.wanted.attempts) == 1:
-                    yield rows / speed, attempt
+                    yield max(rows / speed, builder.still_s / 2), attempt

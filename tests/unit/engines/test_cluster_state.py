@@ -386,6 +386,20 @@ def test_silent_node_loses_its_pieces_and_one_that_answers_keeps_them() -> None:
     assert world.parts("b") == [2, 3]
 
 
+def test_node_that_falls_silent_while_it_settles_its_kind_does_not_keep_the_others_waiting() -> None:
+    state = ClusterState(iter(pieces(1)), rows_of, "run", timeouts=Timeouts(hang_s=30))
+    for name in ("a", "b"):
+        state.handle(ev.NodeJoined(name))
+    state.handle(ev.NodeUp(0, "cpu"))
+    assert state.handle(ev.NodeUp(1, "cpu")) == [ev.Settle(0, "cpu")]
+    commands = []
+    for second in range(70):
+        state.handle(ev.NodeBeat(1, {}))
+        commands += state.handle(ev.Tick(float(second)))
+    assert ev.Report("node a gave no answer for 61 s; 0 pieces are given out again", is_shown=True) in commands
+    assert ev.Settle(1, "cpu") in commands
+
+
 def test_idle_node_builds_what_a_slow_one_has_begun_and_the_first_commit_wins() -> None:
     world = a_world(3)
     world.join("slow", "fast")
@@ -421,6 +435,23 @@ def test_no_second_attempt_where_it_would_end_later() -> None:
     world.stage(world.held("b")[0])
     world.tick(1)
     assert world.parts("b") == []
+
+
+def test_piece_that_is_predicted_and_never_written_is_built_again_by_an_idle_node() -> None:
+    world = a_world(4)
+    world.join("stuck", "other")
+    world.tick(4)
+    world.beat("stuck", [40, 40])
+    for attempt in world.held("other"):
+        world.stage(attempt)
+    world.tick(1, beating=["stuck", "other"])
+    assert world.parts("other") == []
+    world.tick(20, beating=["stuck", "other"])
+    assert world.parts("other") == [0]
+    world.stage(world.held("other")[0])
+    world.tick(1, beating=["stuck", "other"])
+    world.stage(world.held("other")[0])
+    assert world.state.is_finished
 
 
 def test_second_attempt_becomes_the_first_when_its_node_is_lost() -> None:
