@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from tests.contract.test_places import (  # noqa: F401 - fixtures
     place,
 )
 from tests.support import s3_server
+from tests.support.processes import wait_until
 from tests.unit.storage.test_ledger import FAILED, SINKS, SPANS, Run, manifest_of, result_of
 
 RUN = "0123abcd"
@@ -38,7 +41,7 @@ OTHER_ANSWERS = frozenset({*FAILED, 0, 10, 20, 21})
 
 @pytest.fixture
 def node(place: Place, output: str) -> Iterator[NodeOutput]:  # noqa: F811
-    with closing(node_output(output, RUN)) as node:
+    with closing(node_output(output, RUN, place.mark())) as node:
         yield node
 
 
@@ -141,8 +144,8 @@ def test_attempt_that_stopped_after_any_of_its_files_is_adopted_or_left_aside(is
         MemoryFileSystem.store.clear()
         place = place_of(f"memory://{BUCKET}/mixed")  # noqa: F811
         with (
-            closing(node_output(place.address(), RUN)) as node,
-            closing(node_output(place.address(), RUN)) as late,
+            closing(node_output(place.address(), RUN, place.mark())) as node,
+            closing(node_output(place.address(), RUN, place.mark())) as late,
             closing(Cluster(place, "npy")) as cluster,
         ):
             piece = cluster.ledger.pending_pieces()[0]
@@ -213,6 +216,42 @@ def test_late_node_writes_nothing_into_the_output(place: Place, node: NodeOutput
     assert_whole(place, "jsonl")
 
 
+@pytest.mark.parametrize("is_taken_over", [True, False])
+def test_late_node_creates_nothing_in_a_store_once_its_run_is_over(
+    endpoint: str,  # noqa: F811
+    name: str,  # noqa: F811
+    is_taken_over: bool,
+) -> None:
+    place = place_of(f"s3://{BUCKET}/{name}")  # noqa: F811
+    with ExitStack() as held:
+        with place.lock():
+            node = held.enter_context(closing(node_output(place.address(), RUN, place.mark())))
+            with closing(Cluster(place, "jsonl")) as cluster:
+                late = cluster.staged(node, f"{RUN}-0-0", cluster.ledger.pending_pieces()[0], OTHER_ANSWERS)
+                cluster.commit_rest(node)
+        before = everything(place, "jsonl")
+        if is_taken_over:
+            held.enter_context(place.lock())
+        with pytest.raises(OutputError, match="is over"):
+            node.deliver(f"{RUN}-0-0", late)
+        assert everything(place, "jsonl") == before
+
+
+def test_late_node_that_still_writes_does_not_keep_the_next_run_from_beginning(tmp_path: Path) -> None:
+    """What it makes while its folder is removed keeps the folder there."""
+    place = place_of(str(tmp_path / "out"))  # noqa: F811
+    attempt = tmp_path / "out" / "_penstock" / "staging" / RUN / "attempt"
+    writing = "import itertools, os, sys\nos.chdir(sys.argv[1])\nfor n in itertools.count(): open(str(n), 'w').close()"
+    for _ in range(20):
+        attempt.mkdir(parents=True, exist_ok=True)
+        with subprocess.Popen([sys.executable, "-c", writing, str(attempt)], stderr=subprocess.DEVNULL) as late:
+            try:
+                wait_until(lambda: any(attempt.iterdir()))
+                assert os.path.isdir(place.staging())
+            finally:
+                late.kill()
+
+
 def test_part_that_is_not_as_it_was_written_is_not_committed_and_can_be_built_again(
     place: Place,  # noqa: F811
     node: NodeOutput,
@@ -250,7 +289,7 @@ def test_parts_are_delivered_to_a_store_that_answers_503(
         with (
             place.lock(),
             closing(Cluster(place, "npy")) as cluster,
-            closing(node_output(place.address(), RUN)) as node,
+            closing(node_output(place.address(), RUN, place.mark())) as node,
         ):
             cluster.commit_rest(node)
         assert proxy.faults > 10
@@ -262,7 +301,7 @@ def test_object_says_which_attempt_made_it_and_its_checksum(endpoint: str, name:
     with (
         place.lock(),
         closing(Cluster(place, "jsonl")) as cluster,
-        closing(node_output(place.address(), RUN)) as node,
+        closing(node_output(place.address(), RUN, place.mark())) as node,
     ):
         piece = cluster.ledger.pending_pieces()[0]
         delivered = cluster.deliver(node, f"{RUN}-0-0", piece)

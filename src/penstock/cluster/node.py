@@ -5,8 +5,6 @@ of a test; either calls its methods from several threads at once. The driver cal
 """
 
 import contextlib
-import os
-import tempfile
 import threading
 import time
 from collections import deque
@@ -15,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from penstock.cluster import parcels, preflight
+from penstock.cluster.far_log import FarLog
 from penstock.cluster.node_job import NodeJob
 from penstock.cluster.node_parts import NodePieces
 from penstock.cluster.preflight import Findings
@@ -39,8 +38,6 @@ from penstock.storage.manifest import Manifest, load_manifest
 from penstock.storage.part_builder import PartPiece, StagedPart
 from penstock.storage.places import place_of
 from penstock.telemetry.meter import Meter
-
-_MOST_LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -107,8 +104,7 @@ class Node:
         self._started: Started | None = None
         self._run: _Run | None = None
         self._lock = threading.Lock()
-        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the node
-        self._log_read = 0
+        self._log = FarLog()
         self._meter = _NodeMeter(name)
         self._arrivals = parcels.Arrivals()
         self._model: ModelFile | None = None
@@ -157,7 +153,7 @@ class Node:
             self._started.close()
             self._started = None
         started = self._started or self._bring_up(job, resumed_from(manifest, kind), manifest)
-        pieces = NodePieces(manifest.schema, node_output(job.output, run_name))
+        pieces = NodePieces(manifest.schema, node_output(job.output, run_name, job.mark))
         parts = OpenParts(pieces, kinds.sink(job.options.format), lambda record: None, self._meter.step)
         writer = Writer(parts, self._meter, unchanged.Digester(started.source, started.job.columns))
         self._run = run = _Run(SpanFeed(), pieces, writer, manifest)
@@ -183,7 +179,7 @@ class Node:
         timings = tuple(news.popleft() for _ in range(len(news)))
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
         rows = self._run.pieces.rows() if self._run is not None else {}
-        beat = Beat(rows, timings, lines, self._new_log(), time.perf_counter())
+        beat = Beat(rows, timings, lines, self._log.news(), time.perf_counter())
         started = self._started
         if started is None or self._run is None:
             return beat
@@ -212,7 +208,7 @@ class Node:
         self._arrivals.close()
 
     def _bring_up(self, job: NodeJob, resumed: Resumed | None, manifest: Manifest | None) -> Started:
-        context = RunContext(self._log, self._stop, self._lines.append, job.is_verbose, self._meter)
+        context = RunContext(self._log.file, self._stop, self._lines.append, job.is_verbose, self._meter)
         started = start_by_plan.start(self._model or job.model, Request(job.source, job.options, resumed), context)
         try:
             if job.options.check:
@@ -279,10 +275,3 @@ class Node:
         finally:
             run.feed.end()
             run.pieces.end(run.error)
-
-    def _new_log(self) -> bytes:
-        descriptor = self._log.fileno()
-        end = os.fstat(descriptor).st_size
-        start = max(self._log_read, end - _MOST_LOG_BYTES)
-        self._log_read = end
-        return os.pread(descriptor, end - start, start)

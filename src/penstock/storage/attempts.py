@@ -10,7 +10,8 @@ On object storage a node creates the final names, each where there is none, with
 object's metadata. Where the name is taken by the same bytes, those are as good as its own. Where other bytes have
 it (of another kind of node, or of one that ran out of memory), the node takes the next name of this part, as a part
 that is built again does. No node overwrites or removes an object, so none can harm what another has delivered or
-committed; names that no record knows are removed when the run ends.
+committed; names that no record knows are removed when the run ends. A node that finds the lock of its run gone, or
+another in its place, is late and creates nothing: what it would create then, nobody would remove.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from penstock.storage.journal import piece_number
 from penstock.storage.local_folder import LocalFolder, attempt_folder
 from penstock.storage.objects import ATTEMPT, CHECKSUM, Objects
 from penstock.storage.part_builder import StagedPart
-from penstock.storage.places import place_of
+from penstock.storage.places import Place, place_of
 from penstock.storage.scratch import Scratch
 
 _MOST_NAMES = 100
@@ -47,7 +48,7 @@ class NodeOutput(Protocol):
         """Bring a part that was built in the folder of an attempt to the output; returns what the driver commits.
 
         Raises:
-            OutputError: The output refuses it.
+            OutputError: The output refuses it, or the run is over.
         """
         ...
 
@@ -58,10 +59,10 @@ class NodeOutput(Protocol):
     def close(self) -> None: ...
 
 
-def node_output(output: str, run: str) -> NodeOutput:
-    """The output of a run of the cluster, which is called `run`."""
+def node_output(output: str, run: str, mark: str) -> NodeOutput:
+    """The output of a run of the cluster, which is called `run`; `mark` is in the lock that its driver holds."""
     place = place_of(output)
-    return _OnDisk(place.path, run) if isinstance(place, LocalFolder) else _InStore(Objects(output))
+    return _OnDisk(place.path, run) if isinstance(place, LocalFolder) else _InStore(place, Objects(output), mark)
 
 
 class _OnDisk:
@@ -92,8 +93,10 @@ class _OnDisk:
 
 
 class _InStore:
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, place: Place, objects: Objects, mark: str) -> None:
+        self._place = place
         self._objects = objects
+        self._mark = mark
         self._scratch = Scratch()
 
     def begin(self, attempt: str) -> str:
@@ -103,6 +106,8 @@ class _InStore:
         return folder
 
     def deliver(self, attempt: str, staged: StagedPart) -> StagedPart:
+        if self._place.mark() != self._mark:
+            raise OutputError("the run that this part was built for is over", received=self._place.address())
         for cut in itertools.islice(itertools.count(staged.record.cut), _MOST_NAMES):
             named = with_cut(staged, cut)
             if all(self._upload(attempt, path, name, named) for path, name in named.paths.items()):

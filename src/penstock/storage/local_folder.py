@@ -88,7 +88,8 @@ class LocalFolder:
 
     def staging(self) -> str:
         self.drop_staging()
-        os.makedirs(internal(self._path, "staging"))
+        # A late node of a cluster may still write into its folder in there, which cannot be removed then.
+        os.makedirs(internal(self._path, "staging"), exist_ok=True)
         return internal(self._path, "staging")
 
     def drop_staging(self) -> None:
