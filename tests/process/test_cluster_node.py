@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,17 @@ def test_stop_stages_what_is_there(job: NodeJob, node: Node, output: Path) -> No
         assert ledger.commit(each)
     assert sum(record.rows for record in ledger.records) == sum(each.record.rows for each in staged)
     assert node.build("late", pieces[0]) is None
+    ledger.close()
+
+
+def test_piece_that_cannot_be_written_fails_though_nothing_follows_it(job: NodeJob, node: Node, output: Path) -> None:
+    ledger = ledger_of(output)
+    node.open(job, "run")
+    shutil.rmtree(output / "_penstock" / "staging" / "run")
+    with ThreadPoolExecutor(1) as calls:
+        build = calls.submit(node.build, "attempt", ledger.pending_pieces()[0])
+        with contextlib.closing(node), pytest.raises(penstock.OutputError, match="cannot be written"):
+            build.result(timeout=60)
     ledger.close()
 
 

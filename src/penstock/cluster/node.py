@@ -155,8 +155,9 @@ class Node:
         started = self._started or self._bring_up(job, resumed_from(manifest, kind), manifest)
         pieces = NodePieces(manifest.schema, node_output(job.output, run_name, job.mark))
         parts = OpenParts(pieces, kinds.sink(job.options.format), lambda record: None, self._meter.step)
-        writer = Writer(parts, self._meter, unchanged.Digester(started.source, started.job.columns))
-        self._run = run = _Run(SpanFeed(), pieces, writer, manifest)
+        feed = SpanFeed()
+        writer = Writer(parts, self._meter, unchanged.Digester(started.source, started.job.columns), feed.end)
+        self._run = run = _Run(feed, pieces, writer, manifest)
         run.thread = threading.Thread(target=self._work, args=(started, run), name=f"node {self.name}", daemon=True)
         run.thread.start()
 

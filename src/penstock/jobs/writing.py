@@ -60,12 +60,23 @@ class FailureLimit:
 
 
 class Writer:
-    """Commits on a thread of its own, so that an fsync does not keep the replicas waiting for their slots."""
+    """Commits on a thread of its own, so that an fsync does not keep the replicas waiting for their slots.
+
+    `put` and `finish` raise what went wrong there. `on_error` is called at once, on that thread: nothing may be put for
+    long where the engine is fed from outside.
+    """
 
     _DEPTH = 4
 
-    def __init__(self, parts: OpenParts, meter: Meter, digester: unchanged.Digester) -> None:
+    def __init__(
+        self,
+        parts: OpenParts,
+        meter: Meter,
+        digester: unchanged.Digester,
+        on_error: Callable[[], None] = lambda: None,
+    ) -> None:
         self._parts = parts
+        self._on_error = on_error
         self._meter = meter
         self._digester = digester
         self._queue: queue.Queue[Result | Callable[[], None] | None] = queue.Queue(self._DEPTH)
@@ -122,3 +133,4 @@ class Writer:
                     self._parts.accept(replace(result, digest=self._digester.digest(result.span)))
             except BaseException as error:
                 self._error = error
+                self._on_error()
