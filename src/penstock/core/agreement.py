@@ -1,7 +1,9 @@
 """Comparison of two runs of a model: whether their answers are the same, but for the order of summing numbers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,62 @@ CHECKED_ROWS = 64
 """How many answers are compared with those of the model's own framework: one batch, or several small ones."""
 ENOUGH_ROWS = 16
 """The fewest rows that are compared where batches are small: one row alone proves nothing."""
+MOST_BY_NOISE = 1e-3
+"""The largest share of the spread that a framework's own noise may allow others. Float16 differs by more."""
+LEAST_LOOSENED = 1e-4
+"""Below this tolerance, which is the default, noise allows nothing: who asks for less difference means it."""
+FLOAT64 = "its answers in float64"
 _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far a framework's answers to the first rows are from the truth, or, where that is unknown, from one another.
+
+    Args:
+        distances: The largest distance of each output, in its own units.
+        how: What the answers were compared with.
+    """
+
+    distances: Mapping[str, float] = field(default_factory=dict)
+    how: str = ""
+
+    def joined(self, other: Noise) -> Noise:
+        """The larger distance of each output."""
+        names = {*self.distances, *other.distances}
+        largest = {name: max(self.distances.get(name, 0.0), other.distances.get(name, 0.0)) for name in names}
+        return Noise(largest, " and ".join(each for each in (self.how, other.how) if each))
+
+    def share(self, name: str, answers: Column) -> float:
+        """The noise of an output, as a share of the spread of these answers."""
+        return self.distances[name] / (_spread(_values(answers)) or 1.0) if self.distances.get(name) else 0.0
+
+    def largest_share(self, answers: Mapping[str, Column]) -> float:
+        return max((self.share(name, column) for name, column in answers.items()), default=0.0)
+
+    def allows(self, name: str, answers: Column, tolerance: float) -> float:
+        """The share of the spread by which another runtime may differ: the tolerance, or twice the noise.
+
+        Two runtimes that are as far from the truth as the framework is, on opposite sides, are twice as far apart.
+        """
+        if tolerance < LEAST_LOOSENED:
+            return tolerance
+        return max(tolerance, min(MOST_BY_NOISE, 2 * self.share(name, answers)))
+
+
+NO_NOISE = Noise()
+
+
+def distances(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> dict[str, float]:
+    """The largest distance between two answers to the same rows, by output; of numbers, as far as shapes are alike."""
+    found: dict[str, float] = {}
+    for name, column in ours.items():
+        mine, other = _values(column), _values(theirs[name]) if name in theirs else np.zeros(0)
+        far = float(_apart(mine, other).max()) if mine.size and mine.shape == other.shape else float("inf")
+        if np.isfinite(far):
+            found[name] = far
+    return found
 
 
 @dataclass(frozen=True)
@@ -37,30 +93,47 @@ class Disagreement:
 class Proof:
     """Whether sample answers show that another runtime computes the same model.
 
-    `difference` is the largest one, as a share of the spread of its output; `problem` says why they are no proof: they
-    differ, or, where they are not `is_comparable`, they would be equal whatever was computed.
+    `difference` is the largest one, as a share of the spread of its output, and `allowed` what that output may differ
+    by; `problem` says why they are no proof: they differ, or, where they are not `is_comparable`, they would be equal
+    whatever was computed. `needed` is the smallest tolerance that allows these answers, given the framework's noise.
     """
 
     difference: float
     problem: str | None = None
     is_comparable: bool = True
+    allowed: float = 0.0
+    needed: float = 0.0
+
+    def may_be_noise(self, tolerance: float) -> bool:
+        """Whether the framework's own noise could explain the problem."""
+        is_possible = self.is_comparable and tolerance >= LEAST_LOOSENED
+        return self.problem is not None and is_possible and 0 < self.difference <= MOST_BY_NOISE
 
 
-def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Proof:
-    """Compare the answers of another runtime with those of the model's own framework.
+def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise = NO_NOISE) -> Proof:
+    """Compare the answers of another runtime with those of the model's own framework, as far as its noise is known.
 
     Stricter than `compare`: an output that is the same in every row of the sample proves nothing, and the class that
     a row is given must be the same, too.
     """
-    difference = max((_share(ours[name], theirs[name]) for name in ours if name in theirs), default=0.0)
+    shares = {name: _share(ours[name], theirs[name]) for name in ours if name in theirs}
+    by_noise = {name: noise.allows(name, theirs[name], LEAST_LOOSENED) for name in shares}
+    worst = max(shares, key=lambda name: shares[name], default=None)
+    difference = shares[worst] if worst is not None else 0.0
     if not theirs or not len(next(iter(theirs.values()))):
         return Proof(difference, "no row of the sample has an answer", is_comparable=False)
     constant = [shown(name) for name, column in theirs.items() if _is_constant(column)]
     if constant:
         problem = f"the output {constant[0]} is the same in every row of the sample: that proves nothing"
         return Proof(difference, problem, is_comparable=False)
-    disagreement = compare(ours, theirs, tolerance) or _other_class(ours, theirs) or _other_side(ours, theirs)
-    return Proof(difference, str(disagreement) if disagreement is not None else None)
+    disagreement = compare(ours, theirs, tolerance, noise)
+    disagreement = disagreement or _other_class(ours, theirs, noise) or _other_side(ours, theirs, noise)
+    return Proof(
+        difference,
+        str(disagreement) if disagreement is not None else None,
+        allowed=noise.allows(worst, theirs[worst], tolerance) if worst is not None else tolerance,
+        needed=max((share for name, share in shares.items() if share > by_noise[name]), default=0.0),
+    )
 
 
 def largest_difference(
@@ -121,7 +194,7 @@ def _is_constant(column: Column) -> bool:
     return not finite.size or float(np.ptp(finite, axis=0).max()) <= _NOISE * float(np.abs(finite).max())
 
 
-def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
+def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise: Noise) -> Disagreement | None:
     """A row whose scores name another class. Classes that score the same but for noise may change places."""
     for name, column in ours.items():
         other = theirs.get(name)
@@ -130,14 +203,15 @@ def _other_class(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Di
         mine, best = column.argmax(axis=1), other.argmax(axis=1)
         rows = np.arange(len(other))
         gap = (other[rows, best] - other[rows, mine]).astype(np.float64)
-        wrong = np.flatnonzero((mine != best) & (gap > _NOISE * _spread(other.astype(np.float64))))
+        tie = max(_NOISE, min(MOST_BY_NOISE, 2 * noise.share(name, other)))
+        wrong = np.flatnonzero((mine != best) & (gap > tie * _spread(other.astype(np.float64))))
         if len(wrong):
             row = int(wrong[0])
             return Disagreement(name, row, f"class {mine[row]}", f"class {best[row]}")
     return None
 
 
-def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Disagreement | None:
+def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise: Noise) -> Disagreement | None:
     """A row that is yes on one side and no on the other, where an output is a single probability."""
     for name, column in ours.items():
         other = theirs.get(name)
@@ -147,7 +221,8 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> Dis
             continue
         mine, far = column.reshape(-1), np.abs(other.reshape(-1).astype(np.float64) - 0.5)
         sides = (mine > 0.5) != (other.reshape(-1) > 0.5)
-        wrong = np.flatnonzero(sides & (far > _NOISE))
+        tie = max(_NOISE, min(MOST_BY_NOISE * _spread(other.astype(np.float64)), noise.distances.get(name, 0.0)))
+        wrong = np.flatnonzero(sides & (far > tie))
         if len(wrong):
             row = int(wrong[0])
             return Disagreement(name, row, f"{mine[row]:.9g}", f"{other.reshape(-1)[row]:.9g}")
@@ -159,20 +234,25 @@ def _are_scores(values: Array) -> bool:
     return values.ndim == 2 and values.shape[1] >= 2 and values.dtype.kind == "f"
 
 
-def compare(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:
+def compare(
+    ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise = NO_NOISE
+) -> Disagreement | None:
     """The worst disagreement between our answers and those of the model's own framework; None where there is none.
 
-    Numbers may differ by `tolerance` times the spread (largest less smallest value) of that output; all else must be
-    equal. Where only we kept the best classes, `theirs` are still whole outputs, and our classes must be as good.
+    Numbers may differ by `tolerance` times the spread (largest less smallest value) of that output, or by twice the
+    `noise` of that framework; all else must be equal. Where only we kept the best classes, `theirs` are still whole
+    outputs, and our classes must be as good.
     """
     for key, column in ours.items():
         output = key.removeprefix(CLASSES).removeprefix(SCORES)
         if key in theirs:
-            disagreement: Disagreement | None = _differ(key, column, theirs[key], tolerance)
+            allowed = noise.allows(key, theirs[key], tolerance)
+            disagreement: Disagreement | None = _differ(key, column, theirs[key], allowed)
         elif output not in theirs:
             disagreement = Disagreement(shown(key), 0, "an output", "no output of that name")
         else:
-            disagreement = _differ_in_rank(key, np.asarray(column), theirs[output], tolerance)
+            allowed = noise.allows(output, theirs[output], tolerance)
+            disagreement = _differ_in_rank(key, np.asarray(column), theirs[output], allowed)
         if disagreement is not None:
             return disagreement
     return None

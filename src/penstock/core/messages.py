@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.postprocessing import Postprocess
 from penstock.core.preprocessing import Preprocess
@@ -113,6 +114,13 @@ class Convert:
     """Write the whole step, as it is compiled for this job, to `folder` in a form that other runtimes read."""
 
     folder: str
+
+
+@dataclass(frozen=True)
+class FindNoise:
+    """Find out how far the answers to so many of the first rows are from the truth."""
+
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -360,8 +368,8 @@ class Failed:
         )
 
 
-Probe = Measure | Convert
-ProbeAnswer = Measured | Converted
+Probe = Measure | Convert | FindNoise
+ProbeAnswer = Measured | Converted | Noise
 LoadedData = Chunk | Filled | SpanLoaded
 """What a loader process sends, and the coordinator passes on to the replica of the span."""
 ReplicaReport = Loaded | Prepared | ProbeAnswer | Emptied | RanShort | Returned

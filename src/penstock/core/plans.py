@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock import plugins
+from penstock.core.agreement import MOST_BY_NOISE
 from penstock.core.figures import duration, rate
 from penstock.errors import UsageError
 from penstock.options.records import PRECISIONS
@@ -78,6 +79,8 @@ class Trial:
     difference: float | None = None
     """The largest difference to the model's own framework, as a share of an output's spread."""
     rejected: str | None = None
+    allowed: float | None = None
+    """The largest difference that was allowed there: the tolerance, or what the framework's noise allows."""
 
     @property
     def setting(self) -> _Setting:
@@ -106,6 +109,9 @@ class Plan:
         key: The same on these devices and with these versions.
         is_cut_short: Whether there was not the time to try everything.
         made_for: All facts behind `key`, by name: they show why a plan does not fit.
+        noise: How far the framework's own answers are from the truth, as a share of an output's spread; None where
+            that decided nothing, and was not measured.
+        noise_from: What they were compared with for that.
     """
 
     choice: Choice
@@ -125,6 +131,8 @@ class Plan:
     key: str = ""
     is_cut_short: bool = False
     made_for: Mapping[str, Any] = field(default_factory=dict)
+    noise: float | None = None
+    noise_from: str = ""
 
     def for_rows(self, rows: int) -> Plan:
         """The plan for another input of the same shape."""
@@ -192,6 +200,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
             *(_line(row, widths) for row in rows),
             *([f"  and {hidden} more measurements: --verbose shows them"] if hidden else []),
             *(f"  {trial.runtime}: {trial.rejected}" for trial in rejected),
+            *_noise_in_words(plan),
             "",
             f"choice: {plan.choice}, {plan.choice.lanes} in flight" + (", converted" if plan.choice.converted else ""),
             f"on {', '.join(plan.devices)}",
@@ -239,10 +248,20 @@ def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:
 
 
 def _agreement(trial: Trial) -> str:
-    """The largest difference to the model's own framework, as a share of an output's spread."""
+    """The largest difference to the model's own framework, as a share of an output's spread, and what is allowed."""
     if trial.difference is None:
         return "reference"
-    return "exact" if trial.difference == 0.0 else f"{trial.difference:.0e}"
+    if trial.difference == 0.0:
+        return "exact"
+    return f"{trial.difference:.1e}" + (f" of {trial.allowed:.1e}" if trial.allowed is not None else "")
+
+
+def _noise_in_words(plan: Plan) -> list[str]:
+    if plan.noise is None:
+        return []
+    own = next((trial.runtime for trial in plan.trials if trial.rows_per_s and trial.difference is None), "the model")
+    line = f"  {own} itself is {plan.noise:.1e} of the spread away from {plan.noise_from}"
+    return [f"{line}: others may differ by twice that, at most {MOST_BY_NOISE:.0e}"]
 
 
 def _is_chosen(trial: Trial, plan: Plan) -> bool:

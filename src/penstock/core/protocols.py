@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.messages import NOTHING_ASKED, Asked, Measure, Measured, Prepared
 from penstock.core.preprocessing import Preprocess
@@ -73,6 +74,15 @@ class Exporting(Protocol):
 
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         """Write the step into `folder`, which is there and empty; returns why that is impossible, in words, or None."""
+        ...
+
+
+@runtime_checkable
+class Exact(Protocol):
+    """A replica that can compute its step in float64, too: slowly, and nearer to the truth."""
+
+    def predict_exactly(self, batch: Columns) -> Columns:
+        """As `predict`, in float64. Raises whatever comes of an operation that has no float64."""
         ...
 
 
@@ -231,4 +241,8 @@ class Tunable(Engine, Protocol):
 
     def convert(self, folder: str, stop: StopFlag) -> str | None:
         """Write the whole step to `folder`; returns why that is impossible, in words, or None."""
+        ...
+
+    def find_noise(self, rows: int, stop: StopFlag) -> Noise:
+        """How far the answers to so many of the first rows are from the truth."""
         ...

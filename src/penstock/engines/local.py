@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core import messages
+from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Observe, ShowLine, show_nothing
@@ -110,6 +111,12 @@ class LocalEngine:
         (answer,) = self._probe(run_events.ProbeAsked(messages.Convert(folder)), stop)
         assert isinstance(answer, messages.Converted)
         return answer.problem
+
+    def find_noise(self, rows: int, stop: StopFlag) -> Noise:
+        """How far the first replica's answers to so many of the first rows are from the truth."""
+        (answer,) = self._probe(run_events.ProbeAsked(messages.FindNoise(rows)), stop)
+        assert isinstance(answer, Noise)
+        return answer
 
     def _probe(self, asked: run_events.ProbeAsked, stop: StopFlag) -> list[messages.ProbeAnswer]:
         """Wait for what no other replica could go on with: if one dies, or the time is over, all are given up."""

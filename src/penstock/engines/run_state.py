@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.core import messages
+from penstock.core.agreement import Noise
 from penstock.core.loader_count import LoaderCount
 from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Device, Placement, Result, RowFailure, Shortage, Signature, Span
@@ -225,7 +226,7 @@ class RunState:
                 replica.to_prepare = max(0, replica.to_prepare - 1)
                 if not replica.to_prepare:
                     self._ready(number, message)
-            case messages.Measured() | messages.Converted():
+            case messages.Measured() | messages.Converted() | Noise():
                 self._answer(message)
             case messages.Emptied(slot=slot):
                 replica.slots.discard(slot)
@@ -260,7 +261,7 @@ class RunState:
         if self._scheduler is not None:
             self._assign(self._scheduler.join(number))
 
-    # Probing: measure, convert.
+    # Probing: measure, convert, find the noise.
     def _ask(self, event: run_events.ProbeAsked) -> None:
         self.answers = None
         self._probe = _Probe(event.message, is_for_all=event.replicas is not None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import division, kinds
+from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.messages import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Plan
@@ -49,6 +50,8 @@ class Started:
     finisher: Finishers | FinishedHere | None = None
     """The user's function behind the model, once it is started."""
     plan: Plan | None = None
+    noise: Noise | None = None
+    """How far its answers to the first rows are from the truth, once that was measured."""
     search_s: float = 0.0
     """How long the search for the plan took."""
 

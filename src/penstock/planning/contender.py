@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import tuning
-from penstock.core.agreement import CHECKED_ROWS, Proof, prove
+from penstock.core.agreement import CHECKED_ROWS, FLOAT64, NO_NOISE, Noise, Proof, distances, prove
 from penstock.core.messages import Asked, Measure, Prepared
 from penstock.core.plans import Choice, Trial
 from penstock.core.protocols import Tunable
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
-from penstock.errors import ModelError
+from penstock.errors import Interrupted, ModelError, PenstockError
 from penstock.jobs.bring_up import Started, prepare_beside
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
@@ -95,6 +95,7 @@ class Contender:
             round(self.start_s, 2),
             self.proof.difference if self.proof is not None else None,
             point.problem,
+            self.proof.allowed if self.proof is not None else None,
         )
 
     def choice(self, batch_size: int, lanes: int) -> Choice:
@@ -140,8 +141,9 @@ def start(setting: Setting, started: Started, tolerance: float | None, context: 
     """
     began = time.perf_counter()
     engine, prepared = answer_first_rows(setting, started, context, clock)
+    prepared_s = time.perf_counter() - began
     try:
-        proof = proof_of(prepared, started.prepared, tolerance) if tolerance is not None else None
+        proof = _compared(prepared, started, tolerance, context, clock) if tolerance is not None else None
         if proof is not None and proof.problem is not None:
             problem = "the answers are not those of" if proof.is_comparable else "not comparable with"
             raise ModelError(f"{problem} the model's own framework", received=proof.problem)
@@ -150,8 +152,43 @@ def start(setting: Setting, started: Started, tolerance: float | None, context: 
         raise
     model = setting.model
     if proof is not None and model is not None and model.kind == "converted":
-        store.note_agreement(model.location, model, setting.runtime, setting.device_kind, proof.difference)
-    return Contender(setting, engine, time.perf_counter() - began, proof)
+        store.note_agreement(model.location, model, setting.runtime, setting.device_kind, proof)
+    return Contender(setting, engine, prepared_s, proof)
+
+
+def _compared(ours: Prepared, started: Started, tolerance: float, context: RunContext, clock: Clock) -> Proof:
+    """Whether the answers are those of `started`. Its noise is measured where that decides, once for all contenders."""
+    proof = proof_of(ours, started.prepared, tolerance, started.noise or NO_NOISE)
+    if started.noise is None and proof.may_be_noise(tolerance):
+        context.note(f"plan: measuring the noise of {started.recipe.runtime} ({clock.left:.0f} s left)")
+        started.noise = _noise_of(started, context, clock)
+        proof = proof_of(ours, started.prepared, tolerance, started.noise)
+    return proof
+
+
+def _noise_of(started: Started, context: RunContext, clock: Clock) -> Noise:
+    """How far the framework's answers are from the truth; without float64, from one another, with other threads, too.
+
+    What cannot be found out allows nothing.
+    """
+    found = NO_NOISE
+    if isinstance(started.engine, Tunable) and started.engine.is_up:
+        found = started.engine.find_noise(CHECKED_ROWS, clock)
+    own = started.prepared
+    if found.how == FLOAT64 or own.alone is not None:
+        return found
+    threads = started.recipe.threads // 2 or 2
+    setting = replace(started.decision.setting, threads=threads).placed(devices=started.placement.devices[:1])
+    try:
+        engine, otherwise = answer_first_rows(setting, started, context, clock)
+    except Interrupted:
+        raise
+    except PenstockError:
+        return found
+    engine.close()
+    if own.answers is None or otherwise.answers is None or own.answered != otherwise.answered:
+        return found
+    return found.joined(Noise(distances(own.answers, otherwise.answers), f"its answers with {threads} threads"))
 
 
 def answer_first_rows(
@@ -167,8 +204,8 @@ def answer_first_rows(
     return prepare_beside(started, setting, job, Asked(len(started.prepared.answered)), context.unseen(clock))
 
 
-def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
-    """Whether the answers to the first rows are those of the model's own framework."""
+def proof_of(ours: Prepared, own: Prepared, tolerance: float, noise: Noise = NO_NOISE) -> Proof:
+    """Whether the answers to the first rows are those of the model's own framework, as far as its noise is known."""
     # Where rows differ in size, what counts is the answer to a row alone, without any padding.
     reference = own.answers if own.alone is None else own.alone
     assert ours.answers is not None
@@ -180,7 +217,7 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float) -> Proof:
             return Proof(0.0, "no row of the sample has an answer", is_comparable=False)
         return Proof(0.0, f"row {failed[0]} fails on one side only")
     first = {name: column[:count] for name, column in reference.items()}
-    proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance)
+    proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance, noise)
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
         return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")
     return proof

@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,16 @@ def plan_of(result: SearchResult, started: Started, rows: int) -> Plan:
         result.reason,
         is_cut_short=result.is_cut_short,
         start_s=round(result.start_s, 2),
+        **_noise(started),
     )
     return plan.for_rows(rows)
+
+
+def _noise(started: Started) -> dict[str, Any]:
+    noise, answers = started.noise, started.prepared.answers
+    if noise is None or answers is None:
+        return {}
+    return {"noise": noise.largest_share(answers), "noise_from": noise.how or "nothing that could be computed"}
 
 
 def rates_of(result: SearchResult, started: Started) -> Rates:

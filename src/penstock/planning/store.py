@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from penstock.core import kinds
+from penstock.core.agreement import LEAST_LOOSENED, Proof
 from penstock.core.plans import Plan, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.errors import UsageError
@@ -194,17 +195,18 @@ def is_whole(folder: str) -> bool:
         return False
 
 
-def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, difference: float) -> None:
+def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, proof: Proof) -> None:
     """Note that a converted step answers as the model's own framework does on this runtime, but for a difference."""
     with contextlib.suppress(OSError):
-        _write(_agreement_path(folder, model, runtime, device_kind), repr(difference))
+        _write(_agreement_path(folder, model, runtime, device_kind), f"{proof.difference!r} {proof.needed!r}")
 
 
 def is_agreed(folder: str, model: ModelFile, runtime: str, device_kind: str, tolerance: float) -> bool:
-    """Whether `note_agreement` was called for it before, with a difference within the tolerance."""
+    """Whether `note_agreement` was called for it before, with a difference that the tolerance or noise allows."""
     try:
         with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8") as file:
-            return float(file.read()) <= tolerance
+            difference, needed = map(float, file.read().split())
+        return (needed if tolerance >= LEAST_LOOSENED else difference) <= tolerance
     except (OSError, ValueError):
         return False
 

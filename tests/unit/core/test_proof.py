@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.core.agreement import prove
+from penstock.core.agreement import FLOAT64, Noise, distances, prove
 
 RNG = np.random.default_rng(3)
 SCORES = RNG.normal(size=(64, 10))
@@ -79,3 +79,73 @@ def test_text_must_be_equal() -> None:
     theirs = np.array([b"a", b"b", b"c"], dtype=object)
     assert prove({"y": theirs.copy()}, {"y": theirs}, 1e-4).problem is None
     assert prove({"y": theirs[::-1].copy()}, {"y": theirs}, 1e-4).problem is not None
+
+
+THEIRS = SCORES.astype(np.float32)
+SPREAD = float(np.ptp(THEIRS))
+
+
+def noisy(share: float) -> np.ndarray:  # type: ignore[type-arg]
+    """The same answers, but one value is off by so much of the spread."""
+    ours = THEIRS.copy()
+    ours[7, np.argmin(ours[7])] -= np.float32(share * SPREAD)
+    return ours
+
+
+def measured(share: float) -> Noise:
+    return Noise({"y": share * SPREAD}, FLOAT64)
+
+
+def test_what_is_as_near_to_the_truth_as_the_framework_is_taken() -> None:
+    proof = prove({"y": noisy(1.8e-4)}, {"y": THEIRS}, 1e-4)
+    assert proof.problem is not None
+    assert proof.may_be_noise(1e-4)
+    proof = prove({"y": noisy(1.8e-4)}, {"y": THEIRS}, 1e-4, measured(1e-4))
+    assert proof.problem is None
+    assert proof.difference == pytest.approx(1.8e-4, rel=0.02)
+    assert proof.allowed == pytest.approx(2e-4)
+    assert proof.needed == 0.0
+
+
+def test_what_is_further_from_the_truth_than_the_framework_is_refused() -> None:
+    proof = prove({"y": noisy(3e-4)}, {"y": THEIRS}, 1e-4, measured(1e-4))
+    assert "allowed" in (proof.problem or "")
+    assert proof.needed == pytest.approx(3e-4, rel=0.02)
+
+
+def test_noise_never_allows_more_than_a_thousandth() -> None:
+    assert prove({"y": noisy(1.5e-3)}, {"y": THEIRS}, 1e-4, measured(1e-2)).problem is not None
+    assert prove({"y": noisy(0.9e-3)}, {"y": THEIRS}, 1e-4, measured(1e-2)).problem is None
+    assert not prove({"y": noisy(1.5e-3)}, {"y": THEIRS}, 1e-4).may_be_noise(1e-4)
+
+
+def test_noise_allows_nothing_to_who_asks_for_less_difference_than_the_default() -> None:
+    proof = prove({"y": noisy(1.8e-4)}, {"y": THEIRS}, 1e-5, measured(1e-4))
+    assert proof.problem is not None
+    assert not proof.may_be_noise(1e-5)
+
+
+def test_noise_of_one_output_allows_nothing_to_another() -> None:
+    ours, theirs = {"y": THEIRS, "z": noisy(1.8e-4)}, {"y": THEIRS, "z": THEIRS}
+    assert prove(ours, theirs, 1e-4, measured(1e-4)).problem is not None
+
+
+def test_classes_closer_than_the_noise_may_change_places() -> None:
+    theirs = THEIRS.copy()
+    first, second = np.argsort(theirs[5])[::-1][:2]
+    theirs[5, second] = theirs[5, first] - np.float32(1e-4 * SPREAD)
+    ours = theirs.copy()
+    ours[5, [first, second]] = theirs[5, [second, first]]
+    assert "class" in (prove({"y": ours}, {"y": theirs}, 1e-3).problem or "")
+    assert prove({"y": ours}, {"y": theirs}, 1e-3, measured(1e-4)).problem is None
+
+
+def test_noise_that_was_measured_in_two_ways_is_the_larger_one() -> None:
+    joined = Noise({"y": 1.0, "z": 2.0}, "one").joined(Noise({"y": 3.0}, "another"))
+    assert joined == Noise({"y": 3.0, "z": 2.0}, "one and another")
+
+
+def test_distances_are_those_of_numbers_of_one_shape() -> None:
+    ours = {"y": THEIRS, "text": np.array([b"a"], dtype=object), "gone": THEIRS, "long": THEIRS[:3]}
+    theirs = {"y": THEIRS.astype(np.float64) + 0.5, "text": np.array([b"a"], dtype=object), "long": THEIRS}
+    assert distances(ours, theirs) == {"y": pytest.approx(0.5, rel=1e-6)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.agreement import Proof
 from penstock.core.plans import Choice, Plan
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.options.records import PredictOptions, ReadOptions
@@ -64,11 +65,20 @@ def test_what_a_killed_conversion_left_goes_after_a_day(tmp_path: Path) -> None:
 
 
 def test_an_agreement_holds_for_its_runtime_its_device_and_tolerances_that_it_meets(tmp_path: Path) -> None:
-    store.note_agreement(str(tmp_path), MODEL, "onnx", "cpu", 3e-6)
+    store.note_agreement(str(tmp_path), MODEL, "onnx", "cpu", Proof(3e-6))
     assert store.is_agreed(str(tmp_path), MODEL, "onnx", "cpu", 1e-4)
     assert not store.is_agreed(str(tmp_path), MODEL, "onnx", "cpu", 1e-6)
     assert not store.is_agreed(str(tmp_path), MODEL, "onnx", "gpu", 1e-4)
     assert not store.is_agreed(str(tmp_path), MODEL, "openvino", "cpu", 1e-4)
+
+
+def test_agreement_by_noise_holds_for_no_tolerance_below_the_default(tmp_path: Path) -> None:
+    store.note_agreement(str(tmp_path), MODEL, "onnx", "cpu", Proof(2e-4, allowed=3e-4, needed=0.0))
+    store.note_agreement(str(tmp_path), MODEL, "openvino", "cpu", Proof(8e-4, allowed=1e-3, needed=8e-4))
+    assert store.is_agreed(str(tmp_path), MODEL, "onnx", "cpu", 1e-4)
+    assert not store.is_agreed(str(tmp_path), MODEL, "onnx", "cpu", 9e-5)
+    assert not store.is_agreed(str(tmp_path), MODEL, "openvino", "cpu", 1e-4)
+    assert store.is_agreed(str(tmp_path), MODEL, "openvino", "cpu", 1e-3)
 
 
 SCHEMA = {"x": TensorSpec("x", "float32", (4,))}

@@ -24,6 +24,7 @@ from penstock.core.reordering import answers
 from penstock.core.state import NONE
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
+from penstock.pool.guard.noise import find_noise
 from penstock.pool.guard.rows_alone import answers_alone, join_answers
 from penstock.pool.guard.step_timing import measure, rejects_strangers
 from penstock.pool.guard.warmup import first_that_runs, places_alive
@@ -125,6 +126,9 @@ class ReplicaProcess:
                 self._channel.send(measure(self._replica, self._first_rows, message))
             case messages.Convert(folder=folder):
                 self._channel.send(self._convert(folder))
+            case messages.FindNoise(rows=rows):
+                assert self._replica is not None
+                self._channel.send(find_noise(self._replica, self._first_rows, rows))
             case messages.Limit(ceilings=ceilings):
                 if self._guarded is not None:
                     self._guarded.limit(ceilings)

@@ -22,6 +22,7 @@ from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.memory_limit import within_memory
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
 from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
+from penstock.runtimes.tensorflow.float64 import run_in_float64
 from penstock.runtimes.tensorflow.graph_arguments import Step
 from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of
 from penstock.runtimes.tensorflow.outputs import kept, to_host
@@ -209,6 +210,9 @@ class TensorFlowReplica:
 
     def export(self, folder: str, bindings: Sequence[Binding]) -> str | None:
         return export_step(self._plain, self.signature, bindings, folder)
+
+    def predict_exactly(self, batch: Columns) -> Columns:
+        return run_in_float64(self._plain, batch)
 
     def take_any_size(self) -> None:
         if not self._needs_xla:
