@@ -131,6 +131,29 @@ def test_failed_rows_of_a_job_on_ray_are_counted_by_node_and_retried_without_a_c
     assert penstock.verify(str(there))["is_whole"]
 
 
+OF_SPARE = """
+from penstock.cluster.connection import connect
+from penstock.cluster.ray_transport import RayTransport
+from penstock.cluster.transport import NodeGone
+
+transport = RayTransport(*connect("local", print), {})
+assert list(transport.names()) == ["127.0.0.1"]
+transport.start(0, "127.0.0.2")
+assert not transport.is_there(0)
+error = transport.call(0, "look").exception()
+assert isinstance(error, NodeGone) and error.has_left, error
+transport.kill(0)
+transport.start(1, "127.0.0.1")
+assert "penstock" in transport.call(1, "look").result()
+transport.close()
+"""
+
+
+def test_machine_that_left_before_it_was_started_is_gone() -> None:
+    ran = subprocess.run([sys.executable, "-c", OF_SPARE], env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_no_cluster_at_the_address_is_told_at_once(inputs: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

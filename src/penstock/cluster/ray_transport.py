@@ -3,6 +3,7 @@
 Workers that train together are actors, too: one on each machine, or several that share what it has.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -12,13 +13,13 @@ from typing import Any
 from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
-from penstock.errors import PenstockError, one_line
+from penstock.errors import DeviceError, PenstockError, UsageError, one_line
 from penstock.pool.devices.inventory import CORES
 
 _AT_ONCE = 16
 """Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
-_CPU, _GPU = "CPU", "GPU"
-_RAYS_OWN = ("memory", "object_store_memory")
+_CPU, _GPU, _MEMORY = "CPU", "GPU", "memory"
+_RAYS_OWN = (_MEMORY, "object_store_memory")
 """Resources that Ray has by itself."""
 _HAS_LEFT = "ActorUnschedulableError"
 """Ray's error for an actor that was to be started on a machine which is not there any more."""
@@ -74,13 +75,24 @@ class RayTransport:
         self._is_closed = False
 
     def names(self) -> Collection[str]:
-        there = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._left]
+        there = [node for node in self._nodes() if node["Alive"] and node["NodeID"] not in self._left]
         self._machines = {self._name(node): node for node in there if self._fits(node)}
         return list(self._machines)
 
     def others(self) -> str:
-        there = [node for node in self._ray.nodes() if node["Alive"] and not self._fits(node)]
+        there = [node for node in self._nodes() if node["Alive"] and not self._fits(node)]
         return "; ".join(f"{self._name(node)} has {_has(node)}" for node in there)
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        try:
+            nodes: list[dict[str, Any]] = self._ray.nodes()
+        except Exception as error:
+            raise DeviceError(
+                "the Ray cluster cannot be reached any more",
+                received=one_line(error),
+                hint="what is committed stays: penstock resume, when its head is there again, or on another cluster",
+            ) from error
+        return nodes
 
     def is_there(self, node: int) -> bool:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
@@ -100,20 +112,27 @@ class RayTransport:
     def _start(self, actor_class: type, node: int, name: str, sharing: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        machine = self._machines[name]
+        machine = self._machines.get(name)
+        if machine is None:  # a spare one that left since it was listed
+            self._ids[node] = ""
+            return
         self._ids[node] = machine["NodeID"]
         there = machine["Resources"]
         wanted = {name: there.get(name, 0.0) // sharing for name in (_CPU, _GPU)} | self._amounts
         cores = wanted.pop(_CPU)
-        actor = self._ray.remote(actor_class).options(
-            num_cpus=cores,
-            num_gpus=wanted.pop(_GPU),
-            resources=wanted,
-            max_concurrency=_AT_ONCE,
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False),
-        )
-        self._actors[node] = actor.remote(name, int(cores))
+        try:
+            actor = self._ray.remote(actor_class).options(
+                num_cpus=cores,
+                num_gpus=wanted.pop(_GPU),
+                memory=wanted.pop(_MEMORY, None),
+                resources=wanted,
+                max_concurrency=_AT_ONCE,
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False),
+            )
+            self._actors[node] = actor.remote(name, int(cores))
+        except ValueError as error:
+            raise UsageError("Ray refuses such an amount in --resources", received=one_line(error)) from error
 
     def share(self, content: Any) -> Any:
         # In Ray's memory: a list of a million files is not sent with every call.
@@ -121,6 +140,9 @@ class RayTransport:
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
         answer: Future[Any] = Future()
+        if not self._ids[node]:
+            answer.set_exception(NodeGone("left the cluster", has_left=True))
+            return answer
         try:
             reference = getattr(self._actors[node], method).remote(*arguments)
             reference.future().add_done_callback(lambda done: self._pass_on(node, done, answer))
@@ -144,7 +166,8 @@ class RayTransport:
     def kill(self, node: int) -> None:
         actor = self._actors.pop(node, None)
         if actor is not None:
-            self._ray.kill(actor, no_restart=True)
+            with contextlib.suppress(Exception):  # where the cluster cannot be reached, it ends its actors itself
+                self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
         if self._is_closed:
