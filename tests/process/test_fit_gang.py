@@ -86,6 +86,23 @@ def test_after_a_killed_worker_all_go_on_from_the_checkpoint_to_the_same_bits(
 
 
 @pytest.mark.slow
+def test_worker_that_does_not_answer_is_lost(
+    photos: Path, together: tuple[FitSummary, Noted, Path], tmp_path: Path
+) -> None:
+    machines = PlainMachines(a=1, b=1)
+
+    def freeze(line: str) -> None:
+        if line.startswith("training on ") and len(machines.started) == 2:
+            machines.freeze(0)
+
+    noted = Noted(freeze)
+    fit_together(MODEL, photos, tmp_path / "out", machines, noted, workers=2, hang_timeout=20, **OPTIONS)
+    assert machines.started == ["a", "b", "a", "b"]
+    assert any("lost the one on 127.0.0.1#a: it gave no answer for 2" in line for line in noted.lines), noted.lines
+    assert_same_job(tmp_path / "out", together[2])
+
+
+@pytest.mark.slow
 def test_interrupted_it_goes_on_with_another_number_of_workers(
     photos: Path, together: tuple[FitSummary, Noted, Path], tmp_path: Path
 ) -> None:
@@ -100,6 +117,21 @@ def test_interrupted_it_goes_on_with_another_number_of_workers(
     assert any("it began on 2 workers, and goes on with 1 worker" in line for line in noted.lines), noted.lines
     assert summary.metrics == pytest.approx(together[0].metrics, abs=1e-5)
     assert summary.steps == together[0].steps
+
+
+def test_machine_with_other_content_of_a_module_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_step.py").write_text(f"def same(row):\n    return row  # {folder}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    machines = PlainMachines(a=1, b=1)
+    machines.folders["b"] = str(tmp_path / "there")
+    options = {**OPTIONS, "preprocess_row": "own_step:same", "workers": 2}
+    with pytest.raises(DeviceError, match=r"127\.0\.0\.1#b  module own_step  [0-9a-f]{12}  [0-9a-f]{12}"):
+        fit_together(MODEL, photos, tmp_path / "out", machines, Noted(), **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.managers import BaseManager
@@ -23,15 +24,15 @@ class OlderMember(GangMember):
     def look(self) -> dict[str, str]:
         return super().look() | {"penstock": "0.0.1"}
 
-    def check(self, job: FitJob) -> MemberFacts:
+    def check(self, job: FitJob, sys_path: Sequence[str]) -> MemberFacts:
         raise AssertionError("a job was sent to another penstock")
 
 
 class OtherMember(GangMember):
     """A worker on a machine that would not compute the same."""
 
-    def check(self, job: FitJob) -> MemberFacts:
-        facts = super().check(job)
+    def check(self, job: FitJob, sys_path: Sequence[str]) -> MemberFacts:
+        facts = super().check(job, sys_path)
         return replace(facts, alike=facts.alike | {"jax": "not installed", "devices": "2 gpu"})
 
 
@@ -43,6 +44,11 @@ for _class in (GangMember, OlderMember, OtherMember):
     _Process.register(_class.__name__, _class)
 
 
+def _look_first(folder: str | None) -> None:
+    if folder is not None:
+        sys.path.insert(0, folder)
+
+
 class PlainMachines:
     """Machines by name, with room for so many workers (`cluster.gang.Machines`)."""
 
@@ -50,6 +56,8 @@ class PlainMachines:
         self.room_of = rooms
         self.members_of: dict[str, type[GangMember]] = {}
         """What workers are on a machine, where they are no ordinary ones."""
+        self.folders: dict[str, str] = {}
+        """By machine, where it looks for modules first."""
         self.started: list[str] = []
         self._processes: dict[int, _Process] = {}
         self._members: dict[int, Any] = {}
@@ -62,7 +70,7 @@ class PlainMachines:
         machine = name.partition("#")[2]
         self.started.append(machine)
         self._processes[member] = process = _Process(ctx=multiprocessing.get_context("spawn"))
-        process.start()
+        process.start(_look_first, (self.folders.get(machine),))
         self._members[member] = getattr(process, self.members_of.get(machine, GangMember).__name__)(name)
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
@@ -88,6 +96,10 @@ class PlainMachines:
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
         process.join()
+
+    def freeze(self, node: int) -> None:
+        """SIGSTOP for its process; what it has started goes on."""
+        os.kill(self._processes[node]._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Whoever started workers has killed them by now."""

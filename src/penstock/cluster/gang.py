@@ -13,6 +13,7 @@ from penstock.cluster.gang_member import MemberFacts, News
 from penstock.cluster.preflight import Comparison
 from penstock.cluster.transport import NodeGone
 from penstock.core.node_kinds import misfits_told
+from penstock.core.stillness import Stillness
 from penstock.core.training import Gang
 from penstock.errors import DeviceError, UsageError
 from penstock.pool.processes.supervisor import LoaderLaunch
@@ -119,7 +120,7 @@ class GangHold(TrainerHold):
         """Check that all machines fit the job and each other, and start training on all of them."""
         comparison = Comparison()
         _check_alike(comparison, members, self._ask_all(members, "look"))
-        facts: dict[int, MemberFacts] = self._ask_all(members, "check", self.job)
+        facts: dict[int, MemberFacts] = self._ask_all(members, "check", self.job, tuple(sys.path))
         first = min(members)
         _check_alike(comparison, members, {member: each.alike for member, each in facts.items()})
         devices = sum(len(each.devices) for each in facts.values())
@@ -128,7 +129,7 @@ class GangHold(TrainerHold):
         for member, each in facts.items():
             gang = Gang(member - first, len(members), devices, f"{host}:{facts[first].port}")
             job = replace(self.job, devices=each.devices, threads=each.threads, gang=gang if len(members) > 1 else None)
-            self._answer(self.machines.call(member, "begin", job, tuple(sys.path)), members[member])
+            self._answer(self.machines.call(member, "begin", job), members[member])
         self._devices = tuple(
             str(replace(device, node=name)) for member, name in members.items() for device in facts[member].devices
         )
@@ -158,6 +159,8 @@ class GangHold(TrainerHold):
     def _hear_all(self, members: Mapping[int, str], hear: Callable[[Report], None]) -> tuple[EndReport | None, str]:
         first = min(members)
         waiting = {self.machines.call(member, "hear"): member for member in members}
+        silence = Stillness(self.job.options.hang_timeout, times=0)
+        answers = dict.fromkeys(members, 0)
         is_told = False
         while True:
             if self.stop.is_raised and not is_told:
@@ -165,8 +168,12 @@ class GangHold(TrainerHold):
                 for member in members:
                     self.machines.call(member, "stop", self.stop.signal_number)
             done, _ = wait(waiting, _LOOK_EVERY_S, FIRST_COMPLETED)
+            silent = silence.look(time.monotonic(), {member: answers[member] for member in waiting.values()})
+            for member, seconds in silent.items():
+                return None, f"lost the one on {members[member]}: it gave no answer for {seconds:.0f} s"
             for future in done:
                 member = waiting.pop(future)
+                answers[member] += 1
                 news: News = _result(future, members[member])
                 self.log.write(news.log)
                 if news.death:
@@ -196,7 +203,7 @@ def _check_alike(comparison: Comparison, members: Mapping[int, str], alike: Mapp
     """Refuse machines that are not like the driver, or would not compute the same: one table of all of it.
 
     Raises:
-        DeviceError: They have other versions, or other devices.
+        DeviceError: They have other versions, other devices, another model or other modules of the user.
     """
     found = [(members[member], comparison.misfits(each)) for member, each in alike.items()]
     misfits = {name: some for name, some in found if some}

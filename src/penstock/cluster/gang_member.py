@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import queue
 import secrets
@@ -14,12 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster import preflight
+from penstock.cluster.far_log import FarLog
 from penstock.core.records import Device
 from penstock.core.stillness import Timeouts
 from penstock.core.stopping import StopFlag
 from penstock.errors import OutputError, PenstockError, WorkersDied
+from penstock.jobs.open import open_model
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
+from penstock.models.digest import of_module
 from penstock.pool.devices import inventory
 from penstock.pool.processes.supervisor import LoaderLaunch
 from penstock.storage.disk import internal, output_errors
@@ -33,7 +35,6 @@ _PACKAGES = ("keras", "jax", "jaxlib", "numpy")
 _PORTS = range(20_000, 32_000)
 """Behind those of Ray's workers, before those that systems give out. One that is taken costs a new start of all."""
 _HEAR_S = 1.0
-_MOST_LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,16 @@ class GangMember:
         self.name = name
         self._stop = StopFlag()
         self._news: queue.SimpleQueue[Report | EndReport | str | PenstockError] = queue.SimpleQueue()
-        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the member
-        self._log_read = 0
+        self._log = FarLog()
 
     def look(self) -> dict[str, str]:
         """The versions that must be those of the driver: this is called before anything else is sent."""
         return preflight.base_versions()
 
-    def check(self, job: FitJob) -> MemberFacts:
+    def check(self, job: FitJob, sys_path: Sequence[str]) -> MemberFacts:
         """What this machine has for a job, once it is known that it sees the folder and the input of the job.
+
+        `sys_path` is that of the user.
 
         Raises:
             PenstockError: It does not see them, or has no such device.
@@ -97,15 +99,15 @@ class GangMember:
         with output_errors(), tempfile.TemporaryFile(dir=internal(job.folder, "")):
             pass  # it may be written, too
         job.check_input()
+        sys.path += [entry for entry in sys_path if entry not in sys.path]
         devices = tuple(inventory.choose(job.options.devices))
         alike = {package: preflight.version_of(package) or "not installed" for package in _PACKAGES}
-        alike |= {"machine": platform.machine(), "devices": f"{len(devices)} {devices[0].kind}"}
+        alike |= {"machine": platform.machine(), "devices": f"{len(devices)} {devices[0].kind}"} | _contents(job)
         port = _PORTS.start + secrets.randbelow(len(_PORTS))
         return MemberFacts(devices, job.options.threads or inventory.usable_cores(), port, alike)
 
-    def begin(self, job: FitJob, sys_path: Sequence[str]) -> None:
-        """Start the process that trains, on the devices of the job. `sys_path` is that of the user."""
-        sys.path += [entry for entry in sys_path if entry not in sys.path]
+    def begin(self, job: FitJob) -> None:
+        """Start the process that trains, on the devices of the job."""
         threading.Thread(target=self._run, args=(job,), name=f"worker on {self.name}", daemon=True).start()
 
     def hear(self) -> News:
@@ -119,11 +121,11 @@ class GangMember:
                 if isinstance(news, PenstockError):
                     raise news
                 if isinstance(news, EndReport):
-                    return News(tuple(said), news, log=self._new_log())
+                    return News(tuple(said), news, log=self._log.news())
                 if isinstance(news, str):
-                    return News(tuple(said), death=news, log=self._new_log())
+                    return News(tuple(said), death=news, log=self._log.news())
                 said.append(news)
-        return News(tuple(said), log=self._new_log())
+        return News(tuple(said), log=self._log.news())
 
     def stop(self, signal_number: int) -> None:
         """End after the step that is under way."""
@@ -132,11 +134,11 @@ class GangMember:
     def _run(self, job: FitJob) -> None:
         options = job.options
         timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
-        context = RunContext(self._log, self._stop, lambda line: None, job.is_verbose)
-        launch = LoaderLaunch(self._log, is_verbose=job.is_verbose)
+        context = RunContext(self._log.file, self._stop, lambda line: None, job.is_verbose)
+        launch = LoaderLaunch(self._log.file, is_verbose=job.is_verbose)
         try:
             with leased(list(job.devices), job.model, options.memory_fraction, context) as devices:
-                hold = TrainerHold(replace(job, devices=tuple(devices)), self._log, self._stop, context.note)
+                hold = TrainerHold(replace(job, devices=tuple(devices)), self._log.file, self._stop, context.note)
                 ended, death = hold.run_once(launch, Watchdog(timeouts), self._news.put)
             words = launch.last_words()
             self._news.put(ended if ended is not None else f"{death}; its last words: {words or 'none'}")
@@ -149,8 +151,12 @@ class GangMember:
         finally:
             launch.close()
 
-    def _new_log(self) -> bytes:
-        end = os.fstat(self._log.fileno()).st_size
-        start = max(self._log_read, end - _MOST_LOG_BYTES)
-        self._log_read = end
-        return os.pread(self._log.fileno(), end - start, start)
+
+def _contents(job: FitJob) -> dict[str, str]:
+    """Digests of the model and of the user's modules, as they are on this machine."""
+    functions = (job.options.preprocess, job.options.preprocess_row, job.asked.step)
+    modules = [each.partition(":")[0] for each in functions if isinstance(each, str)]
+    digests = {f"module {name}": of_module(name) or "not found" for name in modules}
+    if job.model.payload is None:
+        _, digests["model"], _ = open_model(job.model.location, job.options)
+    return {what: digest[:12] for what, digest in digests.items()}
