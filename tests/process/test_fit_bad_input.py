@@ -120,6 +120,17 @@ def test_a_loss_that_is_no_number_names_step_and_rows_and_keeps_the_last_good_ch
     assert kept == ["step-0000000005.safetensors", "step-0000000006.safetensors"]
 
 
+def test_weights_that_are_no_number_end_training_also_where_the_loss_is_one(
+    made: Path, tmp_path: Path, penstock_run: Penstock
+) -> None:
+    output, step = tmp_path / "out", "tests.support.fit_models:step_of_infinite_slope"
+    ran = penstock_run(*fit(made, output, "--step", step, "--batch-size", fit_models.ROWS, "--epochs", 1))
+    assert ran.returncode == 6, ran.stderr
+    assert "weights are NaN, although the loss is a number" in ran.stderr
+    assert "after step 1" in ran.stderr
+    assert not (output / "model.keras").exists()
+
+
 @pytest.fixture(scope="module")
 def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("corrupt") / "rows.parquet", is_null=CORRUPT)

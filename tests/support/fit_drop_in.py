@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import penstock
 from tests.support.virtual_devices import X, Y
@@ -109,6 +110,12 @@ def _say_that_xla_is_off(model: Any) -> None:
     assert model.jit_compile
 
 
+def _name_a_label_out_of_range() -> None:
+    labels = np.where(np.arange(len(SMALL_Y)) == 7, 10, SMALL_Y)
+    with pytest.raises(penstock.PenstockError, match="row 7: 10"):
+        penstock.fit(make(), SMALL_X, labels, verbose=0)
+
+
 def on_all_devices() -> dict[str, Any]:
     """A model that was not built, with callbacks that save and look at it, on 4 devices; then used as ever."""
     seen: list[int] = []
@@ -118,6 +125,7 @@ def on_all_devices() -> dict[str, Any]:
             seen.append(batch)
             assert set(logs) == {"loss", "accuracy"}
 
+    _name_a_label_out_of_range()
     model = make()
     with TemporaryDirectory() as folder:
         saves = keras.callbacks.ModelCheckpoint(f"{folder}/model.keras", monitor="loss")

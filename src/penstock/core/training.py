@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from penstock.core.records import Array, Columns, RowFailure
 
 
@@ -46,6 +48,17 @@ class Progress:
     epoch_logs: Mapping[str, float] | None = None
     last_logs: Mapping[str, float] = field(default_factory=dict)
     skipped: int = 0
+
+
+def is_weight(name: str) -> bool:
+    """Whether a value in the state of a trainer is one of the model's weights."""
+    return name.startswith("weights/")
+
+
+def has_nan(value: Array) -> bool:
+    """Whether a value is NaN somewhere."""
+    # `min` of numbers with a NaN among them is NaN, and needs no array of answers.
+    return bool(value.size) and value.dtype.kind not in "biu" and bool(np.isnan(value.min()))
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,13 @@ class ClassCounts:
         self._names = list(labels) if len(labels) == classes else [str(number) for number in range(classes)]
         self.matrix: Array = np.zeros((classes, classes), np.int64)
 
-    def add(self, labels: Array, predictions: Array) -> None:
-        """Count rows. Labels are whole numbers, or have the shape of the predictions."""
+    def add(self, labels: Array, predictions: Array, ignored: int | None = None) -> None:
+        """Count rows. Labels are whole numbers, or have the shape of the predictions; those of a class are left out."""
         classes = len(self.matrix)
         predicted = self._classes_of(predictions)
         true = self._classes_of(labels) if labels.shape == predictions.shape else labels.reshape(-1).astype(np.int64)
+        if ignored is not None and len(true) == len(predicted):
+            true, predicted = true[true != ignored], predicted[true != ignored]
         if len(true) != len(predicted) or (len(true) and not 0 <= true.min() <= true.max() < classes):
             raise InputError(
                 "the labels are no classes of the output, so that classes cannot be counted",

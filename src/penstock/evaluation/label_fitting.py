@@ -28,12 +28,14 @@ class LabelRule:
         classes: How many classes the output has; 0 where its values are no classes.
         is_binary: Labels lie between 0 and 1.
         has_logits: Predictions are logits, so that a single value above 0 means class 1.
+        ignored: The class that the loss leaves out (`ignore_class`), which may be out of range.
     """
 
     form: str = AS_THEY_ARE
     classes: int = 0
     is_binary: bool = False
     has_logits: bool = False
+    ignored: int | None = None
 
     @classmethod
     def of(cls, losses: Sequence[Any], labels: Array, predictions: Array, *, is_lenient: bool) -> LabelRule:
@@ -51,7 +53,8 @@ class LabelRule:
         are_judged = are_classes and not has_vectors and any(name in _OF_CLASSES for name in names)
         if is_sparse or are_judged:
             form = AS_CLASSES if is_lenient or are_classes else AS_THEY_ARE
-            return cls(form, classes, False, has_logits)
+            ignored = next((each for loss in losses if (each := _config(loss).get("ignore_class")) is not None), None)
+            return cls(form, classes, False, has_logits, ignored)
         form = AS_VECTORS if has_vectors and is_lenient else AS_THEY_ARE
         return cls(form, classes if form == AS_VECTORS else 0, False, has_logits)
 
@@ -87,7 +90,8 @@ def fit_labels(rule: LabelRule, output: str, labels: Array, predictions: Array, 
     if _ranks_below(labels, predictions):
         _check_whole(labels, rows, output)
         allowed = f"0 to {rule.classes - 1}: the output {output!r} has {rule.classes} classes"
-        _check_range(labels, rows, 0, rule.classes - 1, allowed)
+        in_range = labels if rule.ignored is None else np.where(labels == rule.ignored, 0, labels)
+        _check_range(in_range, rows, 0, rule.classes - 1, allowed)
         labels = labels.reshape(predictions.shape[:-1])
         if rule.form == AS_VECTORS:
             vectors: Array = np.eye(rule.classes, dtype=np.float32)[labels.astype(np.int64)]
@@ -104,6 +108,18 @@ def fit_labels(rule: LabelRule, output: str, labels: Array, predictions: Array, 
         classes: Array = np.argmax(labels, axis=-1).astype(np.int32)
         return classes
     return labels
+
+
+def check_classes(losses: Sequence[Any], output: str, labels: Array, shape: tuple[int, ...]) -> None:
+    """Check labels of a model's only output, a row of which has this shape, where the loss takes them as classes.
+
+    Raises:
+        InputError: One is out of range; the first row is named.
+    """
+    like = np.broadcast_to(np.float32(0), (len(labels), *shape))
+    rule = LabelRule.of(losses, labels, like, is_lenient=False)
+    if rule.form == AS_CLASSES:
+        fit_labels(rule, output, labels, like, np.arange(len(labels)))
 
 
 def check_weights(weights: Array, rows: Array) -> None:

@@ -143,7 +143,7 @@ class Fold:
             labels = fit_labels(rule, name, batch[LABEL + name], batch[PREDICTION + name], batch[ROW])
             batch[LABEL + name] = labels
             if name in self._counts:
-                self._counts[name].add(labels, batch[PREDICTION + name])
+                self._counts[name].add(labels, batch[PREDICTION + name], rule.ignored)
         if self._request.is_lenient and WEIGHT in batch:
             check_weights(batch[WEIGHT], batch[ROW])
         labels = shape.labels.pack(batch, LABEL)

@@ -12,6 +12,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from penstock.errors import PenstockError, UsageError
+from penstock.evaluation.compiled_metrics import losses_of
+from penstock.evaluation.label_fitting import check_classes
+from penstock.evaluation.metric_records import MetricRequest
 from penstock.options.fit_records import ALL_REDUCE
 from penstock.options.table import AUTO
 from penstock.runtimes.frameworks import keras
@@ -119,6 +122,7 @@ def fit_in_memory(
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
+        InputError: A label is out of range.
         UsageError: `model.fit` has no such argument, or not such a value, or labels are text.
     """
     given, request = with_keywords(given, request, keywords)
@@ -128,6 +132,7 @@ def fit_in_memory(
     except PenstockError:
         raise
     except Exception as error:
+        _check_labels(model, given.y)  # a model that was not built before has its shape now
         # A step of the user may take text: only where training failed is it the reason.
         text = _text_in(given.y)
         if text is None:
@@ -163,6 +168,7 @@ def _fit(model: Any, given: DataArguments, request: FitRequest) -> Any:
     for remark in trainer.remarks:
         say(remark)
     try:
+        _check_labels(trainer.model, given.y)
         validation = None
         if held_back is not None:
             size = request.validation_batch_size or given.batch_size
@@ -174,6 +180,19 @@ def _fit(model: Any, given: DataArguments, request: FitRequest) -> Any:
     finally:
         trainer.close()
     return model.history
+
+
+def _check_labels(model: Any, labels: Any) -> None:
+    """Check classes in memory at once: frameworks name no row, and JAX learns from wrong ones without a word.
+
+    Raises:
+        InputError: A class is out of range.
+    """
+    shape = getattr(model, "output_shape", None)  # a tuple where there is one output, whose shape is known
+    is_plain = isinstance(labels, np.ndarray) or hasattr(labels, "to_numpy")
+    if is_plain and isinstance(shape, tuple) and None not in shape[1:]:
+        output = (getattr(model, "output_names", None) or ["output"])[0]
+        check_classes(losses_of(model, MetricRequest(), output, 0, 1), output, np.asarray(labels), shape[1:])
 
 
 def _measured(model: Any, given: DataArguments, request: FitRequest) -> int:

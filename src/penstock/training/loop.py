@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.records import Array
-from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
+from penstock.core.training import (
+    Checkpoint,
+    Position,
+    Progress,
+    TrainBatch,
+    Trainer,
+    TrainingData,
+    has_nan,
+    is_weight,
+)
 from penstock.errors import ModelError
 from penstock.training.bad_rows import in_order
 from penstock.training.stages import Enter, Stage
@@ -188,7 +197,7 @@ def train(
         How far training has come.
 
     Raises:
-        ModelError: The loss is NaN or infinite, or the checkpoint is of another model.
+        ModelError: The loss is NaN or infinite, or weights are, or the checkpoint is of another model.
         TrainingStopped: The schedule asked to stop.
     """
     callbacks.train_begin()
@@ -208,7 +217,7 @@ def train(
         is_over = callbacks.is_stopped
         _keep_if_due(run)
     if run.position.step > 0 and run.kept != run.position:
-        _keep(run)  # a run that is killed while the model is saved need not train again
+        _keep(run)  # a run that is killed while the model is saved need not train again; without a keeper, one look
     if schedule.epochs > 0:
         trainer.finish()
     callbacks.train_end(run.logs)
@@ -302,8 +311,11 @@ def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
 
 
 def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
-    """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite."""
+    """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite, or the weights are NaN."""
     _check_pending(run, len(run.pending))
+    state = run.trainer.state()
+    if run.schedule.on_nan != IGNORE:
+        _check_weights(run, state)
     if run.schedule.keeper is None:
         return
     run.schedule.enter(Stage.CHECKPOINT, 0)
@@ -312,9 +324,17 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
     held_out = tuple(in_order(run.validation.failures.values())) if run.validation is not None else ()
     run.kept = run.position
     records = run.schedule.recorder.state() if run.schedule.recorder is not None else None
-    run.schedule.keeper.keep(
-        Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad, records, {}, held_out)
-    )
+    run.schedule.keeper.keep(Checkpoint(progress, state, run.callbacks.state(), bad, records, {}, held_out))
+
+
+def _check_weights(run: _Run, state: Mapping[str, Array]) -> None:
+    """The loss may be a number all the same: TensorFlow's relu makes 0 of NaN, and its gradient does not."""
+    if any(is_weight(name) and has_nan(value) for name, value in state.items()):
+        raise ModelError(
+            "weights are NaN, although the loss is a number",
+            received=f"after step {run.position.step}",
+            hint="look for NaN in the rows; a smaller learning rate or clipped gradients (clipnorm) may help",
+        )
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from penstock.errors import InputError
-from penstock.evaluation.label_fitting import LabelRule, check_weights, fit_labels
+from penstock.evaluation.label_fitting import LabelRule, check_classes, check_weights, fit_labels
 
 SCORES = np.random.default_rng(0).random((4, 3))
 CLASSES = np.array([2, 0, 1, 1])
@@ -22,6 +24,24 @@ def fitted(loss: str, labels: np.ndarray, predictions: np.ndarray = SCORES, *, i
 def test_every_form_of_classes_fits_both_forms_of_losses(labels: np.ndarray) -> None:  # type: ignore[type-arg]
     assert fitted("sparse_categorical_crossentropy", labels).tolist() == CLASSES.tolist()
     np.testing.assert_array_equal(fitted("categorical_crossentropy", labels), np.eye(3)[CLASSES])
+
+
+def test_a_class_that_the_loss_leaves_out_may_be_out_of_range() -> None:
+    loss = SimpleNamespace(__name__="sparse_categorical_crossentropy", _fn_kwargs={"ignore_class": 255})
+    labels = np.array([2, 255, 1, 255])
+    rule = LabelRule.of([loss], labels, SCORES, is_lenient=True)
+    assert fit_labels(rule, "digit", labels, SCORES, ROWS).tolist() == labels.tolist()
+    with pytest.raises(InputError, match="row 11: 254"):
+        fit_labels(rule, "digit", labels - (labels == 255), SCORES, ROWS)
+
+
+def test_classes_in_memory_are_checked_and_other_labels_are_not() -> None:
+    with pytest.raises(InputError, match="row 2: 3"):
+        check_classes(["sparse_categorical_crossentropy"], "digit", np.array([0, 1, 3]), (3,))
+    check_classes(["sparse_categorical_crossentropy"], "digit", CLASSES, (3,))
+    check_classes(["sparse_categorical_crossentropy"], "digit", np.eye(3)[CLASSES], (3,))
+    check_classes(["categorical_crossentropy"], "digit", CLASSES + 7, (3,))
+    check_classes(["mse"], "digit", CLASSES + 7, (3,))
 
 
 def test_labels_of_other_losses_stay_as_they_are() -> None:
