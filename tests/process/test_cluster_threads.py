@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +127,19 @@ def test_node_that_leaves_gives_its_work_back_and_one_that_joins_takes_some(
     predict(inputs, tmp_path / "out", cluster)
     assert parts_of(tmp_path / "out") == undisturbed
     assert {name for _, name in cluster.started} == {"a", "b", "d"}
+
+
+def test_stopped_run_commits_what_is_in_flight(inputs: Path, cluster: ThreadCluster, tmp_path: Path) -> None:
+    output, shown, signals = tmp_path / "out", Shown(), [signal.SIGINT]
+
+    def interrupt(name: str) -> None:
+        if len(list(output.glob("part-*"))) >= 3 and signals:
+            os.kill(os.getpid(), signals.pop())
+
+    cluster.before_build = interrupt
+    with pytest.raises(penstock.Interrupted, match="rows committed"):
+        predict(inputs, output, cluster, shown)
+    assert not [line for line in shown.lines if "given out again" in line]
 
 
 def test_what_a_cluster_began_one_machine_goes_on_with_and_back(

@@ -20,6 +20,7 @@ import pytest
 
 import penstock
 from tests.support import light_models
+from tests.support.processes import wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install penstock[ray]")
 
@@ -152,6 +153,29 @@ transport.close()
 def test_machine_that_left_before_it_was_started_is_gone() -> None:
     ran = subprocess.run([sys.executable, "-c", OF_SPARE], env=environment(), capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_ctrl_c_at_a_terminal_commits_what_is_in_flight_on_a_local_cluster(inputs: Path, tmp_path: Path) -> None:
+    """It reaches all processes that the terminal has started, Ray's among them."""
+    asked = [*command(inputs, tmp_path / "out"), "--part-rows", "2000"]
+    run = subprocess.Popen(
+        asked, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    staging = tmp_path / "out" / "_penstock" / "staging"
+    wait_until(lambda: any(staging.glob("*/*/*")) or run.poll() is not None)
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate()
+    assert run.returncode == 130, said
+    assert "given out again" not in said
+    assert list((tmp_path / "out").glob("part-*")), said
+
+
+def test_local_cluster_that_cannot_be_started_as_ray_was_imported_before_says_what_to_do() -> None:
+    """Ray has read by then that it asks for no token."""
+    script = "import ray; from penstock.cluster.connection import connect; connect('local', print)"
+    ran = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True)
+    assert "DeviceError: a local Ray cluster cannot be started\n" in ran.stderr
+    assert "hint: where ray was imported before" in ran.stderr
 
 
 def test_no_cluster_at_the_address_is_told_at_once(inputs: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.core.protocols import ShowLine
-from penstock.errors import DeviceError, one_line
+from penstock.errors import DeviceError, PenstockError, one_line
 from penstock.pool.devices.inventory import usable_cores
 
 LEAST_VERSION = (2, 54)
@@ -28,6 +28,10 @@ _STORE_BYTES = 256 << 20
 """Only descriptions of jobs go through Ray's memory."""
 _CONNECT_S = 5.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_BY_ITSELF = (
+    "where ray was imported before, its settings are read already: ray.init() then, which penstock uses, or start a "
+    "cluster and give --address"
+)
 _LOCAL = {
     # The name of the variable is about other systems, but on Linux, too, this alone keeps Ray on the loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -129,11 +133,13 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
             raise DeviceError(
                 "the local Ray cluster would serve the network",
                 received=f"{', '.join(sorted(served))}, expected {_LOOPBACK} alone",
-                hint="import penstock before ray; or start a cluster yourself, and give --address",
+                hint=_BY_ITSELF,
             )
-    except BaseException:
+    except BaseException as error:
         close()
-        raise
+        if isinstance(error, PenstockError) or not isinstance(error, Exception):
+            raise
+        raise DeviceError("a local Ray cluster cannot be started", received=one_line(error), hint=_BY_ITSELF) from error
     return ray, close
 
 

@@ -126,9 +126,11 @@ class Driver:
         Raises:
             PenstockError: What the job ends with. What is committed stays.
         """
+        is_told = False
         try:
             while not self._state.is_finished:
-                if self._around.stop.is_raised:
+                if self._around.stop.is_raised and not is_told:
+                    is_told = True  # once: where there are events, no answer is waited for
                     self._events.append(cluster_events.StopRequested())
                 self._look()
                 self._hear()
