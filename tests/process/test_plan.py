@@ -57,6 +57,54 @@ def test_every_installed_runtime_is_tried_and_compared(planned: dict[str, Any]) 
     assert "pip install 'penstock[torch]'" in missing[0]["rejected"]
 
 
+def test_every_runtime_is_looked_at_once_before_any_is_climbed_with(planned: dict[str, Any]) -> None:
+    measured = [trial["runtime"] for trial in planned["trials"] if trial["rows_per_s"]]
+    assert measured[0] == "tensorflow"
+    assert set(measured[: len(RUNTIMES_TRIED)]) == RUNTIMES_TRIED
+    tried = [line for line in planned["said"].splitlines() if "plan: trying" in line and "replicas" not in line]
+    # For tables ONNX Runtime usually gains most, and XLA least.
+    assert "onnx" in tried[0]
+    assert "tensorflow-xla" in tried[-1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"), [(100.0, "goes on now with onnx"), (1e7, "going on with onnx would not pay")]
+)
+def test_a_search_that_was_cut_short_goes_on_where_that_pays(
+    rate: float,
+    says: str,
+    planned: dict[str, Any],
+    cache: Path,
+    models: Path,
+    digits: Path,
+    tmp_path: Path,
+    penstock_run: Penstock,
+) -> None:
+    """The plan in the cache is altered: only TensorFlow was measured, and there was no time for onnx.
+
+    Whether onnx is then tried is decided by what TensorFlow really reaches.
+    """
+    file = cache / "plans" / f"{planned['key']}.json"
+    whole = file.read_text()
+    own = next(t for t in planned["trials"] if t["runtime"] == "tensorflow" and t["rows_per_s"]) | {"rows_per_s": rate}
+    names = ("runtime", "batch_size", "threads", "replicas", "lanes")
+    document = json.loads(whole) | {"trials": [own], "rows_per_s": rate, "is_cut_short": True, "left": ["onnx"]}
+    document["choice"] |= {name: own[name] for name in names} | {"converted": None}
+    file.write_text(json.dumps(document | {"budget_s": 60.0}))
+    try:
+        ran = penstock_run("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--json")
+        after = json.loads(file.read_text())
+    finally:
+        file.write_text(whole)
+    assert summary_of(ran)["rows"] == 20_000
+    assert says in ran.stderr
+    goes_on = rate == 100.0
+    assert ("searching for at most" in ran.stderr) == goes_on
+    assert any(trial["rows_per_s"] > rate for trial in after["trials"]) == goes_on
+    assert any(trial["runtime"] == "onnx" for trial in after["trials"]) == goes_on
+    assert not any(trial["runtime"] == "openvino" for trial in after["trials"])
+
+
 def test_the_choice_is_among_what_was_measured_and_near_the_fastest(planned: dict[str, Any]) -> None:
     choice = planned["choice"]
     names = ("runtime", "batch_size", "threads", "replicas", "lanes")

@@ -147,6 +147,8 @@ class RuntimeEntry:
         kinds: Kinds of models that it executes besides those whose formats name it.
         variant_of: A runtime whose models it executes, in its own way.
         rank: By kind of device, when a plan tries it instead of another one: the lowest first, absent never.
+        usual_gain: On a CPU, by what rows look like (`core.tuning.family`), how many times as fast as TensorFlow it
+            usually is: what a search expects before it has measured anything.
         gpu_probe: Python code that prints how many GPUs the library sees.
         loader: The library that loads the models. Where one runtime cannot load a model, others with this loader
             cannot either.
@@ -163,6 +165,7 @@ class RuntimeEntry:
     kinds: tuple[str, ...] = ()
     variant_of: str | None = None
     rank: Mapping[str, int] = field(default_factory=dict)
+    usual_gain: Mapping[str, float] = field(default_factory=dict)
     gpu_probe: str | None = None
     loader: str | None = None
     compiles_each_size: bool = False

@@ -108,6 +108,8 @@ class Plan:
         step: The step that it was found for: the model and what feeds it.
         key: The same on these devices and with these versions.
         is_cut_short: Whether there was not the time to try everything.
+        left: The runtimes that there was no time for.
+        family: What its rows look like: `images`, `sequences` or `tables`.
         made_for: All facts behind `key`, by name: they show why a plan does not fit.
         noise: How far the framework's own answers are from the truth, as a share of an output's spread; None where
             that decided nothing, and was not measured.
@@ -133,6 +135,8 @@ class Plan:
     made_for: Mapping[str, Any] = field(default_factory=dict)
     noise: float | None = None
     noise_from: str = ""
+    left: tuple[str, ...] = ()
+    family: str = ""
 
     def for_rows(self, rows: int) -> Plan:
         """The plan for another input of the same shape."""
@@ -145,6 +149,24 @@ class Plan:
     def rate_of(self, choice: Choice) -> float:
         """The rows a second that were measured for a choice; 0 where nothing was."""
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
+
+    @property
+    def own_rate(self) -> float:
+        """The most rows a second of the model's own framework; 0 where that was not measured."""
+        return max((trial.rows_per_s for trial in self.trials if trial.difference is None), default=0.0)
+
+    @property
+    def faster(self) -> float:
+        """How many times as fast as the model's own framework the choice is, at least as fast."""
+        return max(1.0, self.rate_of(self.choice) / self.own_rate) if self.own_rate else 1.0
+
+    def gains(self) -> dict[str, float]:
+        """How many times as fast as the model's own framework each other runtime was at its best."""
+        own, best = self.own_rate, dict[str, float]()
+        for trial in self.trials:
+            if own and trial.rows_per_s and trial.difference is not None:
+                best[trial.runtime] = max(best.get(trial.runtime, 0.0), trial.rows_per_s / own)
+        return best
 
     def __str__(self) -> str:
         return in_words(self)
@@ -175,6 +197,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
                 "trials": tuple(Trial(**trial) for trial in fields["trials"]),
                 "devices": tuple(fields["devices"]),
                 "notes": tuple(fields["notes"]),
+                "left": tuple(fields.get("left", ())),
             }
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -209,7 +232,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
             f"then {rate(plan.rows_per_s)}",
             f"once it runs, {plan.advice}",
             f"the search took {plan.search_s:.0f} s of at most {plan.budget_s:.0f}"
-            + ("; it was cut short" if plan.is_cut_short else ""),
+            + (f"; it was cut short{_left_in_words(plan)}" if plan.is_cut_short else ""),
         ]
     )
 
@@ -254,6 +277,10 @@ def _agreement(trial: Trial) -> str:
     if trial.difference == 0.0:
         return "exact"
     return f"{trial.difference:.1e}" + (f" of {trial.allowed:.1e}" if trial.allowed is not None else "")
+
+
+def _left_in_words(plan: Plan) -> str:
+    return f", without {', '.join(plan.left)}" if plan.left else ""
 
 
 def _noise_in_words(plan: Plan) -> list[str]:

@@ -8,7 +8,11 @@ answer: the knee, the smallest size that is within 2 % of the best
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from penstock.core.records import Binding
 
 LEAST_GAIN = 0.03
 KNEE = 0.02
@@ -19,6 +23,10 @@ _BATCH_COST_S = 0.0004
 TRIED_ROWS = 32
 _BATCH_S, _LONGEST_BATCH_S = 1.0, 4.0
 SEARCH_SHARE = 0.1
+SAVING_SHARE = 0.6
+"""Share of the time that a search is expected to save which it may take."""
+POLISH_SHARE = 0.1
+"""Share of the time that a job is going to take for climbing, once every promising runtime was looked at."""
 MOST_SEARCH_S = 120.0
 LEAST_SEARCH_S = 3.0
 
@@ -144,6 +152,24 @@ def first_size(default: int, batch_s: float) -> int:
     return max(1, min(default // 16, 1 << max(0, quick.bit_length() - 1)))
 
 
+def likely_size(default: int, batch_s: float) -> int:
+    """One size to look at a runtime with: half-way, as steps of a ladder go, from where it begins to the rule of thumb.
+
+    >>> likely_size(8192, 0.01), likely_size(16, 0.2), likely_size(1, 0.2)
+    (2048, 4, 1)
+    """
+    return 1 << round(math.log2(first_size(default, batch_s) * default) / 2)
+
+
+def family(bindings: Iterable[Binding]) -> str:
+    """What rows look like: `images`, `sequences` or `tables`. Models of one family are alike in what runs them fast."""
+    shapes = [(len(binding.shape), binding.dtype) for binding in bindings]
+    if any(rank >= 3 for rank, _ in shapes):
+        return "images"
+    is_long = any(rank == 2 or (rank == 1 and dtype.startswith(("int", "uint3", "uint6"))) for rank, dtype in shapes)
+    return "sequences" if is_long else "tables"
+
+
 def size_if_slow(rule: int, few_s: float) -> int:
     """The batch size by the rule of thumb; where such a batch would take long, one that takes about a second.
 
@@ -161,15 +187,25 @@ def size_if_slow(rule: int, few_s: float) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may take: a tenth of the job, at most two minutes; not at all for a job that is short.
+    """How long a search may take: by what it can be expected to save, at least a tenth of the job, two minutes at most.
+
+    A job that could run `gain` times as fast saves the rest of its time; a search may take six tenths of that, if it
+    gets so far that it finds something (`least_s` seconds). Of a job that waits for its rows, only the `computed_s`
+    seconds of the model count for that. A job that is short is not searched for at all.
 
     >>> Budget.of(600.0).seconds, Budget.of(36_000.0).seconds, Budget.of(12.0).seconds
     (60.0, 120.0, 0.0)
+    >>> Budget.of(145.0, gain=2.0, least_s=8.0).seconds, Budget.of(20.0, gain=2.0, least_s=8.0).seconds
+    (43.5, 0.0)
     """
 
     seconds: float
+    is_by_gain: bool = False
+    """Whether a faster runtime can be expected to be worth it."""
 
     @classmethod
-    def of(cls, predicted_s: float) -> Budget:
-        seconds = min(MOST_SEARCH_S, SEARCH_SHARE * predicted_s)
-        return cls(seconds if seconds >= LEAST_SEARCH_S else 0.0)
+    def of(cls, predicted_s: float, gain: float = 1.0, least_s: float = 0.0, computed_s: float | None = None) -> Budget:
+        by_gain = SAVING_SHARE * (predicted_s if computed_s is None else computed_s) * (1 - 1 / max(1.0, gain))
+        is_by_gain = by_gain >= max(least_s, LEAST_SEARCH_S)
+        seconds = min(MOST_SEARCH_S, max(SEARCH_SHARE * predicted_s, by_gain if is_by_gain else 0.0))
+        return cls(seconds if seconds >= LEAST_SEARCH_S else 0.0, is_by_gain)

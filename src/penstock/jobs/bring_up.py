@@ -129,10 +129,14 @@ class Started:
 
     def rows_per_second(self) -> float:
         """What the warm-up promises: an upper bound, as one batch says little about reading."""
-        rows = self.job.batch_size if self.recipe.is_padded else self.prepared.first_rows
-        computed = self.placement.replicas * rows / max(self.prepared.batch_seconds, 1e-6)
         loaded = self.prepared.rows_loaded_per_s
+        computed = self.rows_computed_per_second()
         return computed if loaded is None else min(computed, loaded * self.placement.most_loaders)
+
+    def rows_computed_per_second(self) -> float:
+        """What the model itself promises, with all rows at hand."""
+        rows = self.job.batch_size if self.recipe.is_padded else self.prepared.first_rows
+        return self.placement.replicas * rows / max(self.prepared.batch_seconds, 1e-6)
 
 
 def start(model: ModelFile | LiveModel, request: Request, context: RunContext) -> Started:

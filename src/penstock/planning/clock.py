@@ -33,6 +33,10 @@ class Clock(StopFlag):
     def spent(self) -> float:
         return time.perf_counter() - self.began
 
+    def shorten_to(self, seconds: float) -> None:
+        """Let the search end in so many seconds, if it would end later."""
+        self._until = min(self._until, time.perf_counter() + seconds)
+
     def check(self) -> None:
         self._stop.check()
         if self.left <= 0:

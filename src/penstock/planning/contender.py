@@ -20,6 +20,8 @@ from penstock.pool.devices.inventory import usable_cores
 
 WINDOW_S = 0.4
 _ROUNDS = 5
+_CALLS = 8
+"""How many batches a measurement runs at most, where a batch takes long: two lanes, to compile and to time."""
 _HOPELESS_AFTER, _BEHIND, _BEHIND_WHILE_GAINING = 3, 0.7, 0.4
 
 
@@ -68,17 +70,19 @@ class Contender:
         point = Point(order.batch_size, rate, max(each.peak_bytes for each in replicas), problem)
         return point, max(each.seconds for each in replicas)
 
-    def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float) -> bool:
-        """Measure the sizes of a ladder; returns whether there was time for all of them.
+    def climb(self, ladder: Ladder, clock: Clock, *, to_beat: float, until: float, steps: int | None = None) -> bool:
+        """Measure the next sizes of a ladder, as many as `steps`; returns whether there was time for them.
 
-        It ends early for a contender that stays behind `to_beat`, the rows a second of another. No size begins when
-        only `until` seconds of the search are left.
+        It ends early for a contender that stays behind `to_beat`, the rows a second of another. No size but the first
+        begins when only `until` seconds of the search are left.
         """
-        while (size := ladder.next()) is not None:
+        last = None if steps is None else len(ladder.points) + steps
+        while len(ladder.points) != last and (size := ladder.next()) is not None:
             rates = [point.rows_per_s for point in ladder.points]
             if _is_hopeless(rates, to_beat):
                 break
-            if rates and clock.left < max(until, 4 * WINDOW_S):
+            # A measurement that runs out of time ends its process, which may be that of the job.
+            if rates and clock.left < max(until, 4 * WINDOW_S, _CALLS * size / max(*rates, 1e-9)):
                 return False
             ladder.add(self.measure(size, clock))
         return True

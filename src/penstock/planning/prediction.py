@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core import kinds
+from penstock.core import kinds, tuning
 from penstock.core.bottleneck import Rates, predict
 from penstock.core.columns import take_positions
 from penstock.core.plans import Plan
@@ -40,6 +40,8 @@ def plan_of(result: SearchResult, started: Started, rows: int) -> Plan:
         result.reason,
         is_cut_short=result.is_cut_short,
         start_s=round(result.start_s, 2),
+        left=result.left,
+        family=tuning.family(started.job.bindings),
         **_noise(started),
     )
     return plan.for_rows(rows)

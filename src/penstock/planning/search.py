@@ -1,18 +1,19 @@
 """The search: every way to run the model that is worth the time, measured on the job's own first rows.
 
-    own framework: its batch sizes, then converted once ─► each other runtime: same answers? ─► its batch sizes
-    the best two, again, in turn ─► the best: more replicas with fewer threads each? more lanes? ─► the choice
+    own framework: one look, then converted once ─► each other runtime, the most promising first: same answers? one look
+    the best two: their batch sizes ─► again, in turn ─► the best: more replicas with fewer threads each? more lanes?
 
 A contender that fails, dies or takes too long ends its own part of it, never the search.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from penstock.core import batching, kinds, tuning
 from penstock.core.figures import rate
-from penstock.core.plans import Choice, Trial
+from penstock.core.plans import Choice, Plan, Trial
 from penstock.core.protocols import Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
@@ -24,6 +25,7 @@ from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock, OutOfTime
 from penstock.planning.contender import WINDOW_S, Contender, choice_of
+from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.devices.memory import available_bytes
 
@@ -31,20 +33,16 @@ _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30
 _RIVAL = 0.6
 """A contender that reached this share of the best is measured once more beside it."""
-_OWN_SHARE = 0.3
-"""Share of the time of a search for the batch sizes of the model's own framework."""
 _FINALS_SHARE = 0.3
 """Share of the time of a search that is kept for the best contenders: a second look, other replicas, other lanes."""
-_LIGHT_START_S = 2.0
-"""Seconds to start a runtime that imports neither TensorFlow nor Keras."""
 _LADDER_S = 4.0
-_CONVERSION_SHARE = 0.6
+_CONVERSION_SHARE = 0.8
 """Share of the time that is left for converting: the runtimes that read the step need some, too."""
-_CONVERSION_S, _PARAMETERS_A_SECOND = 3.0, 4e6
-"""About how long converting takes: of a small model, and more for a large one."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
-_KEPT_ALIVE = {"cpu": 2, "gpu": 1}
-"""How many contenders wait for the play-off; on a GPU each takes memory from the next."""
+_KEPT_ALIVE = {"cpu": 3, "gpu": 1}
+"""How many contenders wait to be climbed with; on a GPU each takes memory from the next."""
+_CLIMBERS = 2
+"""How many are climbed with; others only if they could still win."""
 
 Value = TypeVar("Value")
 
@@ -59,6 +57,8 @@ class SearchResult:
     trials: list[Trial]
     reason: str
     is_cut_short: bool
+    left: tuple[str, ...] = ()
+    """Runtimes that there was no time for."""
 
 
 @dataclass
@@ -66,6 +66,7 @@ class _Best:
     contender: Contender
     point: Point
     lanes: int
+    ladder: Ladder
 
     @property
     def rate(self) -> float:
@@ -81,30 +82,40 @@ class Search:
         started: The job on the model's own framework, with default settings and answers of the first rows.
         rows: How many rows the whole job has.
         context: Log, stop flag and display of the run.
-        clock: How long it may take.
+        is_for_job: Whether a job waits for it: then nothing is tried that cannot save more than it takes.
+        known: The plan of a search that was cut short, where this one goes on.
     """
 
     step: str
     started: Started
     rows: int
     context: RunContext
-    clock: Clock
+    is_for_job: bool = False
+    known: Plan | None = None
     trials: list[Trial] = field(default_factory=list)
+    clock: Clock = field(init=False)
+    _finals_s: float = 0.0
+    """Seconds that are kept for a second look at the best, other replicas and other lanes."""
+    _left: list[str] = field(default_factory=list)
     _best: list[_Best] = field(default_factory=list)
     _alive: list[Contender] = field(default_factory=list)
     _conversion_problem: str | None = None
     _is_cut_short: bool = False
 
-    def run(self) -> SearchResult:
-        """Try what there is time for, and choose."""
-        options = self.started.options
+    def run(self, clock: Clock) -> SearchResult:
+        """Try what there is time for by this clock, and choose."""
+        self.clock, options = clock, self.started.options
+        self._finals_s = _FINALS_SHARE * clock.seconds
         try:
-            own = self._own()
-            others = self._candidates()
-            self._climb(own, until=(1 - _OWN_SHARE) * self.clock.left)
+            own, others = self._own(), self.outlook.candidates
+            self._look_at(own)
             folder = self._convert(own, others)
             for candidate in others:
                 self._try(candidate, folder)
+            if self.is_for_job and self._best:
+                self.clock.shorten_to(max(_LADDER_S, tuning.POLISH_SHARE * self.rows / self._best[0].rate))
+                self._finals_s = _FINALS_SHARE * self.clock.left
+            self._climb_with_the_best()
             self._play_off()
             if options.replicas_per_device is None and options.threads is None:
                 self._split()
@@ -116,16 +127,48 @@ class Search:
             for each in self._alive:
                 each.engine.close()
 
+    @cached_property
+    def outlook(self) -> Outlook:
+        """What can be tried, the most promising first. What cannot is noted among the trials."""
+        started, kind = self.started, self.started.recipe.device_kind
+        others: list[Candidate] = []
+        if started.options.runtime is None:
+            others = candidates(self.model, started.recipe, started.job.bindings, started.prepared.outputs)
+        if self.known is not None:
+            self.trials += [
+                each for each in self.known.trials if each.rows_per_s or each.runtime not in self.known.left
+            ]
+            others = [each for each in others if each.runtime in self.known.left]
+        self.trials += [Trial(each.runtime, rejected=each.why_not) for each in others if each.why_not is not None]
+        gains = expected_gains(self.model.digest, started.recipe.runtime, kind, self.family)
+        return Outlook.of(
+            [each for each in others if each.why_not is None],
+            gains,
+            started.start_s,
+            started.signature.parameters,
+            store.conversion_folder(self.step),
+        )
+
+    @property
+    def family(self) -> str:
+        return tuning.family(self.started.job.bindings)
+
     def _result(self, own: Contender) -> SearchResult:
+        left, known = tuple(self._left), self.known
+        if known is not None and (not self._best or self._best[0].rate <= known.rate_of(known.choice)):
+            rate_before = known.rate_of(known.choice)
+            return SearchResult(
+                known.choice, rate_before, known.start_s, self.trials, known.reason, self._is_cut_short, left
+            )
         if not self._best:
             expected = self.started.rows_per_second()
             why = "nothing could be measured: these are the rules of thumb"
             choice = choice_of(self.started)
-            return SearchResult(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short)
+            return SearchResult(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short, left)
         best = self._best[0]
         choice = best.contender.choice(best.point.batch_size, best.lanes)
         reason = self._reason(best, own)
-        return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short)
+        return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short, left)
 
     def _reason(self, best: _Best, own: Contender) -> str:
         """How fast the best one is, compared with the model's own framework at the batch size of the rule of thumb."""
@@ -155,16 +198,7 @@ class Search:
         devices = self.started.placement.devices
         return tuple(each for each in devices if each.kind == "cpu" or each.uuid == devices[0].uuid)
 
-    def _candidates(self) -> list[Candidate]:
-        """Runtimes to try beside the job's own. Those that cannot be tried are noted among the trials."""
-        started = self.started
-        if started.options.runtime is not None:
-            return []
-        others = candidates(self.model, started.recipe, started.job.bindings, started.prepared.outputs)
-        self.trials += [Trial(each.runtime, rejected=each.why_not) for each in others if each.why_not is not None]
-        return [each for each in others if each.why_not is None]
-
-    def _convert(self, own: Contender, others: list[Candidate]) -> str | None:
+    def _convert(self, own: Contender, others: Sequence[Candidate]) -> str | None:
         """Convert the step where that is worth the time; returns its folder, or None where there is none."""
         if not any(candidate.is_converted for candidate in others):
             return None
@@ -175,8 +209,7 @@ class Search:
         if not own.engine.is_up:
             self._conversion_problem = "the process that would do it has died"
             return None
-        expected_s = _CONVERSION_S + (self.started.signature.parameters or 0) / _PARAMETERS_A_SECOND
-        if self.clock.left < expected_s + _LIGHT_START_S + _LADDER_S:
+        if self.clock.left < self.outlook.conversion_s + LIGHT_START_S + LOOK_S:
             return None
         allowed_s = _CONVERSION_SHARE * self.clock.left
         self.context.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
@@ -193,7 +226,7 @@ class Search:
         return folder if self._conversion_problem is None and store.is_whole(folder) else None
 
     def _try(self, candidate: Candidate, folder: str | None) -> None:
-        """Start a candidate, compare its answers with the model's own, and measure its batch sizes."""
+        """Start a candidate, compare its answers with the model's own, and look at it once."""
         why_not = self._why_not(candidate, folder)
         if why_not is not None:
             self.trials.append(Trial(candidate.runtime, rejected=why_not))
@@ -207,24 +240,36 @@ class Search:
         self.context.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
         started = self._start(setting)
         if started is not None:
-            self._climb(started, until=self._finals_s)
+            self._look_at(started)
 
     def _why_not(self, candidate: Candidate, folder: str | None) -> str | None:
         left = max(0.0, self.clock.left)
         if candidate.is_converted and folder is None:
             if self._conversion_problem is not None:
                 return f"the model does not convert: {self._conversion_problem}"
-            self._is_cut_short = True
-            return f"not tried: converting takes a while, and {left:.0f} s of the search were left"
-        needed = (_LIGHT_START_S if kinds.runtime(candidate.runtime).reads_steps else self.started.start_s) + _LADDER_S
-        if left >= needed + self._finals_s:
-            return None
+            return self._leave(candidate, f"converting takes a while, and {left:.0f} s of the search were left")
+        needed = self.outlook.cost_s(candidate.runtime)
+        if left < needed:
+            return self._leave(candidate, f"it takes about {needed:.0f} s, and {left:.0f} s of the search were left")
+        if self.is_for_job and not self._is_worth_a_look(candidate.runtime):
+            usual = f"{self.outlook.gain(candidate.runtime):.2g} times as fast as {self.started.recipe.runtime}"
+            return self._leave(candidate, f"for such models it is about {usual}, which would not save {needed:.0f} s")
+        return None
+
+    def _leave(self, candidate: Candidate, why: str) -> str:
         self._is_cut_short = True
-        return f"not tried: it takes about {needed:.0f} s, and {left:.0f} s of the search were left"
+        self._left.append(candidate.runtime)
+        return f"not tried: {why}"
+
+    def _is_worth_a_look(self, runtime: str) -> bool:
+        """Whether a look at a runtime can be expected to save the job more time than it takes."""
+        own = max((trial.rows_per_s for trial in self.trials if trial.difference is None), default=0.0)
+        best = max(self._best[0].rate if self._best else 0.0, self._rate_known)
+        return not own or self.outlook.is_worth_a_look(runtime, own, best, self.rows)
 
     @property
-    def _finals_s(self) -> float:
-        return _FINALS_SHARE * self.clock.seconds
+    def _rate_known(self) -> float:
+        return self.known.rate_of(self.known.choice) if self.known is not None else 0.0
 
     def _start(self, setting: Setting) -> Contender | None:
         """A contender that gives the right answers; None, with the reason noted, where it does not."""
@@ -237,35 +282,61 @@ class Search:
             self._alive.append(one)
         return one
 
-    def _climb(self, climber: Contender, until: float) -> None:
-        if not climber.engine.is_up:
-            self.trials.append(Trial(climber.setting.runtime, rejected=self._conversion_problem or "it died"))
+    def _look_at(self, one: Contender) -> None:
+        """Measure a contender once, at a size that is likely for it."""
+        ladder = self._ladder(one)
+        reached = self._measure_sizes(_Best(one, Point(0), one.setting.placement.lanes, ladder), is_look=True)
+        if reached is None:
+            self._let_go(one)
             return
-        ladder = self._ladder(climber)
-        if climber.is_own:
-            self.context.note(f"plan: measuring {climber.setting.runtime} ({self.clock.left:.0f} s left)")
-        to_beat = self._best[0].rate if self._best else 0.0
-        is_done, why = self._attempt(lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=until))
-        self._is_cut_short |= is_done is False
-        self.trials += [climber.trial(point, lanes) for point, lanes in climber.points]
-        knee = ladder.best
-        if knee is None and why is None:
-            why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
-        if why is not None:
-            self.trials.append(Trial(climber.setting.runtime, rejected=why))
-        if knee is None:
-            self._let_go(climber)
-            return
-        self.context.note(
-            f"plan: {climber.setting.runtime}: {rate(knee.rows_per_s)} with batches of {knee.batch_size:,}"
-        )
-        reached = _Best(climber, knee, climber.setting.placement.lanes)
-        if reached.rate >= _RIVAL * to_beat:
-            self._tune_lanes(reached)
         self._best.append(reached)
         self._best.sort(key=lambda each: -each.rate)
         while len(self._best) > _KEPT_ALIVE[self.started.recipe.device_kind]:
             self._let_go(self._best.pop().contender)
+
+    def _climb_with_the_best(self) -> None:
+        """Measure the batch sizes of the best two, and of others that could still win."""
+        for place, each in enumerate(list(self._best)):
+            fastest = max(other.rate for other in self._best)
+            if (place >= _CLIMBERS or self.is_for_job) and each.rate < _RIVAL * fastest:
+                continue
+            if self.clock.left < self._finals_s:
+                self._is_cut_short = True
+                break
+            climbed = self._measure_sizes(each, is_look=False)
+            if climbed is None:
+                self._best.remove(each)
+                self._let_go(each.contender)
+            elif climbed.rate >= _RIVAL * fastest:
+                self._tune_lanes(climbed)
+        self._best.sort(key=lambda each: -each.rate)
+
+    def _measure_sizes(self, reached: _Best, *, is_look: bool) -> _Best | None:
+        """Climb a contender's ladder, or take its first step; None, with the reason noted, where nothing runs."""
+        climber, ladder = reached.contender, reached.ladder
+        name, known = climber.setting.runtime, len(climber.points)
+        if not climber.engine.is_up:
+            self.trials.append(Trial(name, rejected=self._conversion_problem or "it died"))
+            return None
+        if climber.is_own or not is_look:
+            self.context.note(f"plan: measuring {name} ({self.clock.left:.0f} s left)")
+        to_beat = max((each.rate for each in self._best), default=0.0)
+        steps = 1 if is_look else None
+        is_done, why = self._attempt(
+            lambda: climber.climb(ladder, self.clock, to_beat=to_beat, until=self._finals_s, steps=steps)
+        )
+        self._is_cut_short |= is_done is False
+        self.trials += [climber.trial(point, lanes) for point, lanes in climber.points[known:]]
+        knee = ladder.best
+        if knee is None and why is None:
+            why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
+        if why is not None:
+            self.trials.append(Trial(name, rejected=why))
+        if knee is None:
+            return None
+        self.context.note(f"plan: {name}: {rate(knee.rows_per_s)} with batches of {knee.batch_size:,}")
+        reached.point = knee
+        return reached
 
     def _ladder(self, climber: Contender) -> Ladder:
         started = self.started
@@ -277,8 +348,9 @@ class Search:
         whole = 1 << max(0, self.rows - 1).bit_length()
         by_bytes = max(1, _MOST_BATCH_BYTES // row_bytes)
         most = min(_MOST_ROWS, whole, by_bytes, batching.most_rows_of_outputs(output_bytes))
-        first = tuning.first_size(started.job.batch_size, started.prepared.batch_seconds)
-        return Ladder(min(first, most), most, climber.room_bytes)
+        likely = tuning.likely_size(started.job.batch_size, started.prepared.batch_seconds)
+        # The model's own framework has compiled the size of the rule of thumb already.
+        return Ladder(min(started.job.batch_size if climber.is_own else likely, most), most, climber.room_bytes)
 
     def _room(self, climber: Contender) -> int:
         """The memory that one replica may hold."""
@@ -291,9 +363,10 @@ class Search:
         """Measure the two best again, in turn, unless they are far apart: they were measured at different times."""
         if len(self._best) < 2 or self._best[1].rate < _RIVAL * self._best[0].rate:
             return
-        points = self._in_turn((each.contender, each.point.batch_size, each.lanes) for each in self._best)
+        rivals = self._best[:2]
+        points = self._in_turn((each.contender, each.point.batch_size, each.lanes) for each in rivals)
         if points is not None:
-            for each, point in zip(self._best, points, strict=True):
+            for each, point in zip(rivals, points, strict=True):
                 each.point = point
             self._best.sort(key=lambda each: -each.rate)
 
@@ -341,7 +414,8 @@ class Search:
             return None
         *points, best.point = measured
         fastest = max(points, key=lambda point: point.rows_per_s)
-        return _Best(more, fastest, lanes) if fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate else None
+        is_faster = fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate
+        return _Best(more, fastest, lanes, best.ladder) if is_faster else None
 
     def _halved(self, setting: Setting) -> Setting | None:
         """Twice the replicas; None where the cores or the memory are too few."""

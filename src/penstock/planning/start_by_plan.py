@@ -21,7 +21,8 @@ from penstock.jobs.placement import devices_for
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.options.value_kinds import NO_PLAN
-from penstock.planning import contender, prediction, store
+from penstock.planning import contender, outlook, prediction, store
+from penstock.planning.candidates import Candidate, needs_conversion
 from penstock.planning.clock import Clock
 from penstock.planning.contender import choice_of
 from penstock.planning.conversion import PATIENCE_S, convert_if_needed
@@ -64,6 +65,8 @@ class _PlannedStart:
     model: ModelFile
     request: Request
     context: RunContext
+    _cut_short: Plan | None = None
+    """The plan of a search that was cut short, and goes on now."""
 
     @property
     def options(self) -> PredictOptions:
@@ -119,7 +122,8 @@ class _PlannedStart:
                     hint="penstock predict runs it as it is; --batch-size chooses another size",
                 )
             notes = self._compare_precision(started)
-            return self._search(started, self._num_rows(started.job.batch_size), tuning.MOST_SEARCH_S, notes)
+            search = Search(self.step, started, self._num_rows(started.job.batch_size), self.context)
+            return self._search(search, tuning.MOST_SEARCH_S, notes)
 
     @property
     def _may_keep(self) -> bool:
@@ -202,7 +206,29 @@ class _PlannedStart:
             return True
         if not plan.is_cut_short or plan.budget_s >= tuning.MOST_SEARCH_S:
             return False
-        return tuning.Budget.of(plan.for_rows(rows).seconds).seconds > _MUCH_MORE_TIME * plan.budget_s
+        seconds = plan.for_rows(rows).seconds
+        if tuning.Budget.of(seconds).seconds > _MUCH_MORE_TIME * plan.budget_s:
+            self.context.note("plan: the search for the one that is known was cut short; this job allows a longer one")
+            return True
+        return bool(plan.left) and self._goes_on(plan, seconds)
+
+    def _goes_on(self, plan: Plan, seconds: float) -> bool:
+        """Whether it pays to try now what there was no time for when a plan was searched for."""
+        kind, left = self._devices()[0].kind, ", ".join(plan.left)
+        own = next((trial for trial in plan.trials if trial.rows_per_s and trial.difference is None), None)
+        own_start_s = own.start_s if own is not None else 0.0
+        own_name = own.runtime if own is not None else plan.choice.runtime
+        gains = outlook.expected_gains(self.model.digest, own_name, kind, plan.family)
+        tried = [Candidate(name, is_converted=needs_conversion(self.model, name)) for name in plan.left]
+        folder = store.conversion_folder(self.step)
+        ahead = outlook.Outlook.of(tried, gains, own_start_s, None, folder)
+        # The model's own framework has to be started first: its answers are what others are compared with.
+        if ahead.budget(seconds, faster=plan.faster, first_s=own_start_s).is_by_gain:
+            self.context.note(f"plan: the search for it was cut short, and goes on now with {left}")
+            self._cut_short = plan
+            return True
+        self.context.note(f"plan: the search for it was cut short; going on with {left} would not pay here")
+        return False
 
     def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
         """Search for a plan and run the job by it; the job stays as it is where it is short, or nothing is better."""
@@ -211,8 +237,12 @@ class _PlannedStart:
         if None not in (options.runtime, options.batch_size) and is_split:
             return started
         rows = self._num_rows(started.job.batch_size)
-        predicted_s = rows / started.rows_per_second()
-        budget = tuning.Budget.of(predicted_s)
+        search = Search(self.step, started, rows, self.context, is_for_job=True, known=self._cut_short)
+        predicted_s, faster = rows / started.rows_per_second(), 1.0
+        if self._cut_short is not None:
+            predicted_s, faster = self._cut_short.for_rows(rows).seconds, self._cut_short.faster
+        computed_s = min(predicted_s, rows / started.rows_computed_per_second())
+        budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster)
         if not budget.seconds:
             self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
             return started
@@ -220,7 +250,7 @@ class _PlannedStart:
             f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
         )
         began = time.perf_counter()
-        plan = self._search(started, rows, budget.seconds, notes)
+        plan = self._search(search, budget.seconds, notes)
         self.context.note(f"plan: {plan.reason}")
         started = self._switch_to(plan, started)
         started.search_s = time.perf_counter() - began
@@ -247,12 +277,12 @@ class _PlannedStart:
             store.forget(plan)
             return started
 
-    def _search(self, started: Started, rows: int, seconds: float, notes: tuple[str, ...]) -> Plan:
+    def _search(self, search: Search, seconds: float, notes: tuple[str, ...]) -> Plan:
         clock = Clock(self.context.stop, seconds)
-        result = Search(self.step, started, rows, self.context, clock).run()
+        result = search.run(clock)
         if self.context.meter.trace is not None:
             self.context.meter.trace.note(SEARCH, clock.began)
-        plan = prediction.plan_of(result, started, rows)
+        plan = prediction.plan_of(result, search.started, search.rows)
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if self._may_keep:
             plan = replace(plan, key=self._key(), made_for=self._facts())

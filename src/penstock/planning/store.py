@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
+from statistics import median
 from typing import Any
 
 from penstock.core import kinds
@@ -26,6 +27,7 @@ from penstock.runtimes.tensorflow.to_onnx import FORMAT
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
+_MOST_PLANS = 256
 _SHOWN = 3
 _LONGEST = 40
 _TOO_LONG = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
@@ -80,18 +82,37 @@ def facts_of(
 
 def describe_nearest(facts: Mapping[str, Any]) -> str | None:
     """A line that says why the nearest plan for the same model does not fit; None where there is none."""
-    misfits: list[list[str]] = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(os.path.dirname(_plan_path(""))):
-            with contextlib.suppress(OSError, ValueError, UsageError), open(entry.path, encoding="utf-8") as file:
-                there = plan_from_json(json.load(file), entry.path).made_for
-                if there.get("model") == facts["model"] and there != facts:
-                    misfits.append(differences(facts, there))
+    others = (plan.made_for for plan in _plans() if plan.made_for.get("model") == facts["model"])
+    misfits = [differences(facts, there) for there in others if there != facts]
     nearest = min(misfits, key=len, default=None)
     if nearest is None:
         return None
     more = f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
     return f"plan: one is known for this model, but not for {', '.join(nearest[:_SHOWN])}{more}"
+
+
+def found_before(model: str, device_kind: str, family: str) -> dict[str, float]:
+    """How many times as fast as the model's own framework other runtimes were in earlier plans of this machine.
+
+    By plans for the same model where there are any, else by those for models whose rows look alike; medians.
+    """
+    of_model, of_family = dict[str, list[float]](), dict[str, list[float]]()
+    for plan in _plans():
+        if plan.made_for.get("hardware", [[None]])[0][0] != device_kind:
+            continue
+        for known, fits in ((of_model, plan.made_for.get("model") == model), (of_family, plan.family == family)):
+            for runtime, gain in plan.gains().items() if fits else ():
+                known.setdefault(runtime, []).append(gain)
+    return {runtime: median(gains) for runtime, gains in (of_family | of_model).items()}
+
+
+def _plans() -> Iterator[Plan]:
+    """The plans in the cache, as far as they can be read; the latest, where there are many."""
+    with contextlib.suppress(OSError):
+        entries = sorted(os.scandir(os.path.dirname(_plan_path(""))), key=lambda each: -each.stat().st_mtime)
+        for entry in entries[:_MOST_PLANS]:
+            with contextlib.suppress(OSError, ValueError, UsageError), open(entry.path, encoding="utf-8") as file:
+                yield plan_from_json(json.load(file), entry.path)
 
 
 def differences(facts: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

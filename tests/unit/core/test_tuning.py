@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.tuning import KNEE, Budget, Ladder, Point
+from penstock.core.records import Binding
+from penstock.core.tuning import KNEE, Budget, Ladder, Point, family
 
 MIB = 1 << 20
 
@@ -88,5 +89,35 @@ def test_what_it_finds_is_near_the_best_of_all_it_tried(most: float, half: float
 
 
 @pytest.mark.parametrize(("job_s", "search_s"), [(10.0, 0.0), (29.0, 0.0), (30.0, 3.0), (600.0, 60.0), (1e6, 120.0)])
-def test_a_search_takes_a_tenth_of_the_job_and_two_minutes_at_most(job_s: float, search_s: float) -> None:
+def test_a_search_that_expects_no_gain_takes_a_tenth_of_the_job_and_two_minutes_at_most(
+    job_s: float, search_s: float
+) -> None:
     assert Budget.of(job_s).seconds == pytest.approx(search_s)
+
+
+@pytest.mark.parametrize(
+    ("job_s", "gain", "search_s"),
+    [(145.0, 2.0, 43.5), (145.0, 1.0, 14.5), (145.0, 0.5, 14.5), (30.0, 2.0, 9.0), (25.0, 2.0, 0.0), (1e6, 2.0, 120.0)],
+)
+def test_a_search_takes_as_long_as_the_gain_is_worth_if_it_gets_so_far(
+    job_s: float, gain: float, search_s: float
+) -> None:
+    budget = Budget.of(job_s, gain, least_s=8.0)
+    assert budget.seconds == pytest.approx(search_s)
+    assert budget.is_by_gain == (gain > 1 and search_s > 0)
+
+
+def test_a_job_that_waits_for_its_rows_is_not_searched_for_longer_because_of_a_faster_runtime() -> None:
+    assert Budget.of(145.0, 2.0, least_s=8.0, computed_s=5.0) == Budget.of(145.0)
+
+
+def bound(dtype: str, *shape: int) -> Binding:
+    return Binding("x", ("x",), dtype, shape)
+
+
+def test_what_rows_look_like() -> None:
+    assert family([bound("uint8", 224, 224, 3), bound("float32", 4)]) == "images"
+    assert family([bound("float32", 64, 32)]) == "sequences"
+    assert family([bound("int32", 64)]) == "sequences"
+    assert family([bound("float32", 30), bound("string")]) == "tables"
+    assert family([bound("uint8", 784)]) == "tables"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.agreement import Proof
-from penstock.core.plans import Choice, Plan
+from penstock.core.plans import Choice, Plan, Trial
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.planning import store
@@ -122,6 +122,29 @@ def test_nearest_of_several_plans_is_told_and_damaged_ones_are_passed_over(
     (tmp_path / "plans" / "broken.json").write_text("{", encoding="utf-8")
     told = store.describe_nearest(store.facts_of(MODEL, SCHEMA, PredictOptions(), CPU))
     assert told == "plan: one is known for this model, but not for batch_size=None (there: 64)"
+
+
+def found(monkeypatch: pytest.MonkeyPatch, folder: Path, model: str, family: str, rates: dict[str, float]) -> None:
+    """Keep a plan that found these rows a second; the model's own framework is tensorflow."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
+    trials = [
+        Trial(name, 8, 1, rows_per_s=rate, difference=None if name == "tensorflow" else 1e-6)
+        for name, rate in rates.items()
+    ]
+    made_for = {"model": model, "hardware": [["cpu", "a cpu", 0], 2]}
+    plan = Plan(Choice("tensorflow", 8, 1), tuple(trials), key=f"{model}-{family}", made_for=made_for, family=family)
+    store.save_plan(plan)
+
+
+def test_what_earlier_plans_found_is_known_by_model_and_by_what_rows_look_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, tmp_path, "first", "images", {"tensorflow": 10.0, "onnx": 30.0, "jax": 5.0})
+    found(monkeypatch, tmp_path, "second", "images", {"tensorflow": 10.0, "onnx": 20.0})
+    found(monkeypatch, tmp_path, "third", "tables", {"tensorflow": 10.0, "onnx": 1.0})
+    assert store.found_before("another", "cpu", "images") == {"onnx": 2.5, "jax": 0.5}
+    assert store.found_before("first", "cpu", "images") == {"onnx": 3.0, "jax": 0.5}
+    assert store.found_before("another", "gpu", "images") == {}
 
 
 def test_other_versions_are_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,6 +310,7 @@ RUNTIME = RuntimeEntry(
     JaxRuntime,
     PACKAGE,
     rank={"cpu": 30, "gpu": 10},
+    usual_gain={"images": 0.7, "sequences": 1.1, "tables": 1.2},
     gpu_probe=GPU_PROBE,
     loader="keras",
     compiles_each_size=True,

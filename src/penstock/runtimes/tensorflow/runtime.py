@@ -362,6 +362,7 @@ RUNTIME_XLA = RuntimeEntry(
     device_kinds=("cpu",),
     variant_of="tensorflow",
     rank={"cpu": 40},
+    usual_gain={"images": 0.5, "sequences": 1.0, "tables": 1.0},
     loader="keras",
     compiles_each_size=True,
 )

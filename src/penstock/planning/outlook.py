@@ -1,0 +1,90 @@
+"""Outlook of a search: what it can be expected to find, and what that costs, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.core import kinds
+from penstock.core.tuning import Budget
+from penstock.planning import store
+from penstock.planning.candidates import Candidate
+
+LIGHT_START_S = 2.0
+"""Seconds to start a runtime that imports neither TensorFlow nor Keras."""
+LOOK_S = 1.0
+_CONVERSION_S, _PARAMETERS_A_SECOND = 3.0, 4e6
+"""About how long converting takes: of a small model, and more for a large one."""
+_HOPE = 1.3
+"""A runtime may be so many times as fast as expected: it is left out only where not even that would pay."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a search may try, the most promising first.
+
+    Args:
+        candidates: The runtimes that can be tried beside the model's own.
+        gains: How many times as fast as the model's own framework each of them is expected to be.
+        heavy_start_s: What a runtime takes to start that imports a framework.
+        conversion_s: What converting the step takes; 0 where that is done.
+    """
+
+    candidates: tuple[Candidate, ...]
+    gains: Mapping[str, float]
+    heavy_start_s: float
+    conversion_s: float
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Sequence[Candidate],
+        gains: Mapping[str, float],
+        heavy_start_s: float,
+        parameters: int | None,
+        folder: str,
+    ) -> Outlook:
+        """The outlook for these candidates, with the step of a model of so many parameters in `folder`."""
+        rank = {candidate.runtime: place for place, candidate in enumerate(candidates)}
+        ordered = sorted(candidates, key=lambda each: (-gains.get(each.runtime, 1.0), rank[each.runtime]))
+        is_needed = any(candidate.is_converted for candidate in candidates) and not store.is_whole(folder)
+        conversion_s = _CONVERSION_S + (parameters or 0) / _PARAMETERS_A_SECOND if is_needed else 0.0
+        return cls(tuple(ordered), gains, heavy_start_s, conversion_s)
+
+    def gain(self, runtime: str) -> float:
+        return self.gains.get(runtime, 1.0)
+
+    def cost_s(self, runtime: str) -> float:
+        """Seconds to start a runtime, compare its answers and look at it once."""
+        return (LIGHT_START_S if kinds.runtime(runtime).reads_steps else self.heavy_start_s) + LOOK_S
+
+    def budget(
+        self, predicted_s: float, *, computed_s: float | None = None, faster: float = 1.0, first_s: float = 0.0
+    ) -> Budget:
+        """How long a search may take for a job of so many seconds.
+
+        Args:
+            predicted_s: What the job would take without a search.
+            computed_s: What the model takes of that, which is all that another runtime can save; None for all of it.
+            faster: How many times as fast as the model's own framework the job would be without one.
+            first_s: What has to be done before anything can be tried.
+        """
+        best = max(self.candidates, key=lambda each: self.gain(each.runtime), default=None)
+        if best is None:
+            return Budget.of(predicted_s)
+        needed_s = first_s + self.cost_s(best.runtime) + (self.conversion_s if best.is_converted else 0.0)
+        return Budget.of(predicted_s, self.gain(best.runtime) / faster, needed_s, computed_s)
+
+    def is_worth_a_look(self, runtime: str, own_rate: float, best_rate: float, rows: int) -> bool:
+        """Whether a look at a runtime can save more than it takes, of a job that runs `best_rate` rows a second now."""
+        hoped = _HOPE * self.gain(runtime) * own_rate
+        return hoped > best_rate > 0 and rows / best_rate - rows / hoped > self.cost_s(runtime)
+
+
+def expected_gains(model: str, own: str, device_kind: str, family: str) -> dict[str, float]:
+    """What runtimes usually gain for such models; on this machine, by the plans that were made on it."""
+    usual = dict[str, float]()
+    if (own, device_kind) == ("tensorflow", "cpu"):
+        entries = kinds.runtimes().items()
+        usual = {name: entry.usual_gain[family] for name, entry in entries if family in entry.usual_gain}
+    return usual | store.found_before(model, device_kind, family)

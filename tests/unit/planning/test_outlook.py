@@ -1,0 +1,58 @@
+"""What a search expects decides what it tries, in which order, and how long it may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.planning.candidates import Candidate
+from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
+
+OTHERS = [Candidate("openvino", True), Candidate("onnx", True), Candidate("jax"), Candidate("torch")]
+
+
+def outlook(gains: dict[str, float], folder: Path) -> Outlook:
+    return Outlook.of(OTHERS, gains, 5.0, 4_000_000, str(folder))
+
+
+def test_the_most_promising_comes_first_and_what_is_unknown_by_its_rank(tmp_path: Path) -> None:
+    found = outlook({"onnx": 2.0, "jax": 0.5}, tmp_path)
+    assert [each.runtime for each in found.candidates] == ["onnx", "openvino", "torch", "jax"]
+
+
+def test_a_step_that_must_be_converted_first_costs_time(tmp_path: Path) -> None:
+    found = outlook({"openvino": 2.0}, tmp_path)
+    assert found.conversion_s == pytest.approx(4.0)
+    assert found.cost_s("openvino") == LIGHT_START_S + LOOK_S
+    assert found.cost_s("jax") == 5.0 + LOOK_S
+    # Half of 145 s can be saved, and six tenths of that be spent; half of 20 s does not pay for 7 s.
+    assert found.budget(145.0).seconds == pytest.approx(43.5)
+    assert found.budget(20.0).seconds == 0.0
+    (tmp_path / "model.onnx").write_bytes(b"step")
+    (tmp_path / "signature.json").write_text('{"num_bytes": 4}', encoding="utf-8")
+    assert outlook({"openvino": 2.0}, tmp_path).budget(20.0).seconds == pytest.approx(6.0)
+
+
+def test_a_plan_that_is_known_leaves_less_to_gain(tmp_path: Path) -> None:
+    found = outlook({"openvino": 2.0}, tmp_path)
+    assert found.budget(60.0).is_by_gain
+    assert not found.budget(60.0, faster=1.9).is_by_gain
+    assert not found.budget(60.0, first_s=20.0).is_by_gain
+
+
+def test_a_look_must_be_able_to_save_more_than_it_takes(tmp_path: Path) -> None:
+    found = outlook({"openvino": 2.0, "onnx": 1.6, "jax": 0.7}, tmp_path)
+    assert found.is_worth_a_look("openvino", 40.0, 40.0, 6_000)
+    assert found.is_worth_a_look("onnx", 40.0, 60.0, 6_000)
+    assert not found.is_worth_a_look("onnx", 40.0, 90.0, 6_000)
+    assert not found.is_worth_a_look("jax", 40.0, 40.0, 6_000_000)
+    assert not found.is_worth_a_look("openvino", 40.0, 40.0, 60)
+
+
+def test_usual_gains_are_those_over_tensorflow_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    gains = expected_gains("digest", "tensorflow", "cpu", "images")
+    assert gains["openvino"] > gains["onnx"] > 1 > gains["jax"]
+    assert expected_gains("digest", "tensorflow", "gpu", "images") == {}
+    assert expected_gains("digest", "jax", "cpu", "images") == {}
