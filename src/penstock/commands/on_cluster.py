@@ -24,7 +24,7 @@ from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
 from penstock.core.state import VARIABLES
 from penstock.engines.cluster_state import ClusterState
-from penstock.errors import DeviceError, InputError, ModelError, PenstockError, UsageError
+from penstock.errors import DeviceError, InputError, ModelError, OutputError, PenstockError, UsageError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
@@ -263,6 +263,12 @@ class ClusterRun(Run):
         if self._problem is not None:
             raise self._problem
         self.check_stopped(manifest, ledger)
+        if missing := ledger.pending_pieces():
+            raise OutputError(
+                "parts are missing, although every node has ended its work",
+                received=f"{len(missing):,} of {len(manifest.parts):,} parts",
+                hint=f"penstock resume {self.task.output} builds them; this is a fault of penstock",
+            )
         return self.summary(manifest, ledger, self._rows_before, self._ready)
 
     def _close(self) -> None:
