@@ -50,11 +50,6 @@ class Progress:
     skipped: int = 0
 
 
-def is_weight(name: str) -> bool:
-    """Whether a value in the state of a trainer is one of the model's weights."""
-    return name.startswith("weights/")
-
-
 def has_nan(value: Array) -> bool:
     """Whether a value is NaN somewhere."""
     # `min` of numbers with a NaN among them is NaN, and needs no array of answers.
@@ -200,6 +195,10 @@ class Trainer(Protocol):
 
     def state(self) -> dict[str, Array]:
         """Everything that a step reads: weights, optimizer, metrics, seed generators."""
+        ...
+
+    def has_nan_weights(self) -> bool:
+        """Whether weights are NaN. Waits for the last step."""
         ...
 
     def restore(self, state: Mapping[str, Array]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array, RowFailure
-from penstock.core.training import Checkpoint, Position, Progress, has_nan, is_weight
+from penstock.core.training import Checkpoint, Position, Progress, has_nan
 from penstock.crash_points import crash_point
 from penstock.errors import ModelError, OutputError
 from penstock.storage.disk import fsync_folder, make_folders
@@ -306,7 +306,7 @@ def _is_spoiled(state: Mapping[str, Array]) -> bool:
     for name, value in state.items():
         if not value.size or value.dtype.kind in "biu":
             continue
-        if is_weight(name) and has_nan(value):
+        if name.startswith("weights/") and has_nan(value):
             return True
         if name.startswith("optimizer/") and not (np.isfinite(value.min()) and np.isfinite(value.max())):
             return True

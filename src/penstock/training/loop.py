@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.records import Array
-from penstock.core.training import (
-    Checkpoint,
-    Position,
-    Progress,
-    TrainBatch,
-    Trainer,
-    TrainingData,
-    has_nan,
-    is_weight,
-)
+from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
 from penstock.errors import ModelError
 from penstock.training.bad_rows import in_order
 from penstock.training.stages import Enter, Stage
@@ -313,9 +304,8 @@ def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
 def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
     """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite, or the weights are NaN."""
     _check_pending(run, len(run.pending))
-    state = run.trainer.state()
-    if run.schedule.on_nan != IGNORE:
-        _check_weights(run, state)
+    if run.schedule.on_nan != IGNORE and run.trainer.has_nan_weights():
+        raise _spoiled(run.position)
     if run.schedule.keeper is None:
         return
     run.schedule.enter(Stage.CHECKPOINT, 0)
@@ -324,17 +314,18 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
     held_out = tuple(in_order(run.validation.failures.values())) if run.validation is not None else ()
     run.kept = run.position
     records = run.schedule.recorder.state() if run.schedule.recorder is not None else None
-    run.schedule.keeper.keep(Checkpoint(progress, state, run.callbacks.state(), bad, records, {}, held_out))
+    run.schedule.keeper.keep(
+        Checkpoint(progress, run.trainer.state(), run.callbacks.state(), bad, records, {}, held_out)
+    )
 
 
-def _check_weights(run: _Run, state: Mapping[str, Array]) -> None:
-    """The loss may be a number all the same: TensorFlow's relu makes 0 of NaN, and its gradient does not."""
-    if any(is_weight(name) and has_nan(value) for name, value in state.items()):
-        raise ModelError(
-            "weights are NaN, although the loss is a number",
-            received=f"after step {run.position.step}",
-            hint="look for NaN in the rows; a smaller learning rate or clipped gradients (clipnorm) may help",
-        )
+def _spoiled(position: Position) -> ModelError:
+    """The loss may be a number all the same: TensorFlow's relu makes 0 of NaN on some processors."""
+    return ModelError(
+        "weights are NaN, although the loss is a number",
+        received=f"after step {position.step}",
+        hint="look for NaN in the rows; a smaller learning rate or clipped gradients (clipnorm) may help",
+    )
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:
@@ -356,15 +347,18 @@ def _loss_of(trainer: Trainer) -> Any:
 
 
 def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
-    loss = _loss_of(run.trainer)
-    if loss is None or math.isfinite(float(loss)):
+    found = _loss_of(run.trainer)
+    loss = 0.0 if found is None else float(found)
+    is_number = math.isfinite(loss)
+    if is_number and not run.trainer.has_nan_weights():
         run.skipped = 0
         return
     run.trainer.undo()
     run.skipped += 1
-    run.schedule.on_skip(f"step {run.position.step} was undone: its loss is {float(loss)}, {_named(batch.numbers)}")
+    why = "weights were NaN after it" if is_number else f"its loss is {loss}"
+    run.schedule.on_skip(f"step {run.position.step} was undone: {why}, {_named(batch.numbers)}")
     if run.skipped >= MOST_SKIPPED:
-        raise _no_number(float(loss), run.position, batch.numbers)
+        raise _spoiled(run.position) if is_number else _no_number(loss, run.position, batch.numbers)
 
 
 def _check_pending(run: _Run, count: int) -> None:

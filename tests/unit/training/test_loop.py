@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Data:
 class Diary:
     """A trainer and callbacks in one: every call is an entry. The losses of steps are given."""
 
-    def __init__(self, losses: list[float] | None = None, stop_after: int = 0) -> None:
+    def __init__(self, losses: list[float] | None = None, stop_after: int = 0, spoiling: Collection[int] = ()) -> None:
         self.entries: list[str] = []
         self.ends: list[dict[str, float]] = []
         self.is_stopped = False
@@ -47,6 +47,7 @@ class Diary:
         self._losses = losses or []
         self._steps = 0
         self._stop_after = stop_after
+        self._spoiling = spoiling  # steps after which weights are NaN
 
     def ahead(self, batches: Iterator[TrainBatch]) -> Iterator[TrainBatch]:
         return batches
@@ -72,6 +73,9 @@ class Diary:
 
     def state(self) -> dict[str, Array]:
         return {}
+
+    def has_nan_weights(self) -> bool:
+        return self._steps in self._spoiling
 
     def restore(self, state: Any) -> None:
         self.entries.append("restore")
@@ -173,6 +177,26 @@ def test_a_loss_that_is_no_number_may_be_ignored() -> None:
     diary = Diary([NAN] * 3)
     loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.IGNORE))
     assert diary.entries[-1] == "end"
+
+
+def test_weights_that_are_no_number_end_training_with_or_without_a_checkpoint() -> None:
+    diary, kept = Diary(spoiling=[3]), Kept(2)
+    for schedule in (loop.Schedule(1, keeper=kept), loop.Schedule(1)):
+        with pytest.raises(ModelError, match=r"(?s)weights are NaN.*after step 3"):
+            loop.train(diary, Data(), diary, schedule)
+        diary = Diary(spoiling=[3])
+    assert [each.progress.position.step for each in kept] == [2]
+    loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.IGNORE))
+    assert diary.entries[-1] == "end"
+
+
+def test_a_step_that_spoils_the_weights_may_be_undone() -> None:
+    diary, said = Diary(spoiling=[2]), list[str]()
+    loop.train(diary, Data(), diary, loop.Schedule(1, on_nan=loop.SKIP, on_skip=said.append))
+    assert said == ["step 2 was undone: weights were NaN after it, rows 4 to 7"]
+    diary = Diary(spoiling=range(1, 100))
+    with pytest.raises(ModelError, match="weights are NaN"):
+        loop.train(diary, Data(), diary, loop.Schedule(100, on_nan=loop.SKIP))
 
 
 class Kept(list[Checkpoint]):

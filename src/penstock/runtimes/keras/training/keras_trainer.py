@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.records import Array
-from penstock.core.training import TrainBatch
+from penstock.core.training import TrainBatch, has_nan
 from penstock.errors import ModelError, OutOfMemory, PenstockError, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch
@@ -219,6 +219,11 @@ class KerasTrainer(ABC):
     def state(self) -> dict[str, Array]:
         """Everything that a step reads."""
         return read_variables(variables_of(self.model))
+
+    def has_nan_weights(self) -> bool:
+        """Whether weights are NaN. Waits for the last step."""
+        weights = {str(number): weight for number, weight in enumerate(self.model.trainable_variables)}
+        return any(map(has_nan, read_variables(weights).values()))
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Make everything what it was when `state` was taken."""
