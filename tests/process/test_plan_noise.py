@@ -103,7 +103,7 @@ def slightly_altered(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("change", [rounded_to_float16, slightly_altered])
-@pytest.mark.parametrize("model", ["noisy", "digits"])
+@pytest.mark.parametrize("model", ["noisy", pytest.param("digits", marks=pytest.mark.slow)])
 def test_a_wrong_runtime_is_refused_however_noisy_the_model_is(
     change: Callable[[Any], Any],
     model: str,

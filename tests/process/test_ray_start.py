@@ -98,6 +98,7 @@ def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_runn
     assert alive == []
 
 
+@pytest.mark.slow
 def test_failed_rows_of_a_job_on_ray_are_counted_by_node_and_retried_without_a_cluster(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_ctrl_c_at_a_terminal_commits_what_is_in_flight_on_a_local_cluster(input
     assert list((tmp_path / "out").glob("part-*")), said
 
 
+@pytest.mark.slow
 def test_local_cluster_that_cannot_be_started_as_ray_was_imported_before_says_what_to_do() -> None:
     """Ray has read by then that it asks for no token."""
     script = "import ray; from penstock.cluster.connection import connect; connect('local', print)"
