@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -158,17 +159,19 @@ def test_machine_that_left_before_it_was_started_is_gone() -> None:
 
 def test_ctrl_c_at_a_terminal_commits_what_is_in_flight_on_a_local_cluster(inputs: Path, tmp_path: Path) -> None:
     """It reaches all processes that the terminal has started, Ray's among them."""
-    asked = [*command(inputs, tmp_path / "out"), "--part-rows", "2000"]
-    run = subprocess.Popen(
-        asked, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    staging = tmp_path / "out" / "_penstock" / "staging"
-    wait_until(lambda: any(staging.glob("*/*/*")) or run.poll() is not None)
+    (tmp_path / "rows.py").write_text("import time\n\ndef slowly(row):\n    time.sleep(0.01)\n    return row\n")
+    asked = [*command(inputs, tmp_path / "out"), "--part-rows", "1000", "--preprocess-row", "rows:slowly"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(asked, env=environment(), cwd=tmp_path, start_new_session=True, **pipes)
+    wait_until(lambda: any((tmp_path / "out").glob("part-*")) or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[1]
     os.killpg(run.pid, signal.SIGINT)
     _, said = run.communicate()
     assert run.returncode == 130, said
     assert "given out again" not in said
-    assert list((tmp_path / "out").glob("part-*")), said
+    committed = re.search(r"stopped with ([\d,]+) of 4,000 rows committed", said)
+    assert committed is not None, said
+    assert int(committed[1].replace(",", "")) > 1000, said
 
 
 @pytest.mark.slow
