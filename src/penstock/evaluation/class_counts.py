@@ -40,7 +40,7 @@ class ClassCounts:
         self.matrix: Array = np.zeros((classes, classes), np.int64)
 
     def add(self, labels: Array, predictions: Array, ignored: int | None = None) -> None:
-        """Count rows. Labels are whole numbers, or have the shape of the predictions; those of a class are left out."""
+        """Count rows but those of class `ignored`. Labels are whole numbers, or have the shape of the predictions."""
         classes = len(self.matrix)
         predicted = self._classes_of(predictions)
         true = self._classes_of(labels) if labels.shape == predictions.shape else labels.reshape(-1).astype(np.int64)
