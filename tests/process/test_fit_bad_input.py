@@ -120,11 +120,13 @@ def test_a_loss_that_is_no_number_names_step_and_rows_and_keeps_the_last_good_ch
     assert kept == ["step-0000000005.safetensors", "step-0000000006.safetensors"]
 
 
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
 def test_weights_that_are_no_number_end_training_also_where_the_loss_is_one(
-    made: Path, tmp_path: Path, penstock_run: Penstock
+    made: Path, tmp_path: Path, penstock_run: Penstock, runtime: str
 ) -> None:
     output, step = tmp_path / "out", "tests.support.fit_models:step_of_infinite_slope"
-    ran = penstock_run(*fit(made, output, "--step", step, "--batch-size", fit_models.ROWS, "--epochs", 1))
+    options = ("--runtime", runtime, "--step", step, "--batch-size", fit_models.ROWS, "--epochs", 1)
+    ran = penstock_run(*fit(made, output, *options))
     assert ran.returncode == 6, ran.stderr
     assert "weights are NaN, although the loss is a number" in ran.stderr
     assert "after step 1" in ran.stderr

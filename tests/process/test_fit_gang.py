@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.commands.fit_summary import FitSummary
-from penstock.errors import DeviceError, Interrupted, PenstockError, UsageError, WorkersDied
+from penstock.errors import DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
 from tests.support.gang_runs import Noted, fit_together
 from tests.support.photos import draw
@@ -70,6 +70,16 @@ def test_two_workers_learn_what_one_process_learns(
         np.testing.assert_allclose(of_two[name], value, atol=1e-5, err_msg=name)
     failures = [(folder / "_penstock" / "failures.jsonl").read_bytes() for folder in (tmp_path / "one", output)]
     assert failures[0] == failures[1]
+
+
+def test_error_of_a_worker_ends_training_and_its_stack_trace_is_in_the_log(photos: Path, tmp_path: Path) -> None:
+    step = "tests.support.fit_models:step_of_infinite_slope"
+    options = {**OPTIONS, "workers": 2, "checkpoint_every": 1, "step": step}
+    with pytest.raises(ModelError, match="weights are NaN, although the loss is a number"):
+        fit_together(MODEL, photos, tmp_path / "out", PlainMachines(a=1, b=1), Noted(), **options)
+    log = (tmp_path / "out" / "_penstock" / "log.txt").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert "penstock.errors.ModelError: weights are NaN" in log
 
 
 @pytest.mark.slow

@@ -176,6 +176,8 @@ class GangHold(TrainerHold):
                 answers[member] += 1
                 news: News = _result(future, members[member])
                 self.log.write(news.log)
+                if news.error is not None:
+                    raise news.error
                 if news.death:
                     return None, f"lost the one on {members[member]}: it {news.death}"
                 if member == first:

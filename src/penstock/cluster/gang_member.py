@@ -55,12 +55,14 @@ class News:
         reports: Of its process.
         ended: How training ended.
         death: How its process ended before that; empty where it did not.
+        error: What went wrong in its process, which is an error of the job.
         log: What its process wrote, as much of it as fits.
     """
 
     reports: tuple[Report, ...] = ()
     ended: EndReport | None = None
     death: str = ""
+    error: PenstockError | None = None
     log: bytes = b""
 
 
@@ -119,7 +121,7 @@ class GangMember:
                 news = self._news.get(timeout=timeout_s)
                 timeout_s = 0.0
                 if isinstance(news, PenstockError):
-                    raise news
+                    return News(tuple(said), error=news, log=self._log.news())
                 if isinstance(news, EndReport):
                     return News(tuple(said), news, log=self._log.news())
                 if isinstance(news, str):

@@ -186,6 +186,10 @@ class JaxTrainer(KerasTrainer):
         self._sync()
         return super().state()
 
+    def has_nan_weights(self) -> bool:
+        self._sync()
+        return super().has_nan_weights()
+
     def restore(self, state: Mapping[str, Array]) -> None:
         self._sync()
         # What a step that failed has left.
