@@ -142,6 +142,13 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
     expected["two"] = check("two outputs", two, pixels, {"which": digit, "even": is_even})
     two.save(folder / "two.keras")
 
+    for layer in (two.get_layer("which"), two.get_layer("even")):
+        layer.set_weights([600 * each for each in layer.get_weights()])
+    expected["sure"] = check("answers of 0 and 1 that are wrong", two, pixels, {"which": digit, "even": is_even})
+    assert expected["sure"]["which_loss"] > 20 or keras.backend.backend() != "tensorflow", expected
+    two.save(folder / "sure.keras")
+    check_plain_softmax()
+
     own_step = own_metrics.OwnStep.of(make())
     own_step.compile(loss="categorical_crossentropy", metrics=["accuracy"])
     expected["own step"] = check("a test_step of its own", own_step, pixels, one_hot)
@@ -164,6 +171,16 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
         penstock.evaluate(bare, pixels, digit + 3)
     with pytest.raises(penstock.InputError, match="number of rows"):
         penstock.evaluate(bare, pixels, digit[:-1])
+
+
+def check_plain_softmax() -> None:
+    """A softmax that is an operation and no activation of a layer, of a model that is sure of what is wrong."""
+    inputs = keras.Input((64,))
+    model = keras.Model(inputs, keras.ops.softmax(layers.Dense(10)(inputs)))
+    model.compile(loss="sparse_categorical_crossentropy", metrics=["sparse_categorical_crossentropy"])
+    for run_eagerly in (False, True):
+        model.run_eagerly = run_eagerly
+        check("a softmax without a layer", model, pixels[:150], digit[:150])
 
 
 def check_list_of_outputs(folder: Path, expected: dict[str, dict[str, float]]) -> None:

@@ -16,6 +16,7 @@ from penstock.commands.in_memory import Running, Wanted, run_context, running
 from penstock.core.columns import describe, take_rows
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.mapping import find
+from penstock.core.output_selection import LOGITS
 from penstock.core.records import KEPT, STRING, Array, Column, ModelFile, Result, RowFailure, TensorSpec
 from penstock.errors import InputError, ModelError, TooManyFailures, UsageError
 from penstock.evaluation.judges import Judge, JudgeHere, JudgeProcess
@@ -85,7 +86,7 @@ def evaluate_columns(
     """Evaluate a model on data that has its labels in columns."""
     began = time.perf_counter()
     options = keeping(options, asked)
-    opened = open_both(model, data, options, needs_digest=False)
+    opened = open_both(model, data, options, needs_digest=False, logits=True)
     check_columns(opened, asked, options)
     classes = classes_for(asked, opened.location, opened.source.paths)
     request = request_of(asked, options, classes)
@@ -256,7 +257,7 @@ class Folding:
         if not result.columns or not result.rows:
             return
         if self._shape is None:
-            names = [key for key in result.columns if not key.startswith(KEPT)]
+            names = [key for key in result.columns if not key.startswith((KEPT, LOGITS))]
             self._shape = self._targets.shape(_structure(names, structure), (), specs)
             self._judge.begin(self._shape)
         read, bad = self._targets.read(result)
@@ -265,6 +266,8 @@ class Folding:
         columns: dict[str, Array] = {ROW: numbers, **read}
         for name in self._shape.predictions.names:
             columns[PREDICTION + name] = _whole(name, result.columns[name])
+            if LOGITS + name in result.columns:
+                columns[LOGITS + name] = _whole(name, result.columns[LOGITS + name])
         if bad:
             keep = np.array([place not in bad for place in range(len(numbers))], bool)
             columns = {name: np.asarray(take_rows(array, keep)) for name, array in columns.items()}
@@ -304,7 +307,7 @@ class Folding:
             )
         self.notes.append(f"evaluated in order on one device, because {reason}")
         inputs = tuple(binding.input for binding in started.job.bindings)
-        names = [spec.name for spec in started.prepared.outputs]
+        names = [spec.name for spec in started.prepared.outputs if not spec.name.startswith(LOGITS)]
         shape = self._targets.shape(_structure(names, run.signature.structure), inputs, _specs(run))
         self._shape = replace(shape, scaling=make_scaling(started.options))
         self._judge.begin(self._shape)

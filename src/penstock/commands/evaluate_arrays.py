@@ -51,7 +51,7 @@ def evaluate(
     if is_live and (reason := _reason_for_keras(model, passed, request)) is not None:
         return _by_keras(model, passed, options, request, wanted, reason)
     targets, data = _targets_of(passed)
-    opened = open_both(model, data, options, needs_digest=False)
+    opened = open_both(model, data, options, needs_digest=False, logits=True)
     with (
         run_context(wanted.is_verbose) as context,
         contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,

@@ -14,8 +14,9 @@ from penstock.core.deferred import Array, Column
 from penstock.errors import UsageError
 from penstock.options.class_names import ClassNames, check_named, names_of
 
-CLASSES, SCORES, LABELS = "classes:", "scores:", "labels:"
-"""Before an output's name in a Result: its best classes, what the model gave them, and what they are called.
+CLASSES, SCORES, LABELS, LOGITS = "classes:", "scores:", "labels:", "logits:"
+"""Before an output's name in a Result: its best classes, what the model gave them, and what they are called; what a
+softmax or sigmoid made the output of.
 
 A model may have an output called `p_class` of its own: only the key tells them apart."""
 _SHOWN = {CLASSES: "_class", SCORES: "_score", LABELS: "_label"}
@@ -42,12 +43,14 @@ class Answers:
         top_k: Of outputs that are vectors, the k largest values and their places.
         argmax: Of outputs that are vectors, the place of the largest value.
         labels: What the places are called. A dict has no hash, and the step does not depend on it.
+        logits: Whether logits are kept beside probabilities, where the framework's own losses are computed from them.
     """
 
     outputs: tuple[str, ...] = ()
     top_k: int | None = None
     argmax: bool = False
     labels: ClassNames = field(default=(), hash=False)
+    logits: bool = False
 
     @property
     def ranks(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.output_selection import LOGITS
 from penstock.core.records import Array
 from penstock.errors import InputError, PenstockError, one_line
 from penstock.evaluation.class_counts import ClassCounts
@@ -152,7 +153,9 @@ class Fold:
             if shape.inputs:
                 self._test(batch, labels, weights)
             else:
-                self._step(labels, shape.predictions.pack(batch, PREDICTION), weights)
+                logits = {LOGITS + name: batch.get(LOGITS + name) for name in shape.predictions.names}
+                predictions = shape.predictions.pack(batch, PREDICTION)
+                self._step(labels, predictions, weights, shape.predictions.pack(logits, LOGITS))
         except PenstockError:
             raise
         except Exception as error:

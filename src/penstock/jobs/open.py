@@ -64,19 +64,24 @@ class OpenedJob:
         return None if isinstance(self.model, LiveModel) else self.model
 
 
-def open_both(model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True) -> OpenedJob:
-    """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read."""
+def open_both(
+    model: Any, data: Any, options: PredictOptions, *, needs_digest: bool = True, logits: bool = False
+) -> OpenedJob:
+    """Open a model and its data. A live model is built if it must be, and its inputs decide how lists are read.
+
+    With `logits`, these are among the answers where the framework computes losses from them.
+    """
     if is_live_keras_model(model):
-        opened = open_live(model, data, options)
+        opened = open_live(model, data, options, logits=logits)
         return replace(opened, digest=digest_of_weights(model) if needs_digest else "")
-    file, digest, location = open_model(model, options)
+    file, digest, location = open_model(model, options, logits=logits)
     source, arguments = open_data(data, options.reading)
     options, notes = inputs_of_training(location, source, options)
     file = replace(file, inputs=tuple(options.inputs))
     return OpenedJob(file, source, digest, location, arguments, options, tuple(notes))
 
 
-def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
+def open_live(model: Any, data: Any, options: PredictOptions, *, logits: bool = False) -> OpenedJob:
     """Open a live model, which stays where it is, and its data."""
     _check_live(options)
     names = [str(tensor.name) for tensor in getattr(model, "inputs", None) or ()]
@@ -99,7 +104,7 @@ def open_live(model: Any, data: Any, options: PredictOptions) -> OpenedJob:
         model,
         given=given,
         scaling=steps.make_scaling(options),
-        answers=steps.make_answers(options),
+        answers=steps.make_answers(options, logits=logits),
         first_row=lambda: first_row(source),
     )
     if isinstance(source, InMemory):
@@ -147,7 +152,7 @@ def first_row(source: Source) -> dict[str, Array]:
     return row
 
 
-def open_model(model: Any, options: PredictOptions) -> tuple[ModelFile, str, str | None]:
+def open_model(model: Any, options: PredictOptions, *, logits: bool = False) -> tuple[ModelFile, str, str | None]:
     """Open a model file or a function; returns it with its digest and the location for a later process."""
     file, location = _open_file(model, options)
     file = replace(
@@ -155,7 +160,7 @@ def open_model(model: Any, options: PredictOptions) -> tuple[ModelFile, str, str
         inputs=tuple(options.inputs),
         constants=dict(options.loading.constants),
         scaling=steps.make_scaling(options),
-        answers=steps.make_answers(options),
+        answers=steps.make_answers(options, logits=logits),
         precision=options.precision,
     )
     file = with_belongings(file, options.loading.weights, options.loading.custom_objects, trust=options.trust_model)

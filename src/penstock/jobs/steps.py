@@ -64,8 +64,8 @@ def make_scaling(options: PredictOptions) -> Scaling | None:
     return Scaling(options.scale or (1.0,), options.offset or (0.0,))
 
 
-def make_answers(options: PredictOptions) -> Answers | None:
-    answers = Answers(options.outputs, options.top_k, options.argmax, options.labels)
+def make_answers(options: PredictOptions, *, logits: bool) -> Answers | None:
+    answers = Answers(options.outputs, options.top_k, options.argmax, options.labels, logits)
     return None if answers == Answers() else answers
 
 

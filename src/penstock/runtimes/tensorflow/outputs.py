@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import to_arrow
-from penstock.core.output_selection import Answers, keep
+from penstock.core.output_selection import LOGITS, Answers, keep
 from penstock.core.records import Column
 from penstock.errors import ModelError
-from penstock.runtimes.frameworks import tf
+from penstock.runtimes.frameworks import keras, tf
 
 
 def _top_k(tensor: Any, k: int) -> tuple[Any, Any]:
@@ -36,7 +36,24 @@ def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
         return dense
     shown = {name: each if _is_rankable(each) else _Unranked(each) for name, each in dense.items()}
     chosen = keep(answers, shown, _top_k)
-    return {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
+    found = {name: each.tensor if isinstance(each, _Unranked) else each for name, each in chosen.items()}
+    if answers.logits:
+        found |= {LOGITS + name: logits for name in chosen if (logits := _logits_of(outputs[name])) is not None}
+    return found
+
+
+def _logits_of(output: Any) -> Any:
+    """What Keras computes a cross-entropy from instead of this output; None where that is the output itself.
+
+    Its activations leave it on the tensor. Of other softmaxes and sigmoids it is the input of the operation. A loss
+    that casts the output first sees neither.
+    """
+    if getattr(output, "dtype", None) != keras.config.floatx():
+        return None
+    if hasattr(output, "_keras_logits"):
+        return output._keras_logits
+    is_activation = tf.is_symbolic_tensor(output) and output.op.type in ("Softmax", "Sigmoid")
+    return output.op.inputs[0] if is_activation else None
 
 
 def _without_gaps(sparse: Any) -> Any:
