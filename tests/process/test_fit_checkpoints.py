@@ -15,9 +15,10 @@ from typing import Any, get_args
 import pytest
 
 from penstock.crash_points import VARIABLE, Point
+from penstock.storage.turns import end_turns, take_turn
 from penstock.training.checkpoints import CheckpointFolder
 from tests.conftest import ENVIRONMENT
-from tests.support import write_checkpoints
+from tests.support import late_writer, write_checkpoints
 
 QUIET = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
 POINTS = [point for point in get_args(Point) if point.startswith("checkpoint_")]
@@ -98,6 +99,39 @@ def test_ten_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     assert _python("tests.support.fit_killed", killed).returncode == 0
     for name in ("weights.txt", "history.csv", "steps.csv"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), f"{name}, with seed {seed}"
+
+
+@pytest.mark.parametrize("point", [*POINTS, "manifest_begun", "manifest_synced"])
+def test_a_worker_that_was_cut_off_and_comes_back_changes_nothing(point: str, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    staging = take_turn(str(output))
+    command = [sys.executable, "-m", "tests.support.late_writer", str(output), staging, point]
+    with subprocess.Popen(command, env=QUIET, text=True, stderr=subprocess.PIPE) as late:
+        try:
+            os.waitid(os.P_PID, late.pid, os.WSTOPPED)
+            following = late_writer.Writer(str(output), take_turn(str(output)), mark=2.0)
+            first = following.begin() + 1
+            for step in range(first, 7):
+                following.step(step)
+            written = _contents(output)
+        finally:
+            os.kill(late.pid, signal.SIGCONT)
+        assert late.communicate()[1] == ""
+    assert late.returncode == 0
+    assert _contents(output) == written
+    following.step(7)
+    following.close()
+    end_turns(str(output))
+    assert _step_of_newest(output / "checkpoints") == 7
+    lines = ["epoch,step,loss", *(f"{step},{step},{1.0 if step < first else 2.0}" for step in range(1, 8))]
+    assert (output / "history.csv").read_text().splitlines() == lines
+    assert (output / "steps.csv").read_text().splitlines() == lines
+    kept = [f"checkpoints/step-{step:010}.safetensors" for step in (6, 7)]
+    assert sorted(_contents(output)) == [*kept, "history.csv", "steps.csv"]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _python(module: str, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -217,8 +217,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("call", "path", "after", "said"),
     [
-        ("fsync", "checkpoints/step-", 1, "3 checkpoints in a row could not be written"),
-        pytest.param("fsync", "new-model.keras", 0, "the output cannot be written", marks=pytest.mark.slow),
+        ("fsync", "/step-", 1, "3 checkpoints in a row could not be written"),
+        pytest.param("fsync", "model.keras", 0, "the output cannot be written", marks=pytest.mark.slow),
         pytest.param("rename", "result.json", 0, "the output cannot be written", marks=pytest.mark.slow),
         pytest.param("write", "labels.json", 0, "the output cannot be written", marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from penstock.cli.commands import main as penstock
 from penstock.core.messages import Failed
 from penstock.errors import PenstockError
 from penstock.pool.processes.board import Board
+from penstock.storage.turns import take_turn
 from penstock.training import file_training
 from penstock.training.fit_job import EndReport, Report
 from penstock.training.stages import StageClock
@@ -49,7 +51,8 @@ def train_here(hold: TrainerHold, hear: Callable[[Report], None]) -> EndReport:
             hear(report)
 
     try:
-        file_training.FileTraining(hold.job, send, lambda: False, StageClock(Board.create())).run()
+        job = replace(hold.job, staging=take_turn(hold.job.folder))
+        file_training.FileTraining(job, send, lambda: False, StageClock(Board.create())).run()
     except BaseException as error:
         known = error if isinstance(error, PenstockError) else None
         failed = Failed(known, type(error).__name__, "".join(traceback.format_exception(error)))

@@ -42,6 +42,7 @@ from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest
 from penstock.storage.journal import ALL_FAILURES
 from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
+from penstock.storage.turns import end_turns
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
@@ -140,13 +141,11 @@ def _remove(place: Place) -> None:
     with output_errors():
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures, f"{INTERNAL}/new-{MODEL}"])
+        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures])
         place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS])
         # What a run that was killed in between had not put into its place yet.
-        place.remove(
-            f"{name}.tmp"
-            for name in (RESULT, HISTORY, LABELS_FILE, VALIDATION_ROWS, failures, MANIFEST, f"{INTERNAL}/{BATCH_SIZE}")
-        )
+        place.remove(f"{name}.tmp" for name in (RESULT, LABELS_FILE, VALIDATION_ROWS, MANIFEST))
+        end_turns(folder)
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
             shutil.rmtree(name, ignore_errors=True)

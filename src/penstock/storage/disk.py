@@ -91,9 +91,14 @@ def fsync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: str, content: bytes) -> None:
+def temporary_name(path: str, staging: str | None = None) -> str:
+    """The name that a file has until it is whole: in the folder `staging`, or beside its own."""
+    return os.path.join(staging or os.path.dirname(path), os.path.basename(path) + ".tmp")
+
+
+def write_whole(path: str, content: bytes, staging: str | None = None) -> None:
     """Write a file so that after any crash it is either the old one or the new one."""
-    temporary = path + ".tmp"
+    temporary = temporary_name(path, staging)
     with open(temporary, "wb", opener=regular) as file:
         crash_point("manifest_begun")
         file.write(content)

@@ -22,6 +22,7 @@ class BadRowReport:
         is_one_input: Whether these are rows of the same input, so that their numbers are.
         allowed: The share of rows that may be bad.
         folder: Of the job.
+        staging: Where the file is until it is whole (`storage.turns`).
     """
 
     train: JobRows
@@ -29,6 +30,7 @@ class BadRowReport:
     is_one_input: bool
     allowed: float
     folder: str
+    staging: str | None = None
     is_written: bool = True
     """Whether this process writes the file: one of a gang does."""
     _judged: int = 0
@@ -72,7 +74,7 @@ class BadRowReport:
         if failures and self.is_written:
             lines = "".join(json.dumps(asdict(failure)) + "\n" for failure in failures)
             with output_errors():
-                write_whole(internal(self.folder, "failures.jsonl"), lines.encode())
+                write_whole(internal(self.folder, "failures.jsonl"), lines.encode(), self.staging)
 
 
 def in_order(failures: Iterable[RowFailure]) -> list[RowFailure]:

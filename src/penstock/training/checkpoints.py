@@ -21,8 +21,9 @@ from penstock.core.records import Array, RowFailure
 from penstock.core.training import Checkpoint, Position, Progress, has_nan
 from penstock.crash_points import crash_point
 from penstock.errors import ModelError, OutputError
-from penstock.storage.disk import fsync_folder, make_folders
+from penstock.storage.disk import fsync_folder, make_folders, temporary_name
 from penstock.storage.tensor_file import DamagedTensors, read_tensors, write_tensors
+from penstock.storage.turns import remove_in_turn
 
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
 _TEMPORARY = ".tmp"
@@ -51,16 +52,18 @@ class FoundCheckpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of one job. Only one process writes.
+    """The checkpoints of one job. Only one process writes: the one whose turn it is.
 
     Args:
         path: The folder; it is made when the first checkpoint is written.
         keep: How many of the newest are kept.
+        staging: Where files are until they are whole (`storage.turns`); None for beside the others.
     """
 
-    def __init__(self, path: str, keep: int = 2) -> None:
+    def __init__(self, path: str, keep: int = 2, staging: str | None = None) -> None:
         self.path = path
         self._keep = max(1, keep)
+        self._staging = staging
 
     def write(self, checkpoint: Checkpoint) -> str:
         """Write a checkpoint and remove those that are too many.
@@ -73,7 +76,7 @@ class CheckpointFolder:
         """
         make_folders(self.path)
         path = os.path.join(self.path, f"step-{checkpoint.progress.position.step:010}.safetensors")
-        temporary = path + _TEMPORARY
+        temporary = temporary_name(path, self._staging)
         try:
             with open(temporary, "wb") as file:
                 crash_point("checkpoint_begun")
@@ -147,7 +150,7 @@ class CheckpointFolder:
             whole = name.removesuffix(_TEMPORARY)
             if _NAME.fullmatch(whole) and name not in kept:
                 with contextlib.suppress(OSError):
-                    os.remove(os.path.join(self.path, name))
+                    remove_in_turn(os.path.join(self.path, name), self._staging)
                 crash_point("checkpoint_removed")
 
 

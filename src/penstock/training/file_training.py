@@ -200,7 +200,7 @@ class FileTraining:
             first, rows = _packed(train.first(), self._label_pack(model, call)), train.rows or 0
         size = find_batch_size(model, first, rows, self._settings(call, first), len(job.devices))
         with output_errors():
-            write_whole(path, json.dumps(size).encode())
+            write_whole(path, json.dumps(size).encode(), job.staging)
         self._note(described(size))
         return replace(job, asked=replace(job.asked, batch_size=size))
 
@@ -233,18 +233,22 @@ class FileTraining:
         self, trainer: KerasTrainer, train: JobRows, validation: JobRows | None, start: Checkpoint | None
     ) -> None:
         job, asked = self._job, self._job.asked
-        bad = BadRowReport(train, validation, job.validation_is_of_train, job.options.max_failures, job.folder)
+        bad = BadRowReport(
+            train, validation, job.validation_is_of_train, job.options.max_failures, job.folder, job.staging
+        )
         bad.is_written = job.is_first
         steps = -(-(train.rows or 0) // job.batch_size)
         position = start.progress.position if start is not None else Position()
-        records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note) if job.is_first else None
+        records = None
+        if job.is_first:
+            records = TrainingRecords(job.folder, asked.log_every, asked.tensorboard, self._note, job.staging)
         devices = tuple(map(str, job.devices[: trainer.num_devices]))
         self._send(StartReport(train.rows or 0, steps, position.step, devices, self._inputs))
         made = self._callbacks(trainer, steps, bad)
         callbacks = KerasCallbacks(trainer.model, made, verbose=0, epochs=asked.epochs, steps=steps)
         every = asked.checkpoint_every
         cadence = Cadence(every.steps, every.minutes) if every is not None else Cadence(by_cost=True)
-        folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints)
+        folder = CheckpointFolder(os.path.join(job.folder, CHECKPOINTS), asked.keep_checkpoints, job.staging)
         self._step = self._kept = position.step
         facts = CheckpointFacts(job.cache_key, tuple(variable.path for variable in trainer.model.variables))
         if start is not None:
@@ -329,8 +333,7 @@ class FileTraining:
     def _save(self, trainer: KerasTrainer) -> None:
         """Write the model, whole or not at all."""
         path = os.path.join(self._job.folder, MODEL)
-        # Keras goes by the suffix.
-        temporary = internal(self._job.folder, f"new-{MODEL}")
+        temporary = os.path.join(self._job.staging, MODEL)  # Keras goes by the suffix
         with output_errors():
             trainer.save(temporary)
             with open(temporary, "rb") as file:

@@ -50,6 +50,7 @@ class FitJob:
         class_weights: How much a row counts, by its class.
         cache_key: What a cache on disk is told apart by.
         gang: The place of the process among several that train together; None where it trains alone.
+        staging: Where this life of it writes files until they are whole (`storage.turns`).
     """
 
     model: ModelFile
@@ -66,6 +67,7 @@ class FitJob:
     cache_key: str = ""
     is_verbose: bool = False
     gang: Gang | None = None
+    staging: str = ""
 
     @property
     def is_first(self) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from penstock.core.training import Position
-from penstock.storage.disk import append_whole, make_folders, write_whole
+from penstock.storage.disk import append_whole, fsync_folder, make_folders, temporary_name, write_whole
+from penstock.storage.turns import remove_in_turn
 from penstock.training.scalar_events import ScalarEvents
 
 HISTORY, STEPS, EVENTS = "history.csv", "steps.csv", "tensorboard"
@@ -33,12 +34,14 @@ class TrainingRecords:
         every_steps: After so many steps their loss and metrics are recorded, too; None for epochs only.
         has_events: Whether TensorBoard gets the numbers.
         say: Told what goes wrong.
+        staging: Where files are until they are whole (`storage.turns`); None for beside the others.
     """
 
     folder: str
     every_steps: int | None = None
     has_events: bool = False
     say: Callable[[str], None] = field(default=lambda remark: None)
+    staging: str | None = None
     epochs: list[dict[str, float]] = field(default_factory=list)
     """The rows of `history.csv`."""
     _steps: _StepTable | None = None
@@ -53,13 +56,13 @@ class TrainingRecords:
         with self._said(HISTORY), contextlib.suppress(FileNotFoundError):
             make_folders(self.folder)
             if not self.epochs:
-                os.remove(self._path(HISTORY))
+                remove_in_turn(self._path(HISTORY), self.staging)
         if self.epochs:
             self._write_history()
         if self.every_steps is not None:
-            self._steps = _StepTable(self._path(STEPS))
+            self._steps = _StepTable(self._path(STEPS), position.step if state is not None else 0, self.staging)
             with self._said(STEPS):
-                self._steps.cut(position.step if state is not None else 0)
+                self._steps.flush()
 
     def step(self, position: Position, logs: Callable[[], Any]) -> None:
         """Record a step, if it is one of those that are recorded: reading its logs waits for the devices."""
@@ -96,9 +99,8 @@ class TrainingRecords:
         """Write the whole table: it is small, and after any crash it is the old one or the new one."""
         names = dict.fromkeys(name for row in self.epochs for name in row)
         with self._said(HISTORY):
-            write_whole(
-                self._path(HISTORY), _as_csv([list(names), *([row.get(n, "") for n in names] for row in self.epochs)])
-            )
+            rows = ([row.get(name, "") for name in names] for row in self.epochs)
+            write_whole(self._path(HISTORY), _as_csv([list(names), *rows]), self.staging)
 
     def _add_events(self, step: int, values: Mapping[str, float], prefix: str) -> None:
         """As Keras's own callback names them: one run for training, and one for validation."""
@@ -129,27 +131,46 @@ class TrainingRecords:
 
 
 class _StepTable:
-    """A table that grows by whole lines. Lines that the disk refused are written with the next ones."""
+    """A table that grows by whole lines. Lines that the disk refused are written with the next ones.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: Its file.
+        step: Lines up to this step are kept; later ones go, and one that is torn.
+        staging: See `TrainingRecords`.
+    """
+
+    def __init__(self, path: str, step: int, staging: str | None) -> None:
         self._path = path
+        self._step = step
+        self._staging = staging
         self._names: list[str] = []
         self._waiting: list[bytes] = []
         self._file: IO[bytes] | None = None
 
-    def cut(self, step: int) -> None:
-        """Keep the lines up to a step; later ones go, and one that is torn."""
+    def _cut(self) -> IO[bytes]:
+        """A new file with the lines that are kept: an earlier writer may still append to the old one."""
         kept: list[bytes] = []
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n") or (kept and not _is_up_to(line, step)):
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as before:
+            for line in before:
+                if not line.endswith(b"\n") or (kept and not _is_up_to(line, self._step)):
                     break
                 kept.append(line)
         if len(kept) == 1:
             kept.clear()
         if kept:
             self._names = next(csv.reader([kept[0].decode()]))
-        self._opened().truncate(sum(map(len, kept)))
+        temporary = temporary_name(self._path, self._staging)
+        file = open(temporary, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        try:
+            file.truncate(0)  # what a run left that was killed here
+            append_whole(file, b"".join(kept))
+            os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+            fsync_folder(os.path.dirname(self._path))
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def add(self, row: Mapping[str, float]) -> None:
         if not self._names:
@@ -182,7 +203,7 @@ class _StepTable:
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+            self._file = self._cut()
         return self._file
 
 

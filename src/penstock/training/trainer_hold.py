@@ -6,7 +6,8 @@ import multiprocessing.connection
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import IO, Any, ClassVar
 
 from penstock.core.messages import Failed
@@ -15,7 +16,8 @@ from penstock.core.stopping import StopFlag
 from penstock.errors import Interrupted, WorkersDied
 from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
 from penstock.runtimes.keras.training.environment import environment_for
-from penstock.storage.disk import internal
+from penstock.storage.disk import internal, output_errors
+from penstock.storage.turns import end_turns, take_turn
 from penstock.training.fit_job import CheckpointReport, EndReport, FitJob, Report, Stop, Train
 from penstock.training.stages import Watchdog
 
@@ -57,6 +59,8 @@ class TrainerHold:
         try:
             while True:
                 kept = self._kept
+                with output_errors():
+                    self.job = replace(self.job, staging=take_turn(self.job.folder))
                 ended, death = self.run_once(launch, watchdog, lambda report: self._hear(report, hear))
                 if ended is not None:
                     return ended
@@ -79,6 +83,8 @@ class TrainerHold:
                 self.say(f"{self.who} {death}: it is started again, from the last checkpoint")
         finally:
             launch.close()
+            with suppress(OSError):
+                end_turns(self.job.folder)
 
     def _hear(self, report: Report, hear: Callable[[Report], None]) -> None:
         if isinstance(report, CheckpointReport):
