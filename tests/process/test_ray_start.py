@@ -157,7 +157,10 @@ def test_machine_that_left_before_it_was_started_is_gone() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_ctrl_c_at_a_terminal_commits_what_is_in_flight_on_a_local_cluster(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_ctrl_c_or_a_closed_terminal_commits_what_is_in_flight_on_a_local_cluster(
+    number: signal.Signals, inputs: Path, tmp_path: Path
+) -> None:
     """It reaches all processes that the terminal has started, Ray's among them."""
     (tmp_path / "rows.py").write_text("import time\n\ndef slowly(row):\n    time.sleep(0.01)\n    return row\n")
     asked = [*command(inputs, tmp_path / "out"), "--part-rows", "1000", "--preprocess-row", "rows:slowly"]
@@ -165,13 +168,15 @@ def test_ctrl_c_at_a_terminal_commits_what_is_in_flight_on_a_local_cluster(input
     run = subprocess.Popen(asked, env=environment(), cwd=tmp_path, start_new_session=True, **pipes)
     wait_until(lambda: any((tmp_path / "out").glob("part-*")) or run.poll() is not None)
     assert run.poll() is None, run.communicate()[1]
-    os.killpg(run.pid, signal.SIGINT)
+    started = descendants_of(run.pid)
+    os.killpg(run.pid, number)
     _, said = run.communicate()
-    assert run.returncode == 130, said
+    assert run.returncode == 128 + number, said
     assert "given out again" not in said
     committed = re.search(r"stopped with ([\d,]+) of 4,000 rows committed", said)
     assert committed is not None, said
     assert int(committed[1].replace(",", "")) > 1000, said
+    assert psutil.wait_procs(started, timeout=20)[1] == []
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
     show("starting a local Ray cluster; --address names one that is there")
     try:
         ray = import_ray()
-        with _handlers_kept():
+        with _handlers_kept(), _deaf_to_closed_terminal():
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
@@ -193,3 +193,16 @@ def _handlers_kept() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _deaf_to_closed_terminal() -> Iterator[None]:
+    """Processes that are started meanwhile never hear SIGHUP: they go on until this one has committed, and ends them.
+
+    Ray does the same with Ctrl-C. This process hears it when that is over.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
