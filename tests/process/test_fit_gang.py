@@ -196,3 +196,18 @@ def test_gang_that_loses_a_worker_three_times_without_a_checkpoint_is_given_up(p
     again = [line for line in noted.lines if "it is started again, from the last checkpoint" in line]
     assert len(again) == 2
     machines.close()
+
+
+def test_gang_whose_machine_left_says_how_the_last_one_ended(photos: Path, tmp_path: Path) -> None:
+    class Leaves(PlainMachines):
+        """One of its machines dies, and does not come back."""
+
+        def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
+            if self.started[node] == "b" and self.room_of.pop("b", 0):
+                self.end(node)
+            return super().call(node, method, *arguments)
+
+    options = {**OPTIONS, "workers": 2, "start_timeout": 10}
+    with pytest.raises(DeviceError, match="no room for so many workers") as caught:
+        fit_together(MODEL, photos, tmp_path / "out", Leaves(a=1, b=1), Noted(), **options)
+    assert "--workers 2; the last gang lost the one on 127.0.0.1#b: it was killed" in str(caught.value)

@@ -70,11 +70,17 @@ class GangHold(TrainerHold):
     who: ClassVar[str] = "the gang of workers"
     _started: int = 0
     _devices: tuple[str, ...] = ()
+    _loss: str = ""
+    """How the last gang ended, in words."""
 
     def run_once(
         self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
     ) -> tuple[EndReport | None, str]:
         """One life of all workers: how training ended, or how the first of them that was lost ended."""
+        ended, self._loss = self._run_once(hear)
+        return ended, self._loss
+
+    def _run_once(self, hear: Callable[[Report], None]) -> tuple[EndReport | None, str]:
         places = self._places()
         first = self._started
         self._started += len(places)
@@ -107,7 +113,8 @@ class GangHold(TrainerHold):
             if time.monotonic() > deadline:
                 raise DeviceError(
                     "the cluster has no room for so many workers",
-                    received=f"--workers {self.workers or 'of every machine'}",
+                    received=f"--workers {self.workers or 'of every machine'}"
+                    + (f"; the last gang {self._loss}" if self._loss else ""),
                     allowed=f"{len(places)}: {', '.join(sorted(set(places))) or 'no machine fits'}",
                     hint="fewer --workers, or less for each: --resources CPU=1",
                 )

@@ -100,6 +100,9 @@ class ClusterState:
         """By machine, until work begins."""
         self._deaths: dict[str, int] = {}
         self._last_error: PenstockError | None = None
+        """Of the node that was left out last."""
+        self._last_end = ""
+        """How the node that was lost last ended, in words."""
         self._input_errors = 0
         self._is_stopping = False
         self._now: float | None = None
@@ -230,6 +233,7 @@ class ClusterState:
     # Nodes go.
     def _lose(self, lost: cluster_events.NodeLost) -> None:
         number, name = lost.node, self.name_of(lost.node)
+        self._last_end = f"; the last one, {name}, {lost.how}"
         attempts = self._attempts.of_node(number)
         deaths = self._deaths[name] = self._deaths.get(name, 0) + 1
         if attempts and not lost.is_gone:
@@ -364,13 +368,16 @@ class ClusterState:
         kind = missing[0] if missing else ANY_KIND
         if self._stuck_s <= (self._start_s if kind == ANY_KIND else min(self._start_s, _PATIENCE_S)):
             return
-        received = "no node" if kind == ANY_KIND else f"no {kind}, which built part {self._pinned[kind][0].part} before"
+        is_alone = kind == ANY_KIND
+        received = "no node" if is_alone else f"no {kind}, which built part {self._pinned[kind][0].part} before"
         error = DeviceError(
             "the cluster has no node that can go on with the job",
-            received=f"{received}, for {self._stuck_s:.0f} s",
+            received=f"{received}, for {self._stuck_s:.0f} s{self._last_end if is_alone else ''}",
             hint="start nodes, or check --resources; what is committed stays: penstock resume",
         )
-        self._do(cluster_events.Raise(self._last_error or error))
+        # The last one was lost after any that were left out.
+        is_lost = is_alone and self._last_end
+        self._do(cluster_events.Raise(error if is_lost else self._last_error or error))
 
 
 def _on(name: str, error: PenstockError) -> PenstockError:

@@ -345,6 +345,16 @@ def test_run_without_a_node_waits_for_one_and_then_says_so() -> None:
     assert isinstance(world.error, DeviceError)
 
 
+def test_run_that_lost_all_nodes_says_how_the_last_one_ended() -> None:
+    world = a_world(2, timeouts=Timeouts(start_s=10))
+    world.join("a", "b")
+    world.send(ev.NodeFailed(world.node("b"), OutputError("the disk is full")))
+    world.send(ev.NodeLost(world.node("a"), "died with its machine", is_gone=True))
+    world.tick(13)
+    assert isinstance(world.error, DeviceError)
+    assert "no node, for 12 s; the last one, a, died with its machine" in str(world.error)
+
+
 def test_machine_that_is_still_there_gets_another_node_until_the_third_death_in_a_row() -> None:
     world = a_world(9)
     world.join("a", "b")
