@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -308,3 +309,54 @@ def test_object_says_which_attempt_made_it_and_its_checksum(endpoint: str, name:
         metadata = s3_server.filesystem(endpoint).metadata(f"{BUCKET}/{name}/part-00000000.jsonl")
         assert metadata["penstock-attempt"] == f"{RUN}-0-0"
         assert metadata["penstock-crc32c"] == delivered.record.checksums["part-00000000.jsonl"]
+
+
+UPLOAD = """
+import os, signal, sys
+from penstock.storage.objects import Objects
+
+objects = Objects(sys.argv[1])
+call = objects._store._call_s3
+
+def end_before(method, *arguments, **options):
+    if method == "complete_multipart_upload":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(method, *arguments, **options)
+
+objects._store._call_s3 = end_before
+objects.upload(sys.argv[2], sys.argv[3], only_new=True)
+"""
+
+
+@pytest.mark.parametrize("is_next_run", [True, False])
+def test_upload_in_pieces_of_a_node_that_was_killed_is_dropped(
+    endpoint: str,  # noqa: F811
+    name: str,  # noqa: F811
+    is_next_run: bool,
+    tmp_path: Path,
+) -> None:
+    """By the run that it was built for, when that ends, or by the next one, when it begins."""
+    place = place_of(f"s3://{BUCKET}/{name}")  # noqa: F811
+    large = tmp_path / "large"
+    large.touch()
+    os.truncate(large, 100 << 20)  # s3fs sends larger ones in pieces
+
+    def upload(target: str) -> None:
+        ran = subprocess.run([sys.executable, "-c", UPLOAD, place.address(), str(large), target])
+        assert ran.returncode == -signal.SIGKILL
+
+    def unfinished() -> list[str]:
+        found = s3_server.filesystem(endpoint).list_multipart_uploads(BUCKET)
+        return [each["Key"] for each in found if each["Key"].startswith(f"{name}/")]
+
+    with place.lock():
+        node = node_output(place.address(), RUN, place.mark())
+        with closing(node), closing(Cluster(place, "jsonl")) as cluster:
+            upload("part-00000000.jsonl")
+            upload("somebody's.jsonl")
+            assert len(unfinished()) == 2
+            if not is_next_run:
+                cluster.commit_rest(node)
+        if is_next_run:
+            Cluster(place, "jsonl").close()
+    assert unfinished() == [f"{name}/somebody's.jsonl"]

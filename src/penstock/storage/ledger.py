@@ -191,7 +191,7 @@ class Ledger:
         """Leave everything as people read it. Nothing is built after this."""
         if self._has_attempts:
             # On object storage, attempts that came too late may have created names of their own.
-            self._place.remove(_unknown_files(self._place, self._manifest, self.records))
+            self._remove_unknown()
         put_failures_together(self._place, self.records)
 
     def close(self) -> None:
@@ -238,10 +238,21 @@ class Ledger:
             self._append([replace(nothing, reduced={}, digests={}, not_finite=0, checksums={}, written_at=0.0)])
         self._by_part = {part: pieces for part, pieces in self._by_part.items() if pieces}
         crash_point("recovery_begun")
-        self._place.remove(_unknown_files(self._place, self._manifest, self.records))
+        self._remove_unknown()
         crash_point("recovery_removed")
         self._place.settle()
         put_failures_together(self._place, self.records)
+
+    def _remove_unknown(self) -> None:
+        """Remove what no record knows. Uploads come first: one that is completed meanwhile is a file by then."""
+        folders, name_of_part = part_folders(self._manifest), _part_name(self._manifest)
+
+        def is_ours(name: str) -> bool:
+            folder, base = os.path.split(name)
+            return name.startswith(f"{INTERNAL}/") or (folder in folders and name_of_part.fullmatch(base) is not None)
+
+        self._place.abort_uploads(is_ours)
+        self._place.remove(_unknown_files(self._place, self._manifest, self.records))
 
 
 class PieceDesk(Protocol):
@@ -423,13 +434,17 @@ def _unknown_files(place: Place, manifest: Manifest, records: Iterable[PartRecor
 
 def part_files(place: Place, manifest: Manifest) -> list[str]:
     """The files of parts in a place, known to the journal or not, in the folders where the sink puts them."""
-    pattern = re.compile(rf"part-\d{{8}}(_\d+)?{re.escape(manifest.part_suffix)}")
+    pattern = _part_name(manifest)
     return [
         name
         for folder in part_folders(manifest)
         for name in sorted(place.sizes(folder))
         if pattern.fullmatch(os.path.basename(name))
     ]
+
+
+def _part_name(manifest: Manifest) -> re.Pattern[str]:
+    return re.compile(rf"part-\d{{8}}(_\d+)?{re.escape(manifest.part_suffix)}")
 
 
 def part_folders(manifest: Manifest) -> list[str]:

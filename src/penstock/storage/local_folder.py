@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from penstock.crash_points import crash_point
@@ -85,6 +85,9 @@ class LocalFolder:
         for name in names:
             if os.path.isdir(self._at(name)) and not os.listdir(self._at(name)):
                 os.rmdir(self._at(name))
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        """Nothing is uploaded."""
 
     def staging(self) -> str:
         self.drop_staging()

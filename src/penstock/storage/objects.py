@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import os
 import sys
@@ -194,6 +195,27 @@ class Objects:
 
     def _remove(self, name: str) -> None:
         self._ask(name, lambda: self._store.rm_file(self._path(name)))
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        """Drop what S3 holds of uploads in pieces that were never completed: it is invisible, and paid for.
+
+        Other stores drop it by themselves. One that refuses to say what it holds is left as it is.
+        """
+        if not self._is_s3:
+            return
+        bucket, root, _ = self._store.split_path(self._root)
+        asked: dict[str, str] = {"Bucket": bucket, "Prefix": f"{root}/"}
+        with contextlib.suppress(OutputError):
+            while True:
+                look = functools.partial(self._store.call_s3, "list_multipart_uploads", **asked)
+                found = self._ask("", look) or {}
+                for upload in found.get("Uploads", ()):
+                    key, number = upload["Key"], upload["UploadId"]
+                    if is_ours(name := key.removeprefix(f"{root}/")):
+                        self._ask(name, functools.partial(self._store.abort_mpu, bucket, key, number))
+                if not found.get("IsTruncated"):
+                    return
+                asked |= {"KeyMarker": found["NextKeyMarker"], "UploadIdMarker": found["NextUploadIdMarker"]}
 
     def drop_folder(self, name: str) -> None:
         """Remove a folder if it is empty, in a store that has folders."""

@@ -6,7 +6,7 @@ and `holder`, which change nothing.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, Protocol
 
@@ -82,6 +82,10 @@ class Place(Protocol):
 
     def drop_folders(self, names: Iterable[str]) -> None:
         """Remove those of the folders that are empty."""
+        ...
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        """Drop what a store holds of uploads that were never completed, where the name is ours."""
         ...
 
     def staging(self) -> str:

@@ -2,8 +2,8 @@
 
 The order of every commit is that of `ledger`, with one object for each step, and this is what a crash leaves:
 1. a part's files and its failures are written to a local folder of this run: removed with it, or by the next run here;
-2. each is uploaded, and appears when its upload is complete: unknown to the journal, removed at the next start (what an
-   upload in pieces has sent by then is invisible, and goes by the bucket's own rules);
+2. each is uploaded, and appears when its upload is complete: unknown to the journal, removed at the next start, as is
+   what an upload in pieces has sent by then;
 3. the lock is looked at, and the record is created under its number, where there is none: the part exists.
 At the end `failures.jsonl` is put together, and the log is uploaded: a crash before that loses the log of that run and
 nothing else.
@@ -17,7 +17,7 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from penstock.crash_points import crash_point
@@ -83,6 +83,10 @@ class RemotePrefix:
     def drop_folders(self, names: Iterable[str]) -> None:
         for name in names:
             self._objects.drop_folder(name)
+
+    def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
+        self._fence()
+        self._objects.hasty().abort_uploads(is_ours)
 
     def staging(self) -> str:
         self.drop_staging()
