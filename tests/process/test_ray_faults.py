@@ -93,6 +93,19 @@ def test_job_goes_on_here_and_on_the_cluster_in_turn(
 
 
 @pytest.mark.slow
+def test_what_was_committed_when_a_driver_was_stopped_is_not_given_out_again(
+    cluster: RayCluster, job: ClusterJob, undisturbed: Undisturbed
+) -> None:
+    ways = ["resume on the cluster", "resume here"]
+    episode = Episode(cluster, job, ["driver stopped"] * 2, random.Random(1), ways)
+    summary = episode.run()
+    assert len(episode.hits) == 2
+    assert not any("given out again" in said for said in episode.said), episode.said
+    assert summary["rows_before"] > 0
+    episode.check(undisturbed)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["s3"], indirect=True)
 def test_node_whose_disk_is_full_is_left_out_and_no_row_is_lost(
     cluster: RayCluster, job: ClusterJob, undisturbed: Undisturbed

@@ -3,7 +3,8 @@
 An episode is one output, in a folder or on object storage. Each fault hits when so many parts are committed. A driver
 that was killed or stopped is followed by another, on the cluster or on this machine alone. Machines that were killed
 or cut off come back while the job runs. At the end the files are those of the undisturbed run, byte for byte (after a
-stop, which cuts parts: its rows and failures), and nothing changes any more when late nodes have ended.
+stop, which cuts parts: its rows and failures), and nothing changes any more when late nodes have ended. What a driver
+that was stopped has said to be committed is what the next one begins with, and is never built again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import psutil
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 import penstock
+from penstock.storage.journal import PartRecord, rows_in
+from penstock.storage.places import place_of
 from tests.support import chaos_jobs, s3_server
 from tests.support.flaky_proxy import start_flaky_proxy
 from tests.support.processes import wait_until
@@ -195,6 +198,10 @@ class Episode:
     """The faults that hit: a job may be finished before the last ones."""
     said: list[str] = field(default_factory=list)
     """What each driver wrote to standard error."""
+    _begun: int = 0
+    """So many parts were there when the driver was started."""
+    _committed: list[PartRecord] = field(default_factory=list)
+    """What was committed when a driver was stopped last."""
     _returns: list[threading.Thread] = field(default_factory=list)
     _starting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -205,6 +212,8 @@ class Episode:
         driver = self._start(self.job.predict(*on(self.cluster)))
         try:
             for fault, moment in zip(self.faults, moments, strict=True):
+                if fault == "driver stopped":
+                    moment = max(moment, self._begun + 1)  # one that listens
                 if not driver.wait_for(self.job, moment):
                     break
                 self.history.append(f"{fault} at {moment}")
@@ -213,7 +222,11 @@ class Episode:
                     driver = self._end_driver(driver, fault)
                 elif self._hit(fault):
                     self.hits.append(fault)
-            return driver.summary()
+            summary = driver.summary()
+            # Of a job that was finished before, failed rows are not among them.
+            before = summary["rows_before"] + (0 if summary["run_seconds"] else summary["failed"])
+            assert before >= rows_in(self._committed), f"{before} of {rows_in(self._committed)} rows were kept"
+            return summary
         finally:
             if driver.process.poll() is None:
                 driver.end(signal.SIGKILL)
@@ -224,6 +237,8 @@ class Episode:
 
     def check(self, undisturbed: Undisturbed) -> None:
         """Compare what is there with what an undisturbed run wrote; once more when no late node is left."""
+        again = set(map(_commit_of, self._committed)) - set(map(_commit_of, self._records()))
+        assert not again, f"committed before a stop, and built again: {sorted(again)}"
         is_cut = "driver stopped" in self.faults
         undisturbed.check(self.job, is_cut=is_cut)
         wait_until(lambda: not any(node.actors() for node in self.cluster.nodes))
@@ -235,6 +250,7 @@ class Episode:
             self._bring_up(node)
 
     def _start(self, arguments: list[str]) -> Driver:
+        self._begun = self.job.num_parts()
         return Driver(arguments, self.cluster.environment)
 
     def _end_driver(self, driver: Driver, fault: str) -> Driver:
@@ -245,6 +261,9 @@ class Episode:
             code, _, said = driver.end(number)
             assert code in (128 + number, _DONE), f"{code}: {said}"
             self.said.append(said)
+            self._committed = self._records()
+            words = f"stopped with {rows_in(self._committed):,} of {ROWS:,} rows committed"
+            assert code == _DONE or words in said, f"{words}, not {said}"
         ways = {
             "predict on the cluster": self.job.predict(*on(self.cluster)),
             "resume on the cluster": self.job.resume(*on(self.cluster)),
@@ -254,6 +273,9 @@ class Episode:
         name = self.ways_on[len(self.said) - 1] if self.ways_on else self.chance.choice(list(ways))
         self.history.append(name)
         return self._start(ways[name])
+
+    def _records(self) -> list[PartRecord]:
+        return place_of(self.job.output).read_journal()[0]
 
     def _hit(self, fault: str) -> bool:
         """Have a fault hit a node; whether there was one. Machines that were not hit before come first.
@@ -319,6 +341,10 @@ class Episode:
         self.cluster.reconnect(node)
         psutil.wait_procs(before, timeout=20)
         self._bring_up(node)
+
+
+def _commit_of(record: PartRecord) -> tuple[int, int, int, int, float]:
+    return record.part, record.cut, record.first_span, record.stop_span, record.written_at
 
 
 def _is_worker(process: psutil.Process) -> bool:
