@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from penstock.errors import UsageError
 from penstock.options.records import PRECISIONS
 
 PLAN_VERSION = 1
+_LEAST_SAVED = 0.1
 _MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
 
 _HEADINGS = ("", "runtime", "batch", "replicas × threads", "in flight", "rows/s", "start", "memory", "agreement")
@@ -149,6 +150,28 @@ class Plan:
     def rate_of(self, choice: Choice) -> float:
         """The rows a second that were measured for a choice; 0 where nothing was."""
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
+
+    def done_in(self, trial: Trial) -> float:
+        """About how many seconds the whole input takes with one of the trials, its start included."""
+        share = self.rows_per_s / (self.rate_of(self.choice) or self.rows_per_s or 1.0)
+        rate_here = trial.rows_per_s * share if self.bound_by == "computing" else min(trial.rows_per_s, self.rows_per_s)
+        return trial.start_s + self.rows / max(rate_here, 1e-9)
+
+    def soonest(self, runtimes: Collection[str]) -> Plan:
+        """The plan with the choice that is done soonest for its rows, start included, of these runtimes and its own.
+
+        Where hardly anything is saved it stays as it is: a job must have a reason to run otherwise than a longer one.
+        """
+        ran = [each for each in self.trials if each.rows_per_s and each.rejected is None]
+        chosen = [each for each in ran if each.setting == self.choice.setting]
+        others = [each for each in ran if each.runtime in runtimes]
+        if not chosen or not others:
+            return self
+        present, best = min(map(self.done_in, chosen)), min(others, key=self.done_in)
+        if self.done_in(best) > (1 - _LEAST_SAVED) * present:
+            return self
+        choice = Choice(*best.setting, precision=self.choice.precision)
+        return replace(self, choice=choice, seconds=round(self.done_in(best), 2), start_s=best.start_s)
 
     @property
     def own_rate(self) -> float:

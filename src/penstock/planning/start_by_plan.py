@@ -84,7 +84,7 @@ class _PlannedStart:
         plan, broken = self._known_plan(), None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
             try:
-                return self._start_by(plan)
+                return self._start_by(plan if self.options.plan is not None else self._soonest(plan))
             except _DOES_NOT_RUN as error:
                 if self.options.plan is not None:
                     raise
@@ -169,6 +169,28 @@ class _PlannedStart:
         started = self._start(plan.choice.runtime, planned=plan.choice)
         started.plan = plan
         return started
+
+    def _soonest(self, plan: Plan) -> Plan:
+        """The plan for this job: of what can start at once, what is done soonest. A short job counts the start."""
+        device_kind, folder = self._devices()[0].kind, store.conversion_folder(self.step)
+        exact = replace(store.converted_model(self.model, folder), precision="model")
+        ready = {
+            trial.runtime
+            for trial in plan.trials
+            if not needs_conversion(self.model, trial.runtime)
+            or (
+                store.is_whole(folder)
+                and store.is_agreed(folder, exact, trial.runtime, device_kind, self.options.tolerance)
+            )
+        }
+        soonest = plan.for_rows(self._num_rows(plan.choice.batch_size)).soonest(ready)
+        if soonest.choice.setting == plan.choice.setting:
+            return plan
+        self.context.note(
+            f"plan: {plan.choice.runtime} is the fastest, but with its start {soonest.choice.runtime} is done sooner: "
+            f"about {soonest.seconds:.0f} s"
+        )
+        return soonest
 
     def _known_plan(self) -> Plan | None:
         """The plan of the file that was named, or the one that was found for such a job before."""

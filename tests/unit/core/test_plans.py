@@ -54,6 +54,41 @@ def test_people_see_which_row_was_chosen_and_why_others_were_not() -> None:
     assert any("torch: not installed" in line for line in lines)
 
 
+STARTS = replace(
+    PLAN,
+    choice=Choice("tensorflow", 64, 2),
+    trials=(
+        Trial("tensorflow", 64, 2, rows_per_s=1000.0, start_s=5.0),
+        Trial("onnx", 32, 2, rows_per_s=800.0, start_s=1.0, difference=1e-6),
+        Trial("onnx", 16, 2, rows_per_s=700.0, start_s=1.0, difference=1e-6),
+        Trial("openvino", 16, 2, rows_per_s=900.0, start_s=1.0, difference=1e-6),
+        Trial("jax", 64, 2, start_s=1.0, rejected="it died"),
+    ),
+    rows_per_s=1000.0,
+)
+
+
+def test_a_short_job_counts_the_start() -> None:
+    ready = {"tensorflow", "onnx", "jax"}
+    soonest = STARTS.for_rows(4_000).soonest(ready)
+    assert soonest.choice == Choice("onnx", 32, 2)
+    assert soonest.seconds == pytest.approx(6.0)
+    assert STARTS.for_rows(4_000).soonest({*ready, "openvino"}).choice.runtime == "openvino"
+
+
+def test_a_long_job_runs_on_what_is_fastest() -> None:
+    assert STARTS.for_rows(100_000).soonest({"onnx", "openvino"}).choice == STARTS.choice
+    # Nothing else is ready, or hardly anything would be saved.
+    assert STARTS.for_rows(4_000).soonest(()).choice == STARTS.choice
+    assert STARTS.for_rows(13_000).soonest({"onnx"}).choice == STARTS.choice
+
+
+def test_where_loading_bounds_a_job_the_start_decides() -> None:
+    bound = replace(STARTS, bound_by="loading", rows_per_s=500.0)
+    assert bound.for_rows(10_000).soonest({"onnx", "openvino"}).choice.runtime in ("onnx", "openvino")
+    assert bound.done_in(bound.trials[1]) == pytest.approx(1.0 + bound.rows / 500)
+
+
 def test_a_plan_for_a_few_rows_is_no_plan_for_millions() -> None:
     few = replace(PLAN, choice=replace(PLAN.choice, batch_size=128), rows=100)
     assert few.is_outgrown_by(3_000_000)
