@@ -152,6 +152,8 @@ def test_photos_are_scaled_before_a_step_function_on_two_devices_and_predict_say
         line = ("fit", f"models_of_photos:{model}", tmp_path / "photos", *asked, *more, "-o", tmp_path / model)
         ran = penstock_run(*line, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
+        assert "images are decoded and resized as by keras (stretch)" in ran.stderr
+        assert ("pixels are fed as 0 to 255" in ran.stderr) == (model == "inside")
     assert (tmp_path / "outside" / "history.csv").read_bytes() == (tmp_path / "inside" / "history.csv").read_bytes()
     predict = ("predict", tmp_path / "outside" / "model.keras", tmp_path / "photos", "-o", tmp_path / "predicted")
     warning = "the model was trained with --preset scale-1-1, and this job feeds it otherwise"

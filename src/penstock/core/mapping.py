@@ -99,19 +99,25 @@ def _mask(spec: TensorSpec, others: Sequence[Binding], schema: Schema) -> Bindin
 
 
 def describe_all(
-    bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]], *, is_positional: bool
+    bindings: Sequence[Binding], requested: Mapping[str, Sequence[str]], schema: Schema, *, is_positional: bool
 ) -> list[str]:
     """Every binding in words, and whether it was given, follows from the names or the order, or was guessed."""
-    return [f"{describe(binding)}{_why(binding, requested, is_positional)}" for binding in bindings]
+    # The only column of images or audio feeds what takes them: there is nothing to guess.
+    encoded = tuple(name for name, column in schema.items() if column.encoding is not None)
+    return [f"{describe(each)}{_why(each, requested, encoded, is_positional)}" for each in bindings]
 
 
-def _why(binding: Binding, requested: Mapping[str, Sequence[str]], is_positional: bool) -> str:
+def _why(
+    binding: Binding, requested: Mapping[str, Sequence[str]], encoded: tuple[str, ...], is_positional: bool
+) -> str:
     if binding.mask_of is not None:
         return ""
     if binding.input in requested:
         return " (as given)"
     if binding.columns == (binding.input,) or binding.features:
         return " (by name)"
+    if len(encoded) == 1 and binding.columns == encoded:
+        return ""
     return " (by position)" if is_positional else " (guessed)"
 
 

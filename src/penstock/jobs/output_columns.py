@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 
 from penstock import plugins
-from penstock.core import kinds, mapping
+from penstock.core import kinds
 from penstock.core.output_selection import label_key, shown, squeezed, with_labels
 from penstock.core.postprocessing import Postprocess
 from penstock.core.protocols import Source
 from penstock.core.records import KEPT, STRING, OutputSchema, Result, Span, TensorSpec
 from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.errors import UsageError
-from penstock.jobs import steps
+from penstock.jobs import feeding, steps
 from penstock.jobs.bring_up import Started, timeouts_of
 from penstock.jobs.trained_with import fed_otherwise
-from penstock.options.records import PredictOptions, ReadOptions
+from penstock.options.records import PredictOptions
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers, with_failures
 from penstock.sinks.staging import ROW, check_distinct
@@ -50,34 +50,22 @@ def describe_output(output: str, format_: str) -> list[str]:
 
 def describe_inputs(started: Started) -> list[str]:
     """What feeds each input, and whether that was given or guessed."""
-    is_positional = started.source.is_positional or started.source.traits.is_frame
-    return mapping.describe_all(started.job.bindings, started.options.inputs, is_positional=is_positional)
+    return feeding.describe_inputs(started.source, started.job.bindings, started.options)
 
 
 def describe_feeding(started: Started) -> list[str]:
     """Lines about how columns reach the model."""
-    source, bindings = started.source, started.job.bindings
-    lines = [*started.decision.notes, *(f"input: {each}" for each in describe_inputs(started))]
-    schema = source.schema()
-    columns = {name for binding in bindings if binding.dtype != STRING for name in binding.columns}
-    if any(name in schema and schema[name].encoding == "image" for name in columns):
-        lines.append(_describe_images(started.options.reading))
-        if steps.make_scaling(started.options) is None and started.job.preprocess is None:
-            lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
-    return lines
+    job = started.job
+    lines = feeding.describe_feeding(
+        started.source, job.bindings, started.options, has_function=job.preprocess is not None
+    )
+    return [*started.decision.notes, *lines]
 
 
 def describe_training(model: str | None, started: Started) -> list[str]:
     """A line about what a model was trained with and this job does otherwise, if there is anything."""
     bindings = () if started.source.is_positional else started.job.bindings
     return fed_otherwise(model, steps.as_request(started.options), bindings)
-
-
-def _describe_images(reading: ReadOptions) -> str:
-    scale = "; JPEGs at a smaller scale" if reading.fast_decode else ""
-    return (
-        f"images are decoded and resized as by {reading.interpolation} ({reading.resize}{scale}); see --interpolation"
-    )
 
 
 def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:

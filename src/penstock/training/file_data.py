@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from penstock.core import mapping
 from penstock.core.job import Job
 from penstock.core.missing import bind_nulls
 from penstock.core.protocols import Source
@@ -22,6 +21,7 @@ from penstock.evaluation.targets import label_columns
 from penstock.jobs import steps
 from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
 from penstock.jobs.buckets import choose_buckets
+from penstock.jobs.feeding import describe_feeding
 from penstock.jobs.placement import needs_processes
 from penstock.pool.devices.inventory import usable_cores
 from penstock.sources.images.columns import find_images
@@ -93,11 +93,10 @@ class FileData:
         ]
 
     def feeding(self) -> list[str]:
-        """What feeds each input, and whether that was given or guessed."""
-        source, _ = self._of_train
-        is_positional = source.is_positional or source.traits.is_frame
-        lines = mapping.describe_all(self.inputs(), self.job.options.inputs, is_positional=is_positional)
-        return [f"input: {line}" for line in lines]
+        """Lines about how columns reach the model."""
+        source, row_format = self._of_train
+        has_function = row_format.preprocess is not None
+        return describe_feeding(source, self.inputs(), self.job.options, has_function=has_function)
 
     def label_specs(self) -> dict[str, TensorSpec]:
         """What the labels of every output are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -120,12 +121,20 @@ class TestGuesses:
     def test_every_binding_is_told_with_what_it_follows_from(self) -> None:
         schema = schema_of(p=(UINT8, (4,)), b=(FLOAT, (2,)), q=(FLOAT, (3,)))
         bindings = bind(model(a=(FLOAT, (4,)), b=(FLOAT, (2,)), c=(FLOAT, (3,))), schema, {"c": ["q"]})
-        assert describe_all(bindings, {"c": ("q",)}, is_positional=False) == [
+        assert describe_all(bindings, {"c": ("q",)}, schema, is_positional=False) == [
             "a ← p, uint8[4] (guessed)",
             "b ← b, float32[2] (by name)",
             "c ← q, float32[3] (as given)",
         ]
-        assert describe_all(bindings[:1], {}, is_positional=True) == ["a ← p, uint8[4] (by position)"]
+        assert describe_all(bindings[:1], {}, schema, is_positional=True) == ["a ← p, uint8[4] (by position)"]
+
+    def test_nothing_is_guessed_where_an_input_takes_the_only_images(self) -> None:
+        schema = schema_of(path=(TEXT, ()), label=(INT, ()))
+        schema["image"] = TensorSpec("image", UINT8, (None, None, 3), encoding="image")
+        bindings = bind(model(x=(FLOAT, (8, 8, 3))), schema, {})
+        assert describe_all(bindings, {}, schema, is_positional=False) == ["x ← image, uint8[8, 8, 3]"]
+        two = schema | {"other": replace(schema["image"], name="other")}
+        assert describe_all(bindings, {}, two, is_positional=False) == ["x ← image, uint8[8, 8, 3] (guessed)"]
 
     def test_long_list_of_columns_is_shortened(self) -> None:
         binding = Binding("x", tuple(f"c{i}" for i in range(30)), "float32", (30,))
