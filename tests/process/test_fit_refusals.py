@@ -38,6 +38,7 @@ def told(folder: Path) -> Told:
     ("case", "code", "words"),
     [
         ("frozen", 6, "the model has no weights to train"),
+        ("no metric", 2, "hint: did you mean accuracy, binary_accuracy"),
         ("a step that raises", 6, "a step of training fails\nreceived: RuntimeError: the step is broken"),
         ("a negative weight", 5, "a weight is out of range\nreceived: row 201: -0.5"),
         ("an infinite weight", 5, "a weight is out of range\nreceived: row 201: inf"),

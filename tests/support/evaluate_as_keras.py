@@ -160,8 +160,12 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
     bare = make()
     with pytest.raises(penstock.ModelError, match="compiled"):
         penstock.evaluate(bare, pixels, one_hot)
-    with pytest.raises(penstock.UsageError, match=r"did you mean .*accuracy"):
+    with pytest.raises(
+        penstock.UsageError, match=r"allowed: acc, accuracy, auc, .*\nhint: did you mean accuracy, binary_accuracy"
+    ):
         penstock.evaluate(bare, pixels, digit, metrics="acuracy")
+    with pytest.raises(penstock.UsageError, match="Keras has no metric of this name"):
+        penstock.evaluate(bare, pixels, digit, metrics="mean")
     with pytest.raises(penstock.UsageError, match="label="):
         penstock.evaluate(bare, pixels)
     by_name = penstock.evaluate(bare, pixels, digit, metrics=["accuracy", "auc"], return_dict=True)

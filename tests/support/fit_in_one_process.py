@@ -146,6 +146,7 @@ def main(folder: Path) -> None:
     cases = {
         "an HDF5 file": (folder / "trained.h5", data, "--label", "y"),
         "frozen": (folder / "frozen.keras", data, "--label", "y"),
+        "no metric": (model, data, "--label", "y", "--metrics", "acuracy"),
         "a step that raises": ("tests.support.fit_in_one_process:raising", data, "--label", "y"),
         "a negative weight": (model, data, "--label", "y", "--weight", "negative"),
         "an infinite weight": (model, data, "--label", "y", "--weight", "infinite"),

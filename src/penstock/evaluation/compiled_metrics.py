@@ -22,6 +22,9 @@ _TAKE_VECTORS = (
 )  # fmt: skip
 """Metrics that compare labels of the shape of the predictions: of classes as whole numbers, one-hot vectors."""
 
+_COMPARE_NOTHING = {"Metric", "metric", "MeanMetricWrapper", "mean_metric_wrapper", "Mean", "mean", "Sum", "sum"}
+"""Metrics of Keras that take no labels, or are there for others to inherit from."""
+
 _OVER_WHOLE_BATCHES = ("dice", "tversky", "circle")
 """Losses of Keras that compare the rows of a batch with each other, or count over all of them."""
 
@@ -52,8 +55,8 @@ def check_request(model: Any, request: MetricRequest) -> None:
 
 
 def _refuse_name(name: str, known: Sequence[str], flag: str) -> None:
-    close = difflib.get_close_matches(name.lower(), known, n=3)
     shown = [each for each in known if each == each.lower()]
+    close = difflib.get_close_matches(name.lower(), shown, n=3)
     raise UsageError(
         f"Keras has no {'metric' if flag == '--metrics' else 'loss'} of this name",
         received=f"{flag} {name}",
@@ -65,13 +68,13 @@ def _refuse_name(name: str, known: Sequence[str], flag: str) -> None:
 def _known_metrics() -> list[str]:
     from keras.src import metrics
 
-    return [*_BY_SHAPE, *metrics.ALL_OBJECTS_DICT]
+    return sorted({*_BY_SHAPE, *metrics.ALL_OBJECTS_DICT} - _COMPARE_NOTHING)
 
 
 def _known_losses() -> list[str]:
     from keras.src import losses
 
-    return [*("crossentropy", "ce"), *losses.ALL_OBJECTS_DICT]
+    return sorted({"crossentropy", "ce", *losses.ALL_OBJECTS_DICT})
 
 
 def _is_registered(name: str) -> bool:
