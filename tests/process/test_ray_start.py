@@ -73,7 +73,7 @@ def descendants_of(pid: int) -> list[psutil.Process]:
         return []
 
 
-def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_running(
+def test_local_cluster_serves_the_loopback_address_alone_starts_no_helpers_and_leaves_nothing_running(
     inputs: Path, tmp_path: Path
 ) -> None:
     run = subprocess.Popen(
@@ -81,10 +81,12 @@ def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_runn
     )
     seen: dict[int, psutil.Process] = {}
     served: set[str] = set()
+    commands: set[str] = set()
     while run.poll() is None:
         for process in descendants_of(run.pid):
             seen[process.pid] = process
             try:
+                commands.add(" ".join(process.cmdline()))
                 sockets = process.net_connections("inet")
             except psutil.Error:
                 continue
@@ -95,6 +97,8 @@ def test_local_cluster_serves_the_loopback_address_alone_and_leaves_nothing_runn
     assert json.loads(printed)["rows"] == ROWS
     assert parts_of(tmp_path / "out") == parts_of(inputs / "out")
     assert served == {"127.0.0.1"}, served
+    helpers = ("/monitor.py", "/log_monitor.py", "/dashboard.py")
+    assert [command for command in commands if any(name in command.split(" --")[0] for name in helpers)] == []
     _, alive = psutil.wait_procs(list(seen.values()), timeout=20)
     assert alive == []
 

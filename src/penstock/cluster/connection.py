@@ -39,6 +39,17 @@ _LOCAL = {
     # It would kill the node, whose replicas are what takes the memory: penstock goes on with less itself.
     "RAY_memory_monitor_refresh_ms": "0",
 }
+_LEAN = {
+    # The one actor has a worker started for it: those that Ray starts ahead cost most of a core second each.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    # The job has the priority of its command, as on the local engine: Ray would give its workers a niceness of 15.
+    "RAY_worker_niceness": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+"""What a local cluster starts with where the environment says nothing else."""
+_HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods of Ray's node that start a process: of the autoscaler, of the logs, of the dashboard."""
 
 
 def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None]]:
@@ -98,7 +109,8 @@ def _is_initialized() -> bool:
 
 
 def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
-    changes = _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    lean = {name: value for name, value in _LEAN.items() if name not in os.environ}
+    changes = lean | _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
@@ -116,7 +128,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
     show("starting a local Ray cluster; --address names one that is there")
     try:
         ray = import_ray()
-        with _handlers_kept(), _deaf_to_closed_terminal():
+        with _handlers_kept(), _deaf_to_closed_terminal(), _without_helpers():
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
@@ -178,6 +190,28 @@ def _refusal(address: str, error: Exception) -> DeviceError:
             "~/.ray/auth_token"
         )
     return DeviceError("the Ray cluster cannot be used", received=f"{address}: {one_line(error)}", hint=hint)
+
+
+@contextlib.contextmanager
+def _without_helpers() -> Iterator[None]:
+    """Keep processes from being started that a local cluster has no use for.
+
+    They take 3 core seconds, and `ray.init` waits for the dashboard's even where there is to be no dashboard. Ray has
+    no setting for this. A version that has no method of such a name starts what it would start.
+    """
+    try:
+        from ray._private.node import Node
+    except ImportError:
+        yield
+        return
+    before = {name: vars(Node)[name] for name in _HELPERS if name in vars(Node)}
+    for name in before:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 @contextlib.contextmanager
