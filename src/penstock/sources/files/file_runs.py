@@ -110,5 +110,11 @@ def _joined(listed: Sequence[Fragment]) -> Fragment:
 
 
 def path_column(paths: Sequence[str]) -> pa.Array:
-    """Paths as a column that every sink can write: bytes that are not UTF-8 are shown as �."""
-    return pa.array([os.fsencode(path).decode("utf-8", "replace") for path in paths], pa.large_string())
+    """Paths as a column that every sink can write: bytes that are not UTF-8 are shown as �.
+
+    Made without `pa.array`, which imports pandas where it is installed.
+    """
+    texts = [os.fsencode(path).decode("utf-8", "replace").encode() for path in paths]
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)

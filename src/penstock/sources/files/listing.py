@@ -213,7 +213,7 @@ class Collector:
         sizes, mtimes = np.frombuffer(self._sizes, np.int64), np.frombuffer(self._mtimes, np.int64)
         if not is_sorted:
             order = pc.array_sort_indices(names)
-            positions = order.to_numpy()
+            positions = np.from_dlpack(order)  # `to_numpy` imports pandas where it is installed
             names, sizes, mtimes = names.take(order), sizes[positions], mtimes[positions]
         if keep is not None:
             kept = np.fromiter((keep(name.as_py()) for name in names), bool, len(names))
