@@ -17,6 +17,8 @@ _BAR = 20
 _WAITS_FROM = 0.05
 _JUDGED_FROM_S = 3.0
 """The bottleneck of a shorter run is chance."""
+_AROUND = (Stage.START, Stage.COMPILE, Stage.SAVE)
+"""What takes as long for a few rows as for many: the line `time:` has it, the bottleneck does not count it."""
 
 
 class TrainingDisplay:
@@ -68,26 +70,29 @@ class TrainingDisplay:
 
     @property
     def waited(self) -> float:
-        """The share of its time that the model waited for rows."""
+        """The share of its time that the model waited for rows, once it trained."""
         return self._share(Stage.WAIT)
 
-    def _share(self, *stages: Stage) -> float:
-        where = self.where
-        spent = sum(seconds for stage, seconds in where.items() if stage not in (Stage.START, Stage.SAVE))
-        return sum(where.get(stage, 0.0) for stage in stages) / max(1e-9, spent)
+    @property
+    def _trained_s(self) -> float:
+        return sum(seconds for stage, seconds in self.where.items() if stage not in _AROUND)
+
+    def _share(self, stage: Stage) -> float:
+        return self.where.get(stage, 0.0) / max(1e-9, self._trained_s)
 
     def bottleneck(self) -> str:
         """What limited this run, in words; empty where it was short."""
-        if sum(self.where.values()) - self.where.get(Stage.START, 0.0) < _JUDGED_FROM_S:
+        if self._trained_s < _JUDGED_FROM_S:
             return ""
         kept = self._share(Stage.CHECKPOINT)
+        waits = f"once it trained, the model waited for rows {self.waited:.0%} of the time"
         if self.waited >= WAITING:
-            advice = f"the model waits for rows {self.waited:.0%} of the time; --cache or more --loaders may help"
+            advice = f"{waits}; --cache or more --loaders may help"
             return str(Bound(0.0, LOADING, advice))
         if kept >= WAITING:
-            advice = f"checkpoints take {kept:.0%} of the time; a larger --checkpoint-every helps"
+            advice = f"once it trained, checkpoints took {kept:.0%} of the time; a larger --checkpoint-every helps"
             return str(Bound(0.0, WRITING, advice))
-        return str(Bound(0.0, COMPUTING, f"the model waits for rows {self.waited:.0%} of the time"))
+        return str(Bound(0.0, COMPUTING, waits))
 
     def note(self, text: str) -> None:
         self._progress.note(text)

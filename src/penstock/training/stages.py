@@ -18,6 +18,8 @@ class Stage(StrEnum):
     """What the loop does, as a trace and the summary name it."""
 
     START = "start"
+    COMPILE = "compile"
+    """The first step with so many rows."""
     WAIT = "wait for rows"
     STEP = "step"
     TEST = "validation"
@@ -55,27 +57,29 @@ class StageClock:
         self._is_traced = is_traced
         self._clock = clock
         self._stage, self._rows, self._since = Stage.START, 0, clock()
+        self._counted_as = self._stage
         self._compiled: set[tuple[Stage, int]] = set()
         self._marks: list[Mark] = []
 
     def enter(self, stage: Stage, rows: int = 0) -> None:
         """Begin a stage."""
         now = self._clock()
-        self._seconds[self._stage] += now - self._since
+        self._seconds[self._counted_as] += now - self._since
         if self._is_traced and now - self._since > SHORT_S:
             name = threading.current_thread().name
             self._marks.append(Mark(self._stage, name, self._since, now, rows=self._rows or NONE))
-        self._stage, self._rows, self._since = stage, rows, now
+        self._stage, self._rows, self._since, self._counted_as = stage, rows, now, stage
         pace = _PACES.get(stage, Pace.SLOW)
         if rows and (stage, rows) not in self._compiled:
             self._compiled.add((stage, rows))
-            pace = Pace.SLOW
+            pace, self._counted_as = Pace.SLOW, Stage.COMPILE
         self._board.put(Notice(now, int(pace), 1))
 
     @property
     def seconds(self) -> dict[Stage, float]:
         """How long each stage took, all in all, until now."""
-        return {**self._seconds, self._stage: self._seconds[self._stage] + self._clock() - self._since}
+        running = self._counted_as
+        return {**self._seconds, running: self._seconds[running] + self._clock() - self._since}
 
     def beat(self) -> None:
         """Show that the stage of now makes progress."""

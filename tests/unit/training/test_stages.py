@@ -35,16 +35,18 @@ def still_for(
 def test_times_of_stages_are_added_up_and_noted_in_a_traced_job() -> None:
     now, board = Now(), Board.create()
     clock = StageClock(board, is_traced=True, clock=now)
-    for stage, seconds in ((Stage.WAIT, 1.0), (Stage.STEP, 2.0), (Stage.WAIT, 1.5), (Stage.STEP, 0.0)):
+    for stage, seconds in ((Stage.WAIT, 1.0), (Stage.STEP, 2.0), (Stage.WAIT, 1.5), (Stage.STEP, 0.5)):
         clock.enter(stage, 4 if stage == Stage.STEP else 0)
         now.seconds += seconds
     clock.beat()
-    assert (clock.seconds[Stage.WAIT], clock.seconds[Stage.STEP]) == (2.5, 2.0)
+    spent = clock.seconds
+    assert (spent[Stage.WAIT], spent[Stage.COMPILE], spent[Stage.STEP]) == (2.5, 2.0, 0.5)
     marks = clock.take_marks()
     assert [(mark.what, mark.start, mark.end, mark.rows) for mark in marks] == [
         ("wait for rows", 0.0, 1.0, -1),
         ("step", 1.0, 3.0, 4),
         ("wait for rows", 3.0, 4.5, -1),
+        ("step", 4.5, 5.0, 4),
     ]
     assert clock.take_marks() == ()
     board.close()
