@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.core.records import Array
 from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
@@ -139,6 +141,12 @@ class _Batches:
         self._enter(Stage.WAIT, 0)
         return next(self._batches)
 
+    def close(self) -> None:
+        """Read no more, so that rows can be read again."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
     def is_over(self) -> bool:
         """Whether there are no more. Waits for the next one."""
         if not self._next:
@@ -161,8 +169,20 @@ class _Run:
     """How many steps in a row were undone."""
     kept: Position | None = None
     """Where the last checkpoint was taken."""
-    pending: list[tuple[Any, Position, Array]] = field(default_factory=list)
-    """Losses of the last steps, which the devices may still be working on, with the numbers of their rows."""
+    pending: list[_Step] = field(default_factory=list)
+    """The last steps, which the devices may still be working on."""
+    batches: _Batches | None = None
+    """Of the epoch that is under way, or of the last one."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is kept of a step until somebody looks at its loss: no arrays, which may be large."""
+
+    loss: Any
+    position: Position
+    rows: int
+    numbers: Array
 
 
 def train(
@@ -246,14 +266,17 @@ def _train_epoch(run: _Run) -> None:
     trainer, callbacks = run.trainer, run.callbacks
     enter = run.schedule.enter
     batches = _Batches(iter(trainer.ahead(run.data.batches(run.position.epoch, run.position.rows))), enter)
+    run.batches = batches
     for batch in batches:
         enter(Stage.STEP, batch.rows)
         number = run.position.batch
         callbacks.train_batch_begin(number)
+        # Before the step, which releases the batch. Where steps may be undone, each costs a copy of the weights anyway.
+        faulty = _values_in(_not_finite(batch)) if run.schedule.on_nan == SKIP else ""
         trainer.train_on(batch)
         run.position = run.position.after(batch.rows)
         if run.schedule.on_nan == SKIP:
-            _undo_if_nan(run, batch)
+            _undo_if_nan(run, batch, faulty)
         elif run.schedule.on_nan == STOP:
             _check_loss(run, batch)
         callbacks.train_batch_end(number, trainer.step_logs)
@@ -336,7 +359,7 @@ def _check_loss(run: _Run, batch: TrainBatch) -> None:
     loss = _loss_of(run.trainer)
     if loss is None:
         return
-    run.pending.append((loss, run.position, batch.numbers))
+    run.pending.append(_Step(loss, run.position, batch.rows, batch.numbers))
     if len(run.pending) >= 2 * LOSSES_AT_ONCE:
         _check_pending(run, LOSSES_AT_ONCE)
 
@@ -346,7 +369,7 @@ def _loss_of(trainer: Trainer) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
+def _undo_if_nan(run: _Run, batch: TrainBatch, faulty: str) -> None:
     found = _loss_of(run.trainer)
     loss = 0.0 if found is None else float(found)
     is_number = math.isfinite(loss)
@@ -356,33 +379,72 @@ def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
     run.trainer.undo()
     run.skipped += 1
     why = "weights were NaN after it" if is_number else f"its loss is {loss}"
-    run.schedule.on_skip(f"step {run.position.step} was undone: {why}, {_named(batch.numbers)}")
+    run.schedule.on_skip(f"step {run.position.step} was undone: {why}, {faulty or _named(batch.numbers)}")
     if run.skipped >= MOST_SKIPPED:
-        raise _spoiled(run.position) if is_number else _no_number(loss, run.position, batch.numbers)
+        raise (
+            _spoiled(run.position)
+            if is_number
+            else _no_number(_Step(loss, run.position, batch.rows, batch.numbers), faulty)
+        )
 
 
 def _check_pending(run: _Run, count: int) -> None:
     """Look at the oldest `count` losses."""
     oldest, run.pending = run.pending[:count], run.pending[count:]
-    if not oldest or math.isfinite(float(oldest[-1][0])):
+    if not oldest or math.isfinite(float(oldest[-1].loss)):
         return
-    for loss, position, numbers in oldest:
-        if not math.isfinite(float(loss)):
-            raise _no_number(float(loss), position, numbers)
+    for step in oldest:
+        if not math.isfinite(float(step.loss)):
+            raise _no_number(step, _faulty_rows(run, step))
 
 
-def _no_number(loss: float, position: Position, numbers: Array) -> ModelError:
+def _faulty_rows(run: _Run, step: _Step) -> str:
+    """The rows that made a loss NaN or infinite, in words; none where their values are numbers.
+
+    They are read again, as training ends: those of the step, and those of the step before, whose infinite values may
+    have spoiled the weights while the loss was a number.
+    """
+    if run.batches is None or run.data.rows is None or len(step.numbers) < step.rows:
+        return ""  # what was given cannot be read again; of a gang's batch, this process has a share
+    run.batches.close()
+    position = step.position
+    begin = position.rows - step.rows
+    size_before = begin // (position.batch - 1) if position.batch > 1 else 0
+    batches = run.data.batches(position.epoch, begin - size_before)
+    before = _not_finite(next(batches)) if size_before else []
+    faulty = _not_finite(next(batches))
+    return _values_in(faulty) or _values_in(before, " of the step before")
+
+
+def _values_in(faulty: list[int], where: str = "") -> str:
+    return f"NaN or infinite values in {_named(faulty)}{where}" if faulty else ""
+
+
+def _not_finite(batch: TrainBatch) -> list[int]:
+    """The numbers of rows with inputs, labels or weights that are NaN or infinite."""
+    is_faulty = np.zeros(len(batch.numbers), bool)
+    for column in (*batch.inputs.values(), *batch.targets.values(), *batch.weights.values()):
+        if column.dtype.kind == "f":
+            is_faulty |= ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+    return sorted(map(int, batch.numbers[is_faulty]))
+
+
+def _no_number(step: _Step, faulty: str) -> ModelError:
+    place = f"{float(step.loss)} in step {step.position.step} (epoch {step.position.epoch + 1})"
+    smaller = "look at these rows; a smaller learning rate or clipped gradients (clipnorm) may help"
     return ModelError(
         "the loss is NaN or infinite",
-        received=f"{loss} in step {position.step} (epoch {position.epoch + 1}), {_named(numbers)}",
-        hint="look at these rows; a smaller learning rate or clipped gradients (clipnorm) may help",
+        received=f"{place}, {faulty or _named(step.numbers)}",
+        hint="mend these rows or leave them out" if faulty else smaller,
     )
 
 
-def _named(numbers: Array) -> str:
+def _named(numbers: Iterable[int]) -> str:
     rows = [int(number) for number in numbers]
     if not rows:
         return "no rows"
+    if len(rows) == 1:
+        return f"row {rows[0]}"
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return f"rows {rows[0]} to {rows[-1]}"
     shown = ", ".join(map(str, rows[:8]))

@@ -21,6 +21,9 @@ class Data:
 
     rows = 10
 
+    def __init__(self, is_nan: Collection[int] = ()) -> None:
+        self._is_nan = is_nan
+
     @property
     def failures(self) -> Mapping[int, RowFailure]:
         return {}
@@ -28,7 +31,8 @@ class Data:
     def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
         for begin in range(skip_rows, 10, 4):
             numbers = np.arange(begin, min(begin + 4, 10))
-            yield TrainBatch(len(numbers), {}, {}, {}, numbers)
+            x = np.where(np.isin(numbers, list(self._is_nan)), NAN, 1.0)
+            yield TrainBatch(len(numbers), {"x": x[:, None]}, {"": numbers}, {}, numbers)
 
     def remarks(self) -> list[str]:
         return []
@@ -158,6 +162,28 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_rows() -> None:
     diary = Diary([1.0, NAN, NAN])
     with pytest.raises(ModelError, match=r"nan in step 2 \(epoch 1\), rows 4 to 7"):
         loop.train(diary, Data(), diary, loop.Schedule(1))
+
+
+@pytest.mark.parametrize("on_nan", [loop.STOP, loop.SKIP])
+@pytest.mark.parametrize(("is_nan", "named"), [([5], "row 5"), ([5, 7], "rows 5, 7"), ([4, 5, 9], "rows 4 to 5")])
+def test_of_a_step_whose_loss_is_no_number_the_rows_with_such_values_are_named(
+    on_nan: str, is_nan: list[int], named: str
+) -> None:
+    diary, said = Diary([1.0, NAN, NAN]), list[str]()
+    schedule = loop.Schedule(1, on_nan=on_nan, on_skip=said.append)
+    if on_nan == loop.STOP:
+        with pytest.raises(ModelError) as told:
+            loop.train(diary, Data(is_nan), diary, schedule)
+        said = [told.value.received or ""]
+    else:
+        loop.train(diary, Data(is_nan), diary, schedule)
+    assert said[0].endswith(f", NaN or infinite values in {named}")
+
+
+def test_a_row_of_the_step_before_is_named_where_it_spoiled_the_weights_and_not_the_loss() -> None:
+    diary = Diary([1.0, NAN, NAN])
+    with pytest.raises(ModelError, match=r"nan in step 2 .* NaN or infinite values in row 3 of the step before"):
+        loop.train(diary, Data([3]), diary, loop.Schedule(1))
 
 
 def test_a_loss_that_is_no_number_may_be_undone() -> None:
