@@ -291,7 +291,8 @@ class Folding:
 
     def _example(self) -> str | None:
         if self._first is not None:
-            return f"row {self._first.row}: {self._first.reason}"
+            origin = f" ({self._first.origin})" if self._first.origin else ""
+            return f"row {self._first.row}{origin}: {self._first.reason}"
         return f"in {self._listed_in}" if self.failures else None
 
     def _test(self, run: Running, reason: str) -> MetricResults:
