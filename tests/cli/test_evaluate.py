@@ -30,6 +30,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--label", "tarket"), 5, "did you mean 'target'"),
         (("--label", "target", "--weight", "w"), 5, "--weight: 'w'"),
         (("--label", "a", "--label", "b"), 2, "--label is given twice"),
+        (("--label", "target", "--metrics", "mse", "--metrics", "mae,mse"), 2, "received: --metrics mse, mae, mse"),
         (("--label", "=y"), 2, "--label is not understood"),
         (("--label", "target", "--part-rows", "5"), 2, "add --output FOLDER"),
         (("--label", "target", "--top-k", "5"), 2, "No such option"),

@@ -131,6 +131,11 @@ def number(metavar: str, is_allowed: Callable[[Any], bool], allowed: str, proble
     return Kind(check=check, python="float", metavar=metavar, shell={"type": float})
 
 
+def _joined(context: Any, parameter: Any, given: tuple[str, ...]) -> str | None:
+    """What the flags of an option name all together, as one of them could have named it."""
+    return ",".join(given) if given else None
+
+
 def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -> Kind:
     """Names: one for each flag, or with commas between them. `twice` is the problem where one comes twice."""
 
@@ -145,7 +150,7 @@ def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -
         if twice is not None and len(set(value)) != len(value):
             raise UsageError(twice, received=f"{name}={', '.join(value)}")
 
-    shell = {} if has_commas else REPEATABLE
+    shell: dict[str, Any] = REPEATABLE | {"callback": _joined} if has_commas else REPEATABLE
     return Kind(read, check, python="str | Sequence[str]", metavar=metavar, shell=shell)
 
 
