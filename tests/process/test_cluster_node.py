@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import inspect
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +145,20 @@ def test_piece_that_cannot_be_written_fails_though_nothing_follows_it(job: NodeJ
         build = calls.submit(node.build, "attempt", ledger.pending_pieces()[0])
         with contextlib.closing(node), pytest.raises(penstock.OutputError, match="cannot be written"):
             build.result(timeout=60)
+    ledger.close()
+
+
+def test_engine_of_a_node_that_cannot_write_is_ended_with_it(job: NodeJob, node: Node, output: Path) -> None:
+    """What collects garbage later would close descriptors twice, and the second time somebody else's."""
+    ledger = ledger_of(output)
+    node.open(job, "run")
+    shutil.rmtree(output / "_penstock" / "staging" / "run")
+    with ThreadPoolExecutor(8) as calls:
+        builds = [calls.submit(node.build, f"attempt {piece.part}", piece) for piece in ledger.pending_pieces()]
+        with contextlib.closing(node), pytest.raises(penstock.OutputError, match="cannot be written"):
+            [build.result(timeout=60) for build in builds]
+    runs = [each for each in gc.get_objects() if inspect.isgenerator(each) and each.__name__ == "run_fed"]
+    assert [run for run in runs if run.gi_frame is not None] == []
     ledger.close()
 
 

@@ -257,8 +257,8 @@ class Node:
         """Predict and write whatever comes, until a stop or an error."""
         assert isinstance(started.engine, LocalEngine)
         try:
-            results = started.engine.run_fed(run.feed)
             with (
+                contextlib.closing(started.engine.run_fed(run.feed)) as results,
                 contextlib.closing(output_columns.finished(started, results)) as finished,
                 contextlib.closing(run.writer) as writer,
             ):

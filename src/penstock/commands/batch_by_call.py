@@ -134,9 +134,11 @@ class BatchByCall:
         engine = self._started.engine
         assert isinstance(engine, LocalEngine)
         try:
-            results = output_columns.finished(self._started, engine.run_fed(self._feed))
-            with contextlib.closing(results):
-                for result in results:
+            with (
+                contextlib.closing(engine.run_fed(self._feed)) as results,
+                contextlib.closing(output_columns.finished(self._started, results)) as finished,
+            ):
+                for result in finished:
                     with self._lock:
                         batch = self._waiting.pop(result.span.index)
                     batch.add(result)

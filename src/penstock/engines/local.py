@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing.connection
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,9 +144,10 @@ class LocalEngine:
             yield from self._next_results()
         self._state.check()
 
-    def run_fed(self, feed: SpanFeed) -> Iterator[Result | NotYet]:
+    def run_fed(self, feed: SpanFeed) -> Generator[Result | NotYet]:
         """The results of spans that are added while it runs, as they are finished; ends when the feed does.
 
+        To be closed: where garbage is collected, its line would be closed twice, and the second time it may be another.
         `NOT_YET` says that all results of what was added have left.
         """
         self._leaving.clear()
