@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -94,6 +95,31 @@ def test_sigterm_writes_a_checkpoint_and_resume_ends_with_the_same_bits(
         assert status.stdout.startswith("unfinished: "), status.stdout
         resumed = penstock_run("resume", output)
         assert resumed.returncode == 0, resumed.stderr
+    assert_same_job(output, undisturbed)
+
+
+def has_trainer(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # a child may end meanwhile
+        children = psutil.Process(pid).children()
+        return any("penstock.training.trainer_process" in child.cmdline() for child in children)
+    return False
+
+
+@pytest.mark.slow
+def test_a_stop_before_the_first_step_says_so_and_leaves_a_job_that_goes_on(
+    made: Path, undisturbed: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start(*fit(made, output, "--validation-split", 0.2))
+    # The process that trains is there, and imports a framework first.
+    wait_until(lambda: process.poll() is not None or has_trainer(process.pid))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    assert "stopping: training has not begun, and ends after its first step at the latest" in errors
+    assert "stopping after the step that is under way" not in errors
+    resumed = penstock_run("resume", output)
+    assert resumed.returncode == 0, resumed.stderr
     assert_same_job(output, undisturbed)
 
 

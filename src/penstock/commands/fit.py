@@ -51,6 +51,10 @@ from penstock.training.history import EVENTS, HISTORY, STEPS
 from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
+_STOPPING_EARLY = (
+    "stopping: training has not begun, and ends after its first step at the latest, with a checkpoint "
+    "(again to stop at once, without one)"
+)
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
@@ -187,7 +191,7 @@ def _train(
 ) -> FitSummary:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
-        stop = stack.enter_context(graceful(display.note, _STOPPING))
+        stop = stack.enter_context(graceful(display.note, lambda: _STOPPING if display.has_begun else _STOPPING_EARLY))
         for line in (*task.notes, *fed_otherwise(task.request["model"], task.request)):
             display.note(line)
         backend = _backend(task, existing)

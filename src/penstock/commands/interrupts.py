@@ -32,10 +32,10 @@ def let_go_of_lost_terminal() -> None:
 
 
 @contextmanager
-def graceful(tell: Callable[[str], None], stopping: str = _STOPPING) -> Iterator[StopFlag]:
+def graceful(tell: Callable[[str], None], stopping: Callable[[], str] = lambda: _STOPPING) -> Iterator[StopFlag]:
     """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
 
-    The first one is answered with the words `stopping`.
+    The first one is answered with the words that `stopping` gives.
 
     Handlers can only be set on the main thread; on any other this does nothing, and the caller's own ways of
     stopping a thread apply.
@@ -52,7 +52,7 @@ def graceful(tell: Callable[[str], None], stopping: str = _STOPPING) -> Iterator
             raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
         let_go_of_lost_terminal()
-        tell(stopping)
+        tell(stopping())
 
     previous = {number: signal.signal(number, handle) for number in stopping_signals()}
     try:
