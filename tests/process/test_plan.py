@@ -235,29 +235,38 @@ def test_a_short_job_runs_on_what_is_done_soonest_with_its_start(
     planned: dict[str, Any], cache: Path, models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:
     """The plan in the cache is altered: TensorFlow is much faster, and takes much longer to start."""
-    file = next(path for path in (cache / "plans").iterdir() if json.loads(path.read_text())["key"] == planned["key"])
-    whole = file.read_text()
+    altered = tmp_path / "cache"
+    shutil.copytree(cache, altered)
+    own = {"PENSTOCK_CACHE": str(altered)}
+    plans = (altered / "plans").iterdir()
+    file = next(path for path in plans if json.loads(path.read_text())["key"] == planned["key"])
     rates = {"tensorflow": (1e6, 30.0), "onnx": (1e5, 1.0)}
-    document = json.loads(whole)
+    document = json.loads(file.read_text())
     document["trials"] = [
         trial | {"rows_per_s": rates[trial["runtime"]][0], "start_s": rates[trial["runtime"]][1]}
         for trial in document["trials"]
         if trial["runtime"] in rates and trial["rows_per_s"] and trial["replicas"] == 1
     ]
-    own = next(trial for trial in document["trials"] if trial["runtime"] == "tensorflow")
+    fastest = next(trial for trial in document["trials"] if trial["runtime"] == "tensorflow")
     names = ("runtime", "batch_size", "threads", "replicas", "lanes")
-    document["choice"] |= {name: own[name] for name in names} | {"converted": None}
+    document["choice"] |= {name: fastest[name] for name in names} | {"converted": None}
     document |= {"rows_per_s": 1e6, "bound_by": "computing"}
     file.write_text(json.dumps(document))
-    try:
-        job = ("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--json")
-        ran = penstock_run(*job)
-    finally:
-        file.write_text(whole)
+    job = ("predict", models / "digits.keras", digits, "--json", "--output")
+    ran = penstock_run(*job, tmp_path / "out", environment=own)
     assert summary_of(ran)["recipe"]["runtime"] == "onnx"
     assert "tensorflow is the fastest, but with its start onnx is done sooner" in ran.stderr
-    again = penstock_run("resume", tmp_path / "out", "--json")
+    again = penstock_run("resume", tmp_path / "out", "--json", environment=own)
     assert summary_of(again)["recipe"]["runtime"] == "onnx"
+
+    [converted] = (altered / "converted").iterdir()
+    network = converted / "model.onnx"
+    network.write_bytes(bytes(network.stat().st_size))
+    ran = penstock_run(*job, tmp_path / "damaged", environment=own)
+    assert summary_of(ran)["recipe"]["runtime"] == "tensorflow"
+    assert "trying tensorflow" in ran.stderr
+    assert file.exists()
+    assert not converted.exists()
 
 
 def test_a_short_job_is_not_searched_for_and_says_so(

@@ -178,8 +178,12 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
 
 
 def check_plain_softmax() -> None:
-    """A softmax that is an operation and no activation of a layer, of a model that is sure of what is wrong."""
+    """A softmax that is no activation of a layer, or of another width, of a model that is sure of what is wrong."""
     inputs = keras.Input((64,))
+    wide = keras.Model(inputs, layers.Dense(10, activation="softmax", dtype="float64")(inputs))
+    wide.compile(loss=keras.losses.SparseCategoricalCrossentropy(dtype="float64"))
+    if keras.backend.backend() != "jax":  # which has no float64 unless it is told to
+        check("float64", wide, pixels[:150], digit[:150])
     model = keras.Model(inputs, keras.ops.softmax(layers.Dense(10)(inputs)))
     model.compile(loss="sparse_categorical_crossentropy", metrics=["sparse_categorical_crossentropy"])
     for run_eagerly in (False, True):

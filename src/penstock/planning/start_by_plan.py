@@ -84,7 +84,7 @@ class _PlannedStart:
         plan, broken = self._known_plan(), None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
             try:
-                return self._start_by(plan if self.options.plan is not None else self._soonest(plan))
+                return self._start_soonest(plan) or self._start_by(plan)
             except _DOES_NOT_RUN as error:
                 if self.options.plan is not None:
                     raise
@@ -147,9 +147,9 @@ class _PlannedStart:
         if nearest is not None:
             self.context.note(nearest)
 
-    def _note_broken(self, error: Exception) -> None:
+    def _note_broken(self, error: Exception, instead: str = "the model's own framework") -> None:
         problem = str(error).splitlines()[0]
-        self.context.note(f"plan: it did not run ({problem}); trying the model's own framework")
+        self.context.note(f"plan: it did not run ({problem}); trying {instead}")
 
     def _num_rows(self, batch_size: int) -> int:
         source = steps.select_rows(self.request.source, self.options)
@@ -169,6 +169,22 @@ class _PlannedStart:
         started = self._start(plan.choice.runtime, planned=plan.choice)
         started.plan = plan
         return started
+
+    def _start_soonest(self, plan: Plan) -> Started | None:
+        """Start a short job on what is done sooner than the plan's choice; None where nothing is, or it does not run.
+
+        Only a plan that was found here is left for that, not one that was given.
+        """
+        soonest = self._soonest(plan) if self.options.plan is None else plan
+        if soonest is plan:
+            return None
+        try:
+            return self._start_by(soonest)
+        except _DOES_NOT_RUN as error:
+            if needs_conversion(self.model, soonest.choice.runtime):
+                store.forget_conversion(store.conversion_folder(self.step))
+            self._note_broken(error, plan.choice.runtime)
+            return None
 
     def _soonest(self, plan: Plan) -> Plan:
         """The plan for this job: of what can start at once, what is done soonest. A short job counts the start."""

@@ -55,6 +55,8 @@ def _step_facts(model: ModelFile, schema: Mapping[str, TensorSpec], options: Pre
         "signature": model.signature,
         "columns": {name: str(spec) for name, spec in schema.items()},
         **steps.as_json(options, lambda option: option.plan is PlanKey.STEP),
+        # The step of an evaluation has one answer more.
+        **({"logits": True} if model.answers is not None and model.answers.logits else {}),
     }
 
 
@@ -183,7 +185,12 @@ def forget(plan: Plan) -> None:
         os.remove(_plan_path(plan.key))
     converted = plan.choice.converted
     if converted is not None and os.path.dirname(converted) == os.path.join(cache_folder(), "converted"):
-        shutil.rmtree(converted, ignore_errors=True)
+        forget_conversion(converted)
+
+
+def forget_conversion(folder: str) -> None:
+    """Drop a converted step that does not run: the next job that needs it makes it anew."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_plan(path: str) -> Plan:

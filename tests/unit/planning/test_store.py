@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.agreement import Proof
+from penstock.core.output_selection import Answers
 from penstock.core.plans import Choice, Plan, Trial
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.options.records import PredictOptions, ReadOptions
@@ -98,6 +99,12 @@ def kept_plan(options: PredictOptions, monkeypatch: pytest.MonkeyPatch, folder: 
     plan = Plan(Choice("tensorflow", 32, 1), step=step, key=key, made_for=facts)
     store.save_plan(plan)
     return plan
+
+
+def test_step_of_an_evaluation_is_another_one() -> None:
+    """It has logits beside the outputs, which predictions must not get."""
+    evaluated = replace(MODEL, answers=Answers(logits=True))
+    assert store.step_key(evaluated, SCHEMA, PredictOptions()) != store.step_key(MODEL, SCHEMA, PredictOptions())
 
 
 def test_plan_for_other_options_is_told_with_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

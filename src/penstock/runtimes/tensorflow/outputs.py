@@ -11,7 +11,7 @@ from penstock.core.columns import to_arrow
 from penstock.core.output_selection import LOGITS, Answers, keep
 from penstock.core.records import Column
 from penstock.errors import ModelError
-from penstock.runtimes.frameworks import keras, tf
+from penstock.runtimes.frameworks import tf
 
 
 def _top_k(tensor: Any, k: int) -> tuple[Any, Any]:
@@ -43,17 +43,11 @@ def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits_of(output: Any) -> Any:
-    """What Keras computes a cross-entropy from instead of this output; None where that is the output itself.
+    """What Keras computes a cross-entropy from instead of this output: its activations leave it on the tensor.
 
-    Its activations leave it on the tensor. Of other softmaxes and sigmoids it is the input of the operation. A loss
-    that casts the output first sees neither.
+    A loss that casts the output does not see it. Of bfloat16 that would not show any more: it travels as float32.
     """
-    if getattr(output, "dtype", None) != keras.config.floatx():
-        return None
-    if hasattr(output, "_keras_logits"):
-        return output._keras_logits
-    is_activation = tf.is_symbolic_tensor(output) and output.op.type in ("Softmax", "Sigmoid")
-    return output.op.inputs[0] if is_activation else None
+    return getattr(output, "_keras_logits", None) if output.dtype != tf.bfloat16 else None
 
 
 def _without_gaps(sparse: Any) -> Any:
