@@ -330,7 +330,7 @@ def resume(
     verbose: bool = False,
     engine: str = "local",
     address: str | None = None,
-    resources: Mapping[str, str] | None = None,
+    resources: Mapping[str, str | float] | None = None,
     max_nodes: int | None = None,
     workers: int | None = None,
 ) -> Summary | FitSummary:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.records import Fragment, ModelFile
+from penstock.errors import InputError
 from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.jobs import steps
 from penstock.jobs.open import open_both
-from penstock.options.records import PredictOptions
+from penstock.options.records import RAY, PredictOptions
 from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import store
 from penstock.runtimes.keras.live import LiveModel
@@ -47,12 +48,23 @@ class FolderJob:
 
 def make_task(model: Any, data: Any, output: str, options: PredictOptions) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
+    if options.cluster.engine == RAY and type(data).__module__.startswith("ray.data."):
+        raise not_elsewhere("a ray.data.Dataset")  # before it is opened, which has Ray execute it
     opened = open_both(resolved(model, options), data, options)
     options = opened.options
     if isinstance(options.plan, str) and options.plan != NO_PLAN:
         options = replace(options, plan=store.read_plan(options.plan))  # what it says is part of the request
     request = {"model": opened.location, "data": opened.arguments, **steps.as_request(options)}
     return FolderJob(opened.model, opened.digest, opened.source, output, options, request, notes=opened.notes)
+
+
+def not_elsewhere(received: str) -> InputError:
+    """The error for an input that only this process has."""
+    return InputError(
+        "this input cannot be read on other machines",
+        received=f"{received} with --engine ray",
+        hint="write files that all nodes see (a ray.data.Dataset: write_parquet), or leave --engine ray out",
+    )
 
 
 def resolved(model: Any, options: PredictOptions) -> Any:

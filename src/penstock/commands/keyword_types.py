@@ -71,7 +71,7 @@ class PredictKeywords(TypedDict, total=False):
     start_timeout: float
     engine: str
     address: str
-    resources: Mapping[str, str]
+    resources: Mapping[str, str | float]
     max_nodes: int
 
 
@@ -139,7 +139,7 @@ class EvaluateKeywords(TypedDict, total=False):
     start_timeout: float
     engine: str
     address: str
-    resources: Mapping[str, str]
+    resources: Mapping[str, str | float]
     max_nodes: int
 
 
@@ -196,4 +196,4 @@ class FitFileKeywords(TypedDict, total=False):
     trace: str | os.PathLike[str]
     engine: str
     address: str
-    resources: Mapping[str, str]
+    resources: Mapping[str, str | float]

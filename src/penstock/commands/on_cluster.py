@@ -18,13 +18,13 @@ from penstock.cluster.preflight import modules_of, remove_checks
 from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
 from penstock.commands import appending
-from penstock.commands.folder_job import FolderJob
+from penstock.commands.folder_job import FolderJob, not_elsewhere
 from penstock.commands.to_folder import MakeRun, Run, make_manifest
 from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
 from penstock.core.state import VARIABLES
 from penstock.engines.cluster_state import ClusterState
-from penstock.errors import DeviceError, InputError, ModelError, OutputError, PenstockError, UsageError
+from penstock.errors import DeviceError, ModelError, OutputError, PenstockError, UsageError
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
@@ -90,11 +90,7 @@ def node_job(task: FolderJob) -> NodeJob:
             hint="save it, and give its path",
         )
     if not task.source.traits.is_resumable or not task.source.paths:
-        raise InputError(
-            "this input cannot be read on other machines",
-            received="rows of this process, or a stream, with --engine ray",
-            hint="write files that all nodes see (a ray.data.Dataset: write_parquet), or leave --engine ray out",
-        )
+        raise not_elsewhere("rows of this process, or a stream,")
     modules = modules_of(task.model, task.options)
     place = place_of(task.output)
     output = place.path if isinstance(place, LocalFolder) else task.output

@@ -148,7 +148,6 @@ _NULLS = Kind(
 )
 _RENAMES = kinds.pairs("OLD=NEW", "OLD=NEW, each name once", has_names_as_values=True)
 _FEATURES = kinds.pairs("NAME=DTYPE[SHAPE]", "NAME=dtype[shape], for example image=uint8[28,28], each name once")
-_RESOURCES = kinds.pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 _TOLERANCE = kinds.number("SHARE", lambda share: 0 <= share < 1, "a share from 0 to 1: 1e-4")
 _OUTPUTS = kinds.names("NAME,…", "an output is named twice", has_commas=True)
 _FAILURES = kinds.number("SHARE", lambda share: 0 <= share <= 1, "a share from 0 (stop at the first) to 1 (never stop)")
@@ -229,7 +228,7 @@ class ClusterOptions:
         help="local: this machine. ray: every node of a Ray cluster, which reads the input and writes parts itself.")
     address: str | None = _run(kinds.text("auto|HOST:PORT|ray://…"), NOTHING, NO_KEY,
         help="The Ray cluster. Default: RAY_ADDRESS, or one that is started on this machine for the job.")
-    resources: Mapping[str, str] = _run(_RESOURCES, NOTHING, NO_KEY, default={},
+    resources: Mapping[str, str] = _run(kinds.RESOURCES, NOTHING, NO_KEY, default={},
         help="What penstock takes on each Ray node (CPU=8; default: all CPUs and GPUs), or a label that a node has. "
         "Repeatable.")
     max_nodes: int | None = _run(kinds.count(), NOTHING, NO_KEY,

@@ -219,6 +219,40 @@ def pairs(metavar: str, allowed: str, *, has_names_as_values: bool = False) -> K
     )
 
 
+_AMOUNTS = ("CPU", "GPU", "memory")
+_RESOURCES = "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once"
+
+
+def _read_resources(given: Any, flag: str) -> dict[str, str]:
+    amounts = given if isinstance(given, Mapping) else _read_pairs(given, flag, _RESOURCES)
+    return {name: str(value) for name, value in amounts.items()}
+
+
+def _check_resources(name: str, value: Any) -> None:
+    for resource in _AMOUNTS:
+        try:
+            is_amount = resource not in value or 0 <= float(value[resource]) < math.inf
+        except ValueError:
+            is_amount = False
+        if not is_amount:
+            raise UsageError(
+                f"{name} takes an amount of {resource}",
+                received=f"{resource}={value[resource]}",
+                allowed=f"{resource}=1, {resource}=0.5, …; any other name may be that of a label: zone=eu",
+            )
+
+
+RESOURCES = Kind(
+    _read_resources,
+    _check_resources,
+    python="Mapping[str, str | float]",
+    also=(Sequence[str],),
+    metavar="NAME=VALUE",
+    shell=REPEATABLE,
+    is_mapping=True,
+)
+
+
 def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:
     """The columns of each input: `x=a,b` is `{"x": ("a", "b")}`."""
     if isinstance(given, Mapping):

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.options.class_names import ClassNames
-from penstock.options.records import OPTIONS
+from penstock.options.records import OPTIONS, make_options
 
 
 def test_constants_are_names_and_texts() -> None:
@@ -75,3 +75,14 @@ def test_labels_that_cannot_be_numbered_are_refused(tmp_path: Path, name: str, c
 def test_labels_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         OPTIONS["labels"].read(str(tmp_path / "none.txt"))
+
+
+def test_resources_are_amounts_and_labels() -> None:
+    for given in ({"CPU": 1, "zone": "eu"}, ("CPU=1", "zone=eu")):
+        assert OPTIONS["resources"].read(given) == {"CPU": "1", "zone": "eu"}
+
+
+@pytest.mark.parametrize("amount", ["abc", "-1", "nan", "inf"])
+def test_resources_of_ray_take_amounts(amount: str) -> None:
+    with pytest.raises(UsageError, match="takes an amount of CPU"):
+        make_options({"engine": "ray", "resources": {"CPU": amount}})
