@@ -93,6 +93,9 @@ class PieceAttempts:
             for kind, some in ((ANY_KIND, pieces), *pinned.items())
         }
         self._builders: dict[int, _Builder] = {}
+        self._rows_of_lost = 0
+        self._busy_s_of_lost = 0.0
+        """Nodes that are gone say how fast nodes usually are, where none of the others has finished anything."""
         self._alive: dict[str, Attempt] = {}
 
     @property
@@ -130,6 +133,8 @@ class PieceAttempts:
         builder = self._builders.pop(node, None)
         if builder is None:
             return []
+        self._rows_of_lost += builder.rows
+        self._busy_s_of_lost += builder.busy_s
         for attempt in builder.attempts.values():
             del self._alive[attempt.name]
             wanted = attempt.wanted
@@ -284,8 +289,8 @@ class PieceAttempts:
 
     # Speeds, in rows a second.
     def _usual_speed(self) -> float | None:
-        rows = sum(builder.rows for builder in self._builders.values())
-        busy_s = sum(builder.busy_s for builder in self._builders.values())
+        rows = self._rows_of_lost + sum(builder.rows for builder in self._builders.values())
+        busy_s = self._busy_s_of_lost + sum(builder.busy_s for builder in self._builders.values())
         return rows / busy_s if rows and busy_s else None
 
     def _speed(self, builder: _Builder, usual: float) -> float:

@@ -464,6 +464,18 @@ def test_piece_that_is_predicted_and_never_written_is_built_again_by_an_idle_nod
     assert world.state.is_finished
 
 
+def test_node_that_joins_builds_what_a_stuck_one_has_begun_also_where_the_only_fast_one_has_left() -> None:
+    """Nobody who is there has finished anything: those who are gone have."""
+    world = a_world(3)
+    world.join("stuck", "fast")
+    world.tick(1, beating=["stuck", "fast"])
+    world.stage(world.held("fast")[0])
+    world.send(ev.NodeLost(world.node("fast"), "left", is_gone=True))
+    world.join("new")
+    world.tick(20, beating=["stuck", "new"])
+    assert world.parts("new") == [1]
+
+
 def test_second_attempt_becomes_the_first_when_its_node_is_lost() -> None:
     world = a_world(2)
     world.join("slow")
