@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -220,15 +221,15 @@ def pairs(metavar: str, allowed: str, *, has_names_as_values: bool = False) -> K
 
 
 _AMOUNTS = ("CPU", "GPU", "memory")
-_RESOURCES = "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once"
+_TEXTS = pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 
 
 def _read_resources(given: Any, flag: str) -> dict[str, str]:
-    amounts = given if isinstance(given, Mapping) else _read_pairs(given, flag, _RESOURCES)
-    return {name: str(value) for name, value in amounts.items()}
+    return {name: str(value) for name, value in _TEXTS.read(given, flag).items()}
 
 
 def _check_resources(name: str, value: Any) -> None:
+    _TEXTS.check(name, value)
     for resource in _AMOUNTS:
         try:
             is_amount = resource not in value or 0 <= float(value[resource]) < math.inf
@@ -242,15 +243,7 @@ def _check_resources(name: str, value: Any) -> None:
             )
 
 
-RESOURCES = Kind(
-    _read_resources,
-    _check_resources,
-    python="Mapping[str, str | float]",
-    also=(Sequence[str],),
-    metavar="NAME=VALUE",
-    shell=REPEATABLE,
-    is_mapping=True,
-)
+RESOURCES = replace(_TEXTS, read=_read_resources, check=_check_resources, python="Mapping[str, str | float]")
 
 
 def _read_inputs(given: Any, flag: str) -> dict[str, tuple[str, ...]]:

@@ -86,3 +86,8 @@ def test_resources_are_amounts_and_labels() -> None:
 def test_resources_of_ray_take_amounts(amount: str) -> None:
     with pytest.raises(UsageError, match="takes an amount of CPU"):
         make_options({"engine": "ray", "resources": {"CPU": amount}})
+
+
+def test_resource_without_a_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="a name is empty"):
+        make_options({"engine": "ray", "resources": {" ": "1"}})
