@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.records import Array
 from penstock.core.training import Checkpoint, Position, Progress, TrainBatch, Trainer, TrainingData
 from penstock.errors import ModelError
+from penstock.runtimes.keras.training.read_ahead import close_iterator
 from penstock.training.bad_rows import in_order
 from penstock.training.stages import Enter, Stage
 
@@ -143,9 +144,7 @@ class _Batches:
 
     def close(self) -> None:
         """Read no more, so that rows can be read again."""
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
+        close_iterator(self._batches)
 
     def is_over(self) -> bool:
         """Whether there are no more. Waits for the next one."""
