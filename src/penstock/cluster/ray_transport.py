@@ -90,7 +90,7 @@ class RayTransport:
             raise DeviceError(
                 "the Ray cluster cannot be reached any more",
                 received=one_line(error),
-                hint="what is committed stays: penstock resume, when its head is there again, or on another cluster",
+                hint="what is committed stays: the job goes on when its head is there again, or on another cluster",
             ) from error
         return nodes
 

@@ -111,13 +111,17 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                 is_left = existing is not None or display.has_begun
                 if isinstance(error, Interrupted) and error.hint is None:
                     anew = "training had not begun, and nothing of it is left: begin again"
-                    error.hint = f"go on with: penstock resume {task.output}" if is_left else anew
+                    error.hint = f"go on with: {_resume_line(task)}" if is_left else anew
                 if not is_left:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
                         place.leave_no_trace(existed=existed)
                 raise
+
+
+def _resume_line(task: FitTask) -> str:
+    return task.options.cluster.resume_line(task.output, task.asked.workers)
 
 
 def _check_apart(task: FitTask, place: Place) -> None:
@@ -237,7 +241,7 @@ def _train(
             raise Interrupted.by_signal(
                 number,
                 f"stopped after step {ended.step:,}, {kept}",
-                hint=f"go on with: penstock resume {task.output}",
+                hint=f"go on with: {_resume_line(task)}",
             )
     trained = _summary(task, job, ended, display, time.perf_counter() - began)
     with output_errors():

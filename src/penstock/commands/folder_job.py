@@ -45,6 +45,11 @@ class FolderJob:
     goes_on_with: str = ""
     """What a user does after an interruption, where that is not `penstock resume`."""
 
+    @property
+    def next_step(self) -> str:
+        """What a user does after an interruption."""
+        return self.goes_on_with or self.options.cluster.resume_line(self.output)
+
 
 def make_task(model: Any, data: Any, output: str, options: PredictOptions) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""

@@ -24,7 +24,7 @@ from penstock.core.protocols import ShowLine
 from penstock.core.records import ModelFile
 from penstock.core.state import VARIABLES
 from penstock.engines.cluster_state import ClusterState
-from penstock.errors import DeviceError, ModelError, OutputError, PenstockError, UsageError
+from penstock.errors import DeviceError, ModelError, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
@@ -257,13 +257,16 @@ class ClusterRun(Run):
         with output_errors():
             ledger.finish()
         if self._problem is not None:
+            if isinstance(self._problem, (DeviceError, WorkersDied)):
+                told = f"{self._problem.hint}; " if self._problem.hint else ""
+                self._problem.hint = f"{told}go on with: {self.task.next_step}"
             raise self._problem
         self.check_stopped(manifest, ledger)
         if missing := ledger.pending_pieces():
             raise OutputError(
                 "parts are missing, although every node has ended its work",
                 received=f"{len(missing):,} of {len(manifest.parts):,} parts",
-                hint=f"penstock resume {self.task.output} builds them; this is a fault of penstock",
+                hint=f"this is a fault of penstock; go on with: {self.task.next_step}",
             )
         return self.summary(manifest, ledger, self._rows_before, self._ready)
 

@@ -419,11 +419,10 @@ class Run:
             return
         keeps_state = manifest.recipe.state == VARIABLES
         how = "the model keeps state: begin again with" if keeps_state else "go on with"
-        command = self.task.goes_on_with or f"penstock resume {self.task.output}"
         raise Interrupted.by_signal(
             signal_number,
             f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-            hint=f"{how}: {command}",
+            hint=f"{how}: {self.task.next_step}",
         )
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:

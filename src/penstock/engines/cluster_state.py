@@ -373,7 +373,7 @@ class ClusterState:
         error = DeviceError(
             "the cluster has no node that can go on with the job",
             received=f"{received}, for {self._stuck_s:.0f} s{self._last_end if is_alone else ''}",
-            hint="start nodes, or check --resources; what is committed stays: penstock resume",
+            hint="start nodes, or check --resources; what is committed stays",
         )
         # The last one was lost after any that were left out.
         is_lost = is_alone and self._last_end
@@ -391,5 +391,5 @@ def _deadly(wanted: WantedPiece, how: str) -> WorkersDied:
     return WorkersDied(
         f"{len(names)} nodes died while they built part {piece.part}",
         received=f"spans {piece.first_span} to {piece.stop_span} on {', '.join(names)}; the last one {how}",
-        hint="see the log for what they said; what is committed stays: penstock resume",
+        hint="see the log for what they said; what is committed stays",
     )

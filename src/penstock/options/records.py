@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -242,6 +243,20 @@ class ClusterOptions:
                 raise UsageError(
                     f"{name} is for clusters", received=f"{name}={getattr(self, name)!r}", hint="give --engine ray, too"
                 )
+
+    def resume_line(self, output: str, workers: int | None = None) -> str:
+        """The line for a shell that goes on with a job on the same machines.
+
+        >>> ClusterOptions(RAY, "auto", {"CPU": "8"}).resume_line("out", workers=2)
+        'penstock resume out --engine ray --address auto --resources CPU=8 --workers 2'
+        """
+        words = ["penstock", "resume", output]
+        if self.engine != LOCAL:
+            given: list[tuple[str, Any]] = [("engine", self.engine), ("address", self.address)]
+            given += [("resources", f"{name}={value}") for name, value in self.resources.items()]
+            given += [("max-nodes", self.max_nodes), ("workers", workers)]
+            words += [word for name, value in given if value is not None for word in (f"--{name}", str(value))]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)

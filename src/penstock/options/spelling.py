@@ -20,7 +20,8 @@ _WORDS = ("all", "cpu", "gpu", "off", "auto")
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
 _TWO_DICTS = re.compile(r"[}] (?:" + "|".join(name for name, each in OPTIONS.items() if each.kind.is_mapping) + ")=[{]")
 _GIVEN = re.compile(rf"(?:^|(?<=, ))({'|'.join(OPTIONS)})=")
-_SHELL = re.compile(r"(`[^`]*`)")
+_SHELL = re.compile(r"(`[^`]*`|\bpenstock resume .*)")
+"""Commands of the shell, which stay as they are."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 Arguments = ParamSpec("Arguments")
@@ -39,12 +40,14 @@ def in_python(text: str, *, is_quoted: bool = False) -> str:
     def spell(match: re.Match[str]) -> str:
         return _keyword(match, text, is_quoted)
 
-    pieces = [_command(piece) if piece.startswith("`") else _FLAG.sub(spell, piece) for piece in _SHELL.split(text)]
+    pieces = _SHELL.split(text)
+    pieces[::2] = [_FLAG.sub(spell, piece) for piece in pieces[::2]]
+    pieces[1::2] = map(_command, pieces[1::2])
     return _TWO_DICTS.sub(", ", "".join(pieces))
 
 
 def _command(shell: str) -> str:
-    """A command between backticks: the name of its Python twin where it has no arguments."""
+    """A command: the name of its Python twin where it stands between backticks and has no arguments."""
     match = re.fullmatch(r"`penstock (inspect|devices|status|resume|plan)`", shell)
     return f"`penstock.{match[1]}`" if match else shell
 

@@ -64,6 +64,7 @@ class TrainerHold:
                 ended, death = self.run_once(launch, watchdog, lambda report: self._hear(report, hear))
                 if ended is not None:
                     return ended
+                resume_line = options.cluster.resume_line(self.job.folder, self.job.asked.workers)
                 deaths = 1 if self._kept > kept else deaths + 1
                 words = launch.last_words() or "none"
                 launch.note(f"{self.who} {death}")
@@ -72,13 +73,13 @@ class TrainerHold:
                         f"{self.who} died {deaths} times without getting further",
                         received=f"it {death}; its last words: {words}",
                         hint=f"see {internal(self.job.folder, 'log.txt')}; --verbose shows more. "
-                        "What was kept in checkpoints stays: penstock resume",
+                        f"What was kept in checkpoints stays: {resume_line}",
                     )
                 if self.stop.signal_number is not None:
                     raise Interrupted.by_signal(
                         self.stop.signal_number,
                         f"stopped; {self.who} {death}, so the last checkpoint is an older one",
-                        hint=f"go on with: penstock resume {self.job.folder}",
+                        hint=f"go on with: {resume_line}",
                     )
                 self.say(f"{self.who} {death}: it is started again, from the last checkpoint")
         finally:

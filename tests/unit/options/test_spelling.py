@@ -31,6 +31,10 @@ from penstock.options.spelling import for_python, in_python, spelled
         ("--weights FILE loads others", "weights='FILE' loads others"),
         ("`penstock inspect` shows it", "`penstock.inspect` shows it"),
         ("run `penstock predict M D --output O`", "run `penstock predict M D --output O`"),
+        (
+            "--devices cpu; go on with: penstock resume out --engine ray",
+            "devices='cpu'; go on with: penstock resume out --engine ray",
+        ),
         ("pip install --upgrade onnxruntime", "pip install --upgrade onnxruntime"),
         ("no options here", "no options here"),
     ],
