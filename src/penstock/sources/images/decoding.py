@@ -36,7 +36,16 @@ from penstock.sources.images.headers import (
     png_size,
     shown_start,
 )
-from penstock.sources.images.resizing import KEEP, Rendition, Size, fitted, needed, pillow, place
+from penstock.sources.images.resizing import (
+    KEEP,
+    Rendition,
+    Size,
+    fitted,
+    needed,
+    pillow,
+    place,
+    takes_fourth_byte,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -130,6 +139,8 @@ def _decode_jpeg(data: bytes | memoryview, out: Array, rendition: Rendition) -> 
     is_weighed = rendition.library == "pillow" and channels == 1 and space != "Gray"
     colors = "RGB" if is_weighed else _SPACES[channels]
     check_size(height, width, len(colors) if is_weighed else channels)
+    if channels == 3 and (height, width) != room and takes_fourth_byte(rendition):
+        colors = "RGBA"
     wanted = {"min_height": height, "min_width": width, "fastdct": is_fast}
     if (height, width) == room and turn == 1 and not is_weighed and out.flags.c_contiguous:
         decoder.decode_jpeg(data, colors, buffer=out.reshape(-1), **wanted)

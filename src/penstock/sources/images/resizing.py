@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.records import Array
 from penstock.errors import DeviceError
@@ -264,15 +265,31 @@ def _with_pillow(name: str, rgba: str = "RGBA") -> Resampler:
 
     def resample(pixels: Array, box: Box, out: Array) -> None:
         top, left, height, width = box
-        mode = {1: "L", 3: "RGB", 4: rgba}[pixels.shape[2]]
-        image = pillow().frombuffer(
-            mode, (pixels.shape[1], pixels.shape[0]), np.ascontiguousarray(pixels), "raw", mode, 0, 1
-        )
+        size = (pixels.shape[1], pixels.shape[0])
+        if pixels.shape[2] > out.shape[2]:
+            image = _without_copy(pixels, size)
+        else:
+            mode = {1: "L", 3: "RGB", 4: rgba}[pixels.shape[2]]
+            image = pillow().frombuffer(mode, size, np.ascontiguousarray(pixels), "raw", mode, 0, 1)
         how = getattr(pillow().Resampling, name)
         made = image.resize((out.shape[1], out.shape[0]), how, box=(left, top, left + width, top + height))
         out[:] = np.asarray(made).reshape(out.shape)
 
     return resample
+
+
+def takes_fourth_byte(rendition: Rendition) -> bool:
+    """Whether an RGB image may come to its resizing as Pillow keeps it, with a byte behind each pixel: a copy less.
+
+    Pillow takes such memory as it is since version 11.3.
+    """
+    return rendition.library == "pillow" and rendition.resize != KEEP and hasattr(pillow(), "fromarrow")
+
+
+def _without_copy(pixels: Array, size: Size) -> Any:
+    """An RGB image of Pillow on pixels that have a fourth byte."""
+    values = pa.Array.from_buffers(pa.uint8(), pixels.size, [None, pa.py_buffer(pixels)])
+    return pillow().fromarrow(pa.FixedSizeListArray.from_arrays(values, 4), "RGB", size)
 
 
 _pillow_bilinear = _with_pillow("BILINEAR", rgba="RGBX")
