@@ -124,6 +124,16 @@ def test_losses_in_a_list_go_to_outputs_in_their_order_of_written_predictions_to
 
 
 @pytest.mark.slow
+def test_a_loss_that_ignores_a_class_is_folded_in_batches_of_the_size_that_is_given(
+    made: Made, penstock_run: Penstock
+) -> None:
+    folder = made["tensorflow"]
+    ran = penstock_run("evaluate", folder / "ignored.keras", folder / "ignored.parquet", "--label", "y",
+                       "--batch-size", 100, "--devices", "cpu:2", "--json")  # fmt: skip
+    says_what_keras_says(summary_of(ran), folder, "ignored")
+
+
+@pytest.mark.slow
 def test_a_model_with_a_loss_of_its_own_sees_its_rows_in_order(made: Made, penstock_run: Penstock) -> None:
     folder = made["tensorflow"]
     ran = penstock_run("evaluate", folder / "own_step.keras", folder / "digits.parquet", "--label", "vector", *OWN,

@@ -137,6 +137,8 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
     sparse.save(folder / "sparse.keras")
     sparse.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
     check("a loss that is a sum", sparse, pixels, digit)
+    check("a sum over the batches of a generator", sparse, dataset=lambda: (batches(),))
+    check_ignored_class(sparse, folder, expected)
 
     two = two_outputs()
     expected["two"] = check("two outputs", two, pixels, {"which": digit, "even": is_even})
@@ -175,6 +177,23 @@ def check_others(folder: Path, expected: dict[str, dict[str, float]]) -> None:
         penstock.evaluate(bare, pixels, digit + 3)
     with pytest.raises(penstock.InputError, match="number of rows"):
         penstock.evaluate(bare, pixels, digit[:-1])
+
+
+def check_ignored_class(model: Any, folder: Path, expected: dict[str, dict[str, float]]) -> None:
+    """Keras divides the loss of a batch by its rows that are not ignored: batches have more and fewer of these."""
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    labels = np.where(np.arange(len(digit)) % 1000 < 700, digit, 0)
+    metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, name="metric")
+    model.compile(loss=crossentropy, metrics=["accuracy", metric, crossentropy])
+    check("an ignored class", model, pixels, labels, sample_weight=weights)
+    # On TensorFlow, Keras counts one batch more of a generator for a loss that is given as a metric.
+    model.compile(loss=crossentropy, weighted_metrics=[metric])
+    check("an ignored class in the batches of a generator", model, dataset=lambda: (batches(),))
+    expected["ignored"] = check("an ignored class in batches of 100", model, pixels, labels, batch_size=100)
+    in_one = model.evaluate(pixels, labels, batch_size=len(pixels), verbose=0, return_dict=True)
+    assert abs(in_one["loss"] - expected["ignored"]["loss"]) > 1e-3, "batches make no difference"
+    model.save(folder / "ignored.keras")
+    write_rows(folder / "ignored.parquet", y=labels)
 
 
 def check_plain_softmax() -> None:
@@ -246,6 +265,8 @@ def check_dependence_on_batches() -> None:
         (losses.Tversky(), True),
         (losses.tversky, True),
         (losses.Circle(), True),
+        (losses.SparseCategoricalCrossentropy(), False),
+        (losses.SparseCategoricalCrossentropy(ignore_class=0), True),
     ):
         model = make()
         model.compile(loss=loss)

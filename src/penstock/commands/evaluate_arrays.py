@@ -246,10 +246,15 @@ class _StreamedTargets(_GivenTargets):
             labels = _flat(parts[1])
             weights = _flat(parts[2]) if len(parts) == 3 and parts[2] is not None else {}
             if not self._labels:
-                self._labels, self._weights = labels, weights  # their names
+                self._labels, self._weights = labels, weights  # their names, and the rows of a batch
             self._waiting.append((self._pulled, labels, weights))
             self._pulled += len(next(iter(labels.values())))
             yield (parts[0],)
+
+    def shape(self, outputs: Structure, inputs: tuple[str, ...], specs: Mapping[str, Any]) -> FoldShape:
+        """What is folded, in batches as large as the first one."""
+        rows = len(next(iter(self._labels.values())))
+        return replace(super().shape(outputs, inputs, specs), batch_rows=rows)
 
     def _read(self, numbers: Array) -> dict[str, Array]:
         pieces: list[dict[str, Array]] = []

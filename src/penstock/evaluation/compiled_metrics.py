@@ -247,12 +247,28 @@ def _part_of(given: Any, output: str, place: int, outputs: int) -> Any:
 
 def depends_on_batches(model: Any) -> bool:
     """Whether another batch size may give another result: a loss that is no mean over rows, or code of the user."""
-    compiled = getattr(model, "_compile_metrics", None)
-    given = [user_loss(model)]
-    if compiled is not None:
-        given += [compiled._user_metrics, compiled._user_weighted_metrics]
-    flat = [each for entry in given for each in keras.tree.flatten(entry) if each is not None]
+    losses, metrics = keras.tree.flatten(user_loss(model)), _given_metrics(model)
+    # Of a loss that is given as a metric, Keras takes the mean of the batches' means.
+    if any(isinstance(each, keras.losses.Loss) for each in metrics):
+        return True
+    flat = [each for each in (*losses, *metrics) if each is not None]
     return not all(_is_of_keras(each) and _is_mean_over_rows(each) for each in flat)
+
+
+def reset_metrics(model: Any) -> None:
+    """Begin anew, also with metrics that were used before: those of a model that saw no batch are not in its list."""
+    model.reset_metrics()
+    for metric in _given_metrics(model):
+        if isinstance(metric, keras.metrics.Metric):
+            metric.reset_state()
+
+
+def _given_metrics(model: Any) -> list[Any]:
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None:
+        return []
+    flat: list[Any] = keras.tree.flatten((compiled._user_metrics, compiled._user_weighted_metrics))
+    return flat
 
 
 def _is_of_keras(given: Any) -> bool:
@@ -268,4 +284,8 @@ def _is_mean_over_rows(given: Any) -> bool:
     name = given if isinstance(given, str) else getattr(function, "__name__", type(given).__name__)
     if name.lower() in _OVER_WHOLE_BATCHES:
         return False
-    return not isinstance(given, keras.losses.Loss) or given.reduction in ("sum_over_batch_size", "auto")
+    if not isinstance(given, keras.losses.Loss):
+        return True
+    if getattr(given, "_fn_kwargs", {}).get("ignore_class") is not None:
+        return False  # the mean is over what its batch does not ignore
+    return given.reduction in ("sum_over_batch_size", "auto")

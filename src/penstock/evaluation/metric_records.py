@@ -34,7 +34,8 @@ class Structure:
 class FoldShape:
     """What a fold takes: the structures of predictions, labels and weights.
 
-    For a `test_step` it takes `inputs` instead of predictions, to which `scaling` is applied.
+    For a `test_step` it takes `inputs` instead of predictions, to which `scaling` is applied. `batch_rows` are those of
+    a batch of the input, where it came in batches.
     """
 
     predictions: Structure
@@ -42,6 +43,7 @@ class FoldShape:
     weights: Structure
     inputs: tuple[str, ...] = ()
     scaling: Scaling | None = None
+    batch_rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from penstock.core.output_selection import LOGITS
 from penstock.core.records import Array
 from penstock.errors import InputError, PenstockError, one_line
 from penstock.evaluation.class_counts import ClassCounts
-from penstock.evaluation.compiled_metrics import depends_on_batches, losses_of, stand_in
+from penstock.evaluation.compiled_metrics import depends_on_batches, losses_of, reset_metrics, stand_in
 from penstock.evaluation.fold_step import FoldStep
 from penstock.evaluation.label_fitting import AS_CLASSES, LabelRule, check_weights, fit_labels
 from penstock.evaluation.metric_records import (
@@ -107,7 +107,7 @@ class Fold:
             if request.per_class or request.confusion:
                 self._counts = self._new_counts(first)
         self._step = FoldStep(self._model)
-        self._model.reset_metrics()
+        reset_metrics(self._model)
         self._held = _BatchBuffer(self._batch_rows(first))
         self._is_begun = True
 
@@ -133,7 +133,7 @@ class Fold:
     def _batch_rows(self, first: Mapping[str, Array]) -> int:
         """Batches as Keras has them where the result depends on them; else as many rows as are handled well at once."""
         if self._shape.inputs or depends_on_batches(self._model):
-            return self._request.batch_size or KERAS_BATCH
+            return self._shape.batch_rows or self._request.batch_size or KERAS_BATCH
         row_bytes = sum(array.nbytes // max(1, len(array)) for array in first.values())
         return max(KERAS_BATCH, min(_MOST_FOLD_ROWS, _FOLD_BYTES // max(1, row_bytes)))
 
