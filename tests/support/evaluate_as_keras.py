@@ -227,6 +227,10 @@ def check_list_of_outputs(folder: Path, expected: dict[str, dict[str, float]]) -
         evaluate(model, label=labels, from_predictions=output, verbose=0),
     ):
         assert found.metrics == pytest.approx(expected["list"], rel=1e-5), found
+    with pytest.raises(penstock.InputError, match=r"(?s)output 'zz' are no classes.*OTHER=COLUMN"):
+        evaluate(model, label=labels, from_predictions=output, per_class=True, verbose=0)
+    found = evaluate(model, label={"aa": "a"}, metrics="mae", from_predictions=output, per_class=True, verbose=0)
+    assert [each["rows"] for each in found.per_class["aa"].values()] == np.bincount(is_even).tolist(), found
 
 
 def check_rows_that_fail(folder: Path) -> None:

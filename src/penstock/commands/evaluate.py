@@ -163,7 +163,8 @@ class ColumnTargets:
                 hint=f"--label {missing[0]}=COLUMN, or --metrics and --loss by name for the others",
             )
         self.targets = Targets(labels, asked.weight, self._classes, specs)
-        named = outputs if not missing else Structure("dict", tuple(name for name in outputs.names if name in labels))
+        kept = tuple(name for name in outputs.names if name in labels)
+        named = outputs if not missing else Structure("single" if len(kept) == 1 else "dict", kept)
         weights = Structure("single", ("",)) if asked.weight is not None else Structure("single", ())
         return FoldShape(named, named, weights, inputs)
 

@@ -126,8 +126,9 @@ class Fold:
     def _new_counts(self, first: Mapping[str, Array]) -> dict[str, ClassCounts]:
         counts: dict[str, ClassCounts] = {}
         for name, rule in self._rules.items():
-            shape = first[PREDICTION + name].shape[1:]
-            counts[name] = ClassCounts(shape, 0.0 if rule.has_logits else 0.5, names_of(self._request.classes, name))
+            shape, classes = first[PREDICTION + name].shape[1:], names_of(self._request.classes, name)
+            threshold, has_others = 0.0 if rule.has_logits else 0.5, len(self._rules) > 1
+            counts[name] = ClassCounts(name, shape, threshold, classes, has_others=has_others)
         return counts
 
     def _batch_rows(self, first: Mapping[str, Array]) -> int:
