@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,6 +117,28 @@ def _name_a_label_out_of_range() -> None:
         penstock.fit(make(), SMALL_X, labels, verbose=0)
 
 
+def _name_rows_without_numbers() -> None:
+    """Of shuffled arrays, with the number that a row has in them; where steps are undone, too."""
+
+    def without_relu() -> Any:  # that of TensorFlow may make 0 of NaN
+        model = keras.Sequential([keras.layers.Dense(10, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    odd = SMALL_X.copy()
+    odd[[7, 190], 3] = np.nan
+    faulty = "NaN or infinite values in (row 7|row 190|rows 7, 190)$"
+    with pytest.raises(penstock.ModelError) as told:
+        penstock.fit(without_relu(), odd, SMALL_Y, 30, verbose=0)
+    assert re.search(faulty, told.value.received or ""), told.value
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        penstock.fit(without_relu(), odd, SMALL_Y, 30, verbose=2, on_nan="skip")
+    remarks = [line for line in said.getvalue().splitlines() if "was undone" in line]
+    assert remarks, said.getvalue()
+    assert all(re.search(faulty, line) for line in remarks), remarks
+
+
 def on_all_devices() -> dict[str, Any]:
     """A model that was not built, with callbacks that save and look at it, on 4 devices; then used as ever."""
     seen: list[int] = []
@@ -126,6 +149,7 @@ def on_all_devices() -> dict[str, Any]:
             assert set(logs) == {"loss", "accuracy"}
 
     _name_a_label_out_of_range()
+    _name_rows_without_numbers()
     model = make()
     with TemporaryDirectory() as folder:
         saves = keras.callbacks.ModelCheckpoint(f"{folder}/model.keras", monitor="loss")

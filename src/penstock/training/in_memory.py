@@ -175,7 +175,8 @@ def _fit(model: Any, given: DataArguments, request: FitRequest) -> Any:
             held_back = replace(held_back, batch_size=size, steps=request.validation_steps)
             validation = GivenData(held_back, is_begun_anew=True)
         callbacks = _callbacks(trainer, request, data.steps)
-        schedule = loop.Schedule(request.epochs, request.validation_freq, request.on_nan, on_skip=say)
+        read = data.read if data.array_rows is not None else None
+        schedule = loop.Schedule(request.epochs, request.validation_freq, request.on_nan, on_skip=say, read=read)
         loop.train(trainer, data, callbacks, schedule, validation=validation)
     finally:
         trainer.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,6 +94,10 @@ def _unseen(stage: Stage, rows: int) -> None:
     """Nobody looks at the stages."""
 
 
+def _not_yet() -> None:
+    """The arrays of a batch are looked at once more."""
+
+
 def say_nothing(remark: str) -> None:
     """Says nothing."""
 
@@ -117,6 +121,8 @@ class Schedule:
     """Asked after every step, also of validation: training ends there with a checkpoint."""
     enter: Enter = field(default=_unseen)
     """Called when a stage begins: for a watchdog, and for the times of a trace."""
+    read: Callable[[Array], TrainBatch] | None = None
+    """Gives rows of these numbers, where all of them are in memory."""
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch; epochs count from 0."""
@@ -170,6 +176,8 @@ class _Run:
     """Where the last checkpoint was taken."""
     pending: list[_Step] = field(default_factory=list)
     """The last steps, which the devices may still be working on."""
+    checked: _Step | None = None
+    """The last step whose loss was seen to be a number."""
     batches: _Batches | None = None
     """Of the epoch that is under way, or of the last one."""
 
@@ -270,12 +278,14 @@ def _train_epoch(run: _Run) -> None:
         enter(Stage.STEP, batch.rows)
         number = run.position.batch
         callbacks.train_batch_begin(number)
-        # Before the step, which releases the batch. Where steps may be undone, each costs a copy of the weights anyway.
-        faulty = _values_in(_not_finite(batch)) if run.schedule.on_nan == SKIP else ""
-        trainer.train_on(batch)
+        # Where the step may be undone, its rows are looked at afterwards.
+        is_held = run.schedule.on_nan == SKIP and batch.is_borrowed
+        trainer.train_on(replace(batch, release=_not_yet) if is_held else batch)
         run.position = run.position.after(batch.rows)
         if run.schedule.on_nan == SKIP:
-            _undo_if_nan(run, batch, faulty)
+            _undo_if_nan(run, batch)
+            if is_held:
+                batch.release()
         elif run.schedule.on_nan == STOP:
             _check_loss(run, batch)
         callbacks.train_batch_end(number, trainer.step_logs)
@@ -368,7 +378,7 @@ def _loss_of(trainer: Trainer) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-def _undo_if_nan(run: _Run, batch: TrainBatch, faulty: str) -> None:
+def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
     found = _loss_of(run.trainer)
     loss = 0.0 if found is None else float(found)
     is_number = math.isfinite(loss)
@@ -377,6 +387,8 @@ def _undo_if_nan(run: _Run, batch: TrainBatch, faulty: str) -> None:
         return
     run.trainer.undo()
     run.skipped += 1
+    read = run.schedule.read
+    faulty = _values_in(_not_finite(batch if read is None else read(batch.numbers)))
     why = "weights were NaN after it" if is_number else f"its loss is {loss}"
     run.schedule.on_skip(f"step {run.position.step} was undone: {why}, {faulty or _named(batch.numbers)}")
     if run.skipped >= MOST_SKIPPED:
@@ -390,11 +402,15 @@ def _undo_if_nan(run: _Run, batch: TrainBatch, faulty: str) -> None:
 def _check_pending(run: _Run, count: int) -> None:
     """Look at the oldest `count` losses."""
     oldest, run.pending = run.pending[:count], run.pending[count:]
-    if not oldest or math.isfinite(float(oldest[-1].loss)):
+    if not oldest:
+        return
+    if math.isfinite(float(oldest[-1].loss)):
+        run.checked = oldest[-1]
         return
     for step in oldest:
         if not math.isfinite(float(step.loss)):
             raise _no_number(step, _faulty_rows(run, step))
+        run.checked = step
 
 
 def _faulty_rows(run: _Run, step: _Step) -> str:
@@ -403,15 +419,19 @@ def _faulty_rows(run: _Run, step: _Step) -> str:
     They are read again, as training ends: those of the step, and those of the step before, whose infinite values may
     have spoiled the weights while the loss was a number.
     """
-    if run.batches is None or run.data.rows is None or len(step.numbers) < step.rows:
+    if run.schedule.read is not None:
+        before = _not_finite(run.schedule.read(run.checked.numbers)) if run.checked is not None else []
+        faulty = _not_finite(run.schedule.read(step.numbers))
+    elif run.batches is None or run.data.rows is None or len(step.numbers) < step.rows:
         return ""  # what was given cannot be read again; of a gang's batch, this process has a share
-    run.batches.close()
-    position = step.position
-    begin = position.rows - step.rows
-    size_before = begin // (position.batch - 1) if position.batch > 1 else 0
-    batches = run.data.batches(position.epoch, begin - size_before)
-    before = _not_finite(next(batches)) if size_before else []
-    faulty = _not_finite(next(batches))
+    else:
+        run.batches.close()
+        position = step.position
+        begin = position.rows - step.rows
+        size_before = begin // (position.batch - 1) if position.batch > 1 else 0
+        batches = run.data.batches(position.epoch, begin - size_before)
+        before = _not_finite(next(batches)) if size_before else []
+        faulty = _not_finite(next(batches))
     return _values_in(faulty) or _values_in(before, " of the step before")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ NAN = float("nan")
 class Data:
     """10 rows in batches of 4, 4 and 2."""
 
-    rows = 10
+    rows: int | None = 10
 
     def __init__(self, is_nan: Collection[int] = ()) -> None:
         self._is_nan = is_nan
@@ -59,6 +60,7 @@ class Diary:
     def train_on(self, batch: TrainBatch) -> None:
         self._steps += 1
         self.entries.append(f"train {batch.rows}")
+        batch.release()
 
     def test_on(self, batch: TrainBatch) -> None:
         self.entries.append(f"test {batch.rows}")
@@ -178,6 +180,40 @@ def test_of_a_step_whose_loss_is_no_number_the_rows_with_such_values_are_named(
     else:
         loop.train(diary, Data(is_nan), diary, schedule)
     assert said[0].endswith(f", NaN or infinite values in {named}")
+
+
+@pytest.mark.parametrize(("is_nan", "named"), [(5, "row 5"), (3, "row 3 of the step before")])
+def test_rows_in_memory_are_looked_at_there(is_nan: int, named: str) -> None:
+    def read(numbers: Array) -> TrainBatch:
+        return TrainBatch(len(numbers), {"": np.where(numbers == is_nan, NAN, 1.0)}, {}, {}, numbers)
+
+    diary, stream = Diary([1.0, NAN, NAN]), Data()
+    stream.rows = None
+    with pytest.raises(ModelError, match=f"NaN or infinite values in {named}\n"):
+        loop.train(diary, stream, diary, loop.Schedule(1, read=read))
+
+
+def test_memory_of_a_step_that_is_undone_is_released_once_its_rows_were_looked_at() -> None:
+    class Lent(Data):
+        """What is released is written over."""
+
+        def __init__(self) -> None:
+            super().__init__([5])
+            self.released: list[int] = []
+
+        def batches(self, epoch: int, skip_rows: int = 0) -> Iterator[TrainBatch]:
+            for batch in super().batches(epoch, skip_rows):
+
+                def release(batch: TrainBatch = batch) -> None:
+                    batch.inputs["x"][:] = 0
+                    self.released.append(int(batch.numbers[0]))
+
+                yield replace(batch, release=release)
+
+    diary, data, said = Diary([1.0, NAN, 1.0]), Lent(), list[str]()
+    loop.train(diary, data, diary, loop.Schedule(1, on_nan=loop.SKIP, on_skip=said.append))
+    assert said == ["step 2 was undone: its loss is nan, NaN or infinite values in row 5"]
+    assert data.released == [0, 4, 8]
 
 
 def test_a_row_of_the_step_before_is_named_where_it_spoiled_the_weights_and_not_the_loss() -> None:

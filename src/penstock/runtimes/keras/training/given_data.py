@@ -68,6 +68,7 @@ class GivenData:
         self._epochs = _epoch_iterator(given, self._with_numbers(given.x))
         self.array_rows = _num_rows(given.x) if self._has_numbers else None
         """How many rows the arrays have; None of data that comes in batches."""
+        self._arrays = arrays
         self._count = 0
         self._is_begun_anew = is_begun_anew  # data for validation; training goes on where the last epoch ended
 
@@ -110,6 +111,14 @@ class GivenData:
                 given, numbers, rows = self._unpacked(data)
                 self._count += rows
                 yield GivenBatch(rows, {}, {}, {}, numbers, given=given)
+
+    def read(self, numbers: Any) -> TrainBatch:
+        """Rows of the arrays, to look at: columns of floats, without their names."""
+        numbers = np.asarray(numbers)
+        leaves = [leaf for leaf in keras.tree.flatten(self._arrays) if hasattr(leaf, "__array__")]
+        arrays = [np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf) for leaf in leaves]
+        columns = {str(place): array[numbers] for place, array in enumerate(arrays) if array.dtype.kind == "f"}
+        return TrainBatch(len(numbers), columns, {}, {}, numbers)
 
     def _unpacked(self, data: Any) -> tuple[Any, Any, int]:
         from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
