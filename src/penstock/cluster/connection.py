@@ -73,6 +73,7 @@ def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None
     if ray.is_initialized():
         return ray, lambda: None  # the caller's: it stays as it is
     _check_reachable(address)
+    _check_admitted(address)
     try:
         with _handlers_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -179,15 +180,37 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
+def _check_admitted(address: str) -> None:
+    """Ask the head whether it takes the token: where it does not, `ray.init` would try for 20 s, with a line a second.
+
+    Ray has no public call for this. A version that has none of such a name is asked by `ray.init` alone.
+    """
+    if address == "auto" or "://" in address:
+        return
+    try:
+        from ray._raylet import GcsClient
+
+        GcsClient(address=address)
+    except (ImportError, TypeError):
+        return
+    except Exception as error:
+        raise _refusal(address, error) from error
+
+
 def _refusal(address: str, error: Exception) -> DeviceError:
     mode, token = os.environ.get("RAY_AUTH_MODE", ""), os.environ.get("RAY_AUTH_TOKEN") is not None
+    comes = f"{'with' if token else 'without'} RAY_AUTH_TOKEN, RAY_AUTH_MODE={mode!r}"
+    if type(error).__name__ == "AuthenticationError":
+        return DeviceError(
+            "the Ray cluster asks for another token",
+            received=f"{address}: {comes}",
+            allowed="RAY_AUTH_MODE=token, and the token of the cluster in RAY_AUTH_TOKEN or ~/.ray/auth_token",
+        )
     hint = "ray start --head starts one; without --address penstock starts its own"
     if address != "auto":
-        said = "with a token" if token else "without a token"
         hint = (
-            f"is it a head node of the same version of Ray? This process comes {said} (RAY_AUTH_MODE={mode!r}): a "
-            "cluster with RAY_AUTH_MODE=token answers only those who have its token, in RAY_AUTH_TOKEN or "
-            "~/.ray/auth_token"
+            f"is it a head node of the same version of Ray? Does it ask for a token? This process comes {comes}; a "
+            "token is taken from RAY_AUTH_TOKEN or ~/.ray/auth_token where RAY_AUTH_MODE=token"
         )
     return DeviceError("the Ray cluster cannot be used", received=f"{address}: {one_line(error)}", hint=hint)
 
