@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,35 +208,28 @@ def test_no_cluster_at_the_address_is_told_at_once(inputs: Path, tmp_path: Path)
 
 
 @pytest.fixture
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A head with a token."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    folder = f"/tmp/ray-{os.getpid()}"
+def head() -> Iterator[str]:
+    """A head with a token, at a port that Ray chooses."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
     started = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN, RAY_USAGE_STATS_ENABLED="0")
     flags = [
         "--head",
         "--block",
-        f"--port={port}",
+        "--port=0",
         "--node-ip-address=127.0.0.1",
         "--num-cpus=1",
         f"--temp-dir={folder}",
     ]
     process = subprocess.Popen(
-        [*ray, "start", *flags, f"--temp-dir={folder}", "--include-dashboard=false", "--disable-usage-stats"],
+        [*ray, "start", *flags, "--include-dashboard=false", "--disable-usage-stats"],
         env=started,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    address = f"127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            time.sleep(0.1)
-    yield address
+    told = Path(folder, "ray_current_cluster")
+    wait_until(lambda: (told.exists() and bool(told.read_text())) or process.poll() is not None)
+    yield f"127.0.0.1:{told.read_text().strip().rpartition(':')[2]}"
     children = descendants_of(process.pid)
     process.send_signal(signal.SIGTERM)
     process.wait(60)
