@@ -122,6 +122,7 @@ def test_interrupted_it_goes_on_with_another_number_of_workers(
     with pytest.raises(Interrupted, match="with a checkpoint"):
         fit_together(MODEL, photos, output, PlainMachines(a=2), stopped, workers=2, **OPTIONS)
     assert "2 workers on 1 machine(s): these share cores or GPUs" in stopped.lines
+    assert any("127.0.0.1#a/cpu:0, 127.0.0.1#a#2/cpu:0" in line for line in stopped.lines), stopped.lines
     noted = Noted()
     summary = fit_together(MODEL, photos, output, PlainMachines(a=1), noted, **OPTIONS)
     assert any("it began on 2 workers, and goes on with 1 worker" in line for line in noted.lines), noted.lines
@@ -155,7 +156,8 @@ def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path,
     refused(UsageError, "several workers need one batch size", none, batch_size="auto")
     refused(UsageError, "workers do not share a cache on disk", none, cache="disk")
     refused(UsageError, "workers are for clusters", none, engine="local")
-    refused(DeviceError, "no room for so many workers", PlainMachines(a=1))
+    fitting = r"\nallowed: at most 2: 2 on 127\.0\.0\.1#a\nhint: --workers 2;"
+    refused(DeviceError, f"no room for so many workers\nreceived: --workers 3{fitting}", PlainMachines(a=2), workers=3)
     refused(
         UsageError, "a batch is divided evenly over the devices of all workers", PlainMachines(a=1, b=1), batch_size=9
     )

@@ -43,7 +43,7 @@ def test_two_workers_of_ray_learn_what_one_process_learns_also_after_a_killed_on
     one, _ = run(*fit(made, tmp_path / "one", *ON_JAX, *KILLING))
     assert (two["steps"], two["rows"], two["epochs"]) == (one["steps"], one["rows"], one["epochs"])
     assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
-    assert two["devices"] == ["127.0.0.1/cpu:0", "127.0.0.1/cpu:0"]
+    assert two["devices"] == ["127.0.0.1/cpu:0", "127.0.0.1#2/cpu:0"]
     weights = read_weights(output / "model.keras")
     for name, value in read_weights(tmp_path / "one" / "model.keras").items():
         np.testing.assert_allclose(weights[name], value, atol=1e-5, err_msg=name)

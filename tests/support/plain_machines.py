@@ -66,6 +66,9 @@ class PlainMachines:
         # Workers meet at the address that their machine is called by.
         return {f"127.0.0.1#{name}": room for name, room in self.room_of.items()}
 
+    def others(self) -> str:
+        return ""
+
     def start_member(self, member: int, name: str, members: int) -> None:
         machine = name.partition("#")[2]
         self.started.append(machine)

@@ -32,6 +32,10 @@ class Machines(Protocol):
         """How many workers each machine can have, by its name."""
         ...
 
+    def others(self) -> str:
+        """The machines that are there and can have none, in words, with what they have."""
+        ...
+
     def start_member(self, member: int, name: str, members: int) -> None:
         """Start a worker on a machine that will have so many."""
         ...
@@ -111,17 +115,23 @@ class GangHold(TrainerHold):
                 break
             self.stop.check()
             if time.monotonic() > deadline:
-                raise DeviceError(
-                    "the cluster has no room for so many workers",
-                    received=f"--workers {self.workers or 'of every machine'}"
-                    + (f"; the last gang {self._loss}" if self._loss else ""),
-                    allowed=f"{len(places)}: {', '.join(sorted(set(places))) or 'no machine fits'}",
-                    hint="fewer --workers, or less for each: --resources CPU=1",
-                )
+                raise self._no_room(rooms)
             time.sleep(_ASK_AGAIN_S)
         if not self._started and len(set(places)) < len(places):
             self.say(f"{len(places)} workers on {len(set(places))} machine(s): these share cores or GPUs")
         return places
+
+    def _no_room(self, rooms: Mapping[str, int]) -> DeviceError:
+        asked = f"--workers {self.workers or 'of every machine'}"
+        fitting = sum(rooms.values())
+        there = ", ".join(f"{room} on {name}" for name, room in rooms.items() if room)
+        return DeviceError(
+            "the cluster has no room for so many workers",
+            received=f"{asked}; the last gang {self._loss}" if self._loss else asked,
+            allowed=f"at most {fitting}: {there}" if fitting else f"none: {self.machines.others() or 'no machine'}",
+            hint=(f"--workers {fitting}" if fitting else "start nodes")
+            + "; each worker takes a GPU, or a core on a node without GPUs, or what --resources names",
+        )
 
     def _begin(self, members: Mapping[int, str]) -> None:
         """Check that all machines fit the job and each other, and start training on all of them."""
@@ -136,14 +146,16 @@ class GangHold(TrainerHold):
         for member, each in facts.items():
             gang = Gang(member - first, len(members), devices, f"{host}:{facts[first].port}")
             job = replace(self.job, devices=each.devices, threads=each.threads, gang=gang if len(members) > 1 else None)
-            self._answer(self.machines.call(member, "begin", job), members[member])
+            self._answer(self.machines.call(member, "begin", job), _called(member, members))
         self._devices = tuple(
-            str(replace(device, node=name)) for member, name in members.items() for device in facts[member].devices
+            str(replace(device, node=_called(member, members)))
+            for member, each in facts.items()
+            for device in each.devices
         )
 
     def _ask_all(self, members: Mapping[int, str], method: str, *arguments: Any) -> dict[int, Any]:
         asked = {member: self.machines.call(member, method, *arguments) for member in members}
-        return {member: self._answer(future, members[member]) for member, future in asked.items()}
+        return {member: self._answer(future, _called(member, members)) for member, future in asked.items()}
 
     def _answer(self, future: Future[Any], name: str) -> Any:
         """The answer of a worker that starts.
@@ -177,16 +189,16 @@ class GangHold(TrainerHold):
             done, _ = wait(waiting, _LOOK_EVERY_S, FIRST_COMPLETED)
             silent = silence.look(time.monotonic(), {member: answers[member] for member in waiting.values()})
             for member, seconds in silent.items():
-                return None, f"lost the one on {members[member]}: it gave no answer for {seconds:.0f} s"
+                return None, f"lost the one on {_called(member, members)}: it gave no answer for {seconds:.0f} s"
             for future in done:
                 member = waiting.pop(future)
                 answers[member] += 1
-                news: News = _result(future, members[member])
+                news: News = _result(future, _called(member, members))
                 self.log.write(news.log)
                 if news.error is not None:
                     raise news.error
                 if news.death:
-                    return None, f"lost the one on {members[member]}: it {news.death}"
+                    return None, f"lost the one on {_called(member, members)}: it {news.death}"
                 if member == first:
                     for report in news.reports:
                         hear(replace(report, devices=self._devices) if isinstance(report, StartReport) else report)
@@ -194,6 +206,16 @@ class GangHold(TrainerHold):
                         return news.ended, ""
                 if news.ended is None:
                     waiting[self.machines.call(member, "hear")] = member
+
+
+def _called(member: int, members: Mapping[int, str]) -> str:
+    """The name of a worker: that of its machine, with a number for the second worker there and those behind it.
+
+    >>> [_called(member, {4: "a", 5: "b", 6: "a"}) for member in (4, 5, 6)]
+    ['a', 'b', 'a#2']
+    """
+    number = sum(name == members[member] for other, name in members.items() if other <= member)
+    return f"{members[member]}#{number}" if number > 1 else members[member]
 
 
 def _result(future: Future[Any], name: str) -> Any:
