@@ -14,6 +14,7 @@ from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
 from penstock.errors import DeviceError, PenstockError, UsageError, one_line
+from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
 
 _AT_ONCE = 16
@@ -63,8 +64,8 @@ class RayTransport:
     def __init__(self, ray: Any, disconnect: Callable[[], None], resources: Mapping[str, str]) -> None:
         self._ray = ray
         self._disconnect = disconnect
-        self._amounts = {name: float(value) for name, value in resources.items() if _is_amount(value)}
-        self._labels = {name: value for name, value in resources.items() if not _is_amount(value)}
+        self._amounts = {name: float(value) for name, value in resources.items() if is_amount(value)}
+        self._labels = {name: value for name, value in resources.items() if not is_amount(value)}
         self._machines: dict[str, dict[str, Any]] = {}
         self._named: dict[str, str] = {}
         self._ids: dict[int, str] = {}
@@ -206,13 +207,6 @@ def _has(node: Mapping[str, Any]) -> str:
     amounts = {name: f"{amount:g}" for name, amount in own.items()}
     labels = {name: value for name, value in node.get("Labels", {}).items() if not name.startswith("ray.io/")}
     return ", ".join(f"{name}={value}" for name, value in (amounts | labels).items()) or "no resources"
-
-
-def _is_amount(value: str) -> bool:
-    try:
-        return float(value) >= 0
-    except ValueError:
-        return False
 
 
 def _how(error: BaseException) -> str:

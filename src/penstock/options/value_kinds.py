@@ -224,6 +224,14 @@ _AMOUNTS = ("CPU", "GPU", "memory")
 _TEXTS = pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 
 
+def is_amount(value: str) -> bool:
+    """Whether the value of a resource is an amount: any other is that of a label."""
+    try:
+        return 0 <= float(value) < math.inf
+    except ValueError:
+        return False
+
+
 def _read_resources(given: Any, flag: str) -> dict[str, str]:
     return {name: str(value) for name, value in _TEXTS.read(given, flag).items()}
 
@@ -231,11 +239,7 @@ def _read_resources(given: Any, flag: str) -> dict[str, str]:
 def _check_resources(name: str, value: Any) -> None:
     _TEXTS.check(name, value)
     for resource in _AMOUNTS:
-        try:
-            is_amount = resource not in value or 0 <= float(value[resource]) < math.inf
-        except ValueError:
-            is_amount = False
-        if not is_amount:
+        if resource in value and not is_amount(value[resource]):
             raise UsageError(
                 f"{name} takes an amount of {resource}",
                 received=f"{resource}={value[resource]}",
