@@ -109,7 +109,7 @@ def predict(
     if output is None:
         _check_returned(options, on_error, steps)
         given = {**keywords, **({"overwrite": overwrite} if overwrite else {})}
-        _refuse_unused(given, "overwrite", *_OF_FOLDERS)
+        _refuse_unused(given, "give output=…, or leave it out", "overwrite", *_OF_FOLDERS)
         wanted = Wanted(on_error, steps, callbacks, delayed(shown), verbose is True)
         return predict_arrays(resolved(model, options), data, options, wanted)
     for name, value in (("on_error", on_error), ("steps", steps), ("callbacks", callbacks)):
@@ -224,14 +224,14 @@ _OF_FOLDERS = ("format", "part_rows", "max_failures", "engine", "address", "reso
 """Options that say how predictions are written, and where."""
 
 
-def _refuse_unused(given: Mapping[str, Any], *names: str) -> None:
+def _refuse_unused(given: Mapping[str, Any], hint: str, *names: str) -> None:
     """Refuse options that do something only with an output folder."""
     for name in names:
         if given.get(name) is not None:
             raise UsageError(
                 f"{name} is for predictions that are written",
                 received=f"{name}={given[name]!r:.60}",
-                hint="give output=…, or leave it out",
+                hint=hint,
             )
 
 
@@ -492,7 +492,7 @@ def stream(
         ...     print(block["row"][0], block["score"].mean())
     """
     options = make_options(keywords, stream)
-    _refuse_unused(keywords, *_OF_FOLDERS)
+    _refuse_unused(keywords, "leave it out, or use penstock.predict with output=…, which writes files", *_OF_FOLDERS)
     check_on_error(on_error)
     wanted = Wanted(on_error, steps, None, delayed(progress_for(progress, verbose)), verbose is True)
     return stream_blocks(resolved(model, options), data, options, wanted)

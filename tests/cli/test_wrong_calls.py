@@ -37,10 +37,21 @@ def refusal(*arguments: object) -> dict[str, Any]:
         (["--limit", "x"], "--limit 'x'"),
         (["--format", "xlsx"], "--format 'xlsx'"),
         (["--colour"], "--colour"),
+        (["--engine", "ray", "--address", "head"], "--address 'head'"),
     ],
 )
 def test_shell_is_told_what_it_gave_as_flags(flags: list[str], received: str) -> None:
     assert refusal(*flags)["received"] == received
+
+
+def test_shell_reads_flags_in_the_problem() -> None:
+    assert refusal("--max-nodes", "2")["problem"] == "--max-nodes is for clusters"
+
+
+def test_stream_has_no_output_to_give() -> None:
+    with pytest.raises(UsageError) as caught:
+        penstock.stream("m.onnx", np.ones((3, 64)), engine="ray")
+    assert caught.value.hint == "leave it out, or use penstock.predict with output=…, which writes files"
 
 
 def test_choices_and_types_of_flags_are_what_is_allowed() -> None:

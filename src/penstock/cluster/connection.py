@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock.core.protocols import ShowLine
 from penstock.errors import DeviceError, PenstockError, one_line
+from penstock.options.value_kinds import HOST_AND_PORT, check_address
 from penstock.pool.devices.inventory import usable_cores
 
 LEAST_VERSION = (2, 54)
@@ -64,8 +65,11 @@ def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None
 
     Raises:
         DeviceError: There is no Ray here, or no cluster there, or it refuses.
+        UsageError: RAY_ADDRESS is not understood.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address is None and (address := os.environ.get("RAY_ADDRESS")):
+        check_address("RAY_ADDRESS", address)
+    address = address or "local"
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     if address == "local" and not _is_initialized():
         return _start_local(show)
@@ -163,15 +167,11 @@ def _silence(ray: Any) -> None:
 
 def _check_reachable(address: str) -> None:
     """Connect to the port of the address first: where nothing is there, Ray would try for minutes."""
-    match = re.fullmatch(r"(?:ray://)?(\[[^\]]+\]|[^:/]+):(\d+)", address)
+    match = HOST_AND_PORT.fullmatch(address)
     if match is None:
-        if address == "auto":
-            return
-        raise DeviceError(
-            "--address is not understood", received=address, allowed="auto, local, HOST:PORT, ray://HOST:PORT"
-        )
+        return
     try:
-        socket.create_connection((match[1].strip("[]"), int(match[2])), _CONNECT_S).close()
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise DeviceError(
             "no Ray cluster answers at the address",

@@ -227,7 +227,7 @@ class ClusterOptions:
     # fmt: off
     engine: str = _run(kinds.choice(LOCAL, RAY), NOTHING, NO_KEY, default=LOCAL,
         help="local: this machine. ray: every node of a Ray cluster, which reads the input and writes parts itself.")
-    address: str | None = _run(kinds.text("auto|HOST:PORT|ray://…"), NOTHING, NO_KEY,
+    address: str | None = _run(kinds.ADDRESS, NOTHING, NO_KEY,
         help="The Ray cluster. Default: RAY_ADDRESS, or one that is started on this machine for the job.")
     resources: Mapping[str, str] = _run(kinds.RESOURCES, NOTHING, NO_KEY, default={},
         help="What penstock takes on each Ray node (CPU=8; default: all CPUs and GPUs), or a label that a node has. "

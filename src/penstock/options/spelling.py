@@ -20,6 +20,8 @@ _WORDS = ("all", "cpu", "gpu", "off", "auto")
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
 _TWO_DICTS = re.compile(r"[}] (?:" + "|".join(name for name, each in OPTIONS.items() if each.kind.is_mapping) + ")=[{]")
 _GIVEN = re.compile(rf"(?:^|(?<=, ))({'|'.join(OPTIONS)})=")
+_PLAIN = re.compile(rf"(?<![\w'\"./-])({'|'.join(name for name in OPTIONS if '_' in name)})\b")
+"""Keywords that are no English words."""
 _SHELL = re.compile(r"(`[^`]*`|\bpenstock resume .*)")
 """Commands of the shell, which stay as they are."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -102,11 +104,17 @@ def spelled(error: PenstockError) -> PenstockError:
 
 
 def in_shell(error: UsageError) -> UsageError:
-    """The same error with what was received as flags: `--batch-size 0` in the place of `batch_size=0`."""
+    """The same error with options as flags: `--batch-size 0` in the place of `batch_size=0`."""
+    error.problem = _PLAIN.sub(_flag, error.problem)
     if error.received is not None:
-        error.received = _GIVEN.sub(lambda match: f"{OPTIONS[match[1]].flag.split('/')[0]} ", error.received)
-        error.args = (str(error),)
+        error.received = _GIVEN.sub(lambda match: f"{_flag(match)} ", error.received)
+    error.allowed = None if error.allowed is None else _PLAIN.sub(_flag, error.allowed)
+    error.args = (str(error),)
     return error
+
+
+def _flag(match: re.Match[str]) -> str:
+    return OPTIONS[match[1]].flag.split("/")[0]
 
 
 def for_python(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:

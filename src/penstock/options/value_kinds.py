@@ -220,6 +220,20 @@ def pairs(metavar: str, allowed: str, *, has_names_as_values: bool = False) -> K
     )
 
 
+HOST_AND_PORT = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>[0-9]+)")
+
+
+def check_address(name: str, value: Any) -> None:
+    if value not in (AUTO, "local") and HOST_AND_PORT.fullmatch(value) is None:
+        raise UsageError(
+            f"{name} is not understood",
+            received=f"{name}={value!r}",
+            allowed="auto, local, HOST:PORT, ray://HOST:PORT",
+        )
+
+
+ADDRESS = Kind(check=check_address, metavar="auto|HOST:PORT|ray://…")
+"""Where a cluster is."""
 _AMOUNTS = ("CPU", "GPU", "memory")
 _TEXTS = pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 
