@@ -188,7 +188,7 @@ def _check_admitted(address: str) -> None:
     if address == "auto" or "://" in address:
         return
     try:
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         GcsClient(address=address)
     except (ImportError, TypeError):
