@@ -155,18 +155,21 @@ _PREAMBLES = (
     "[[{{node",
     "arguments ",
 )
+_TRACED = ("in user code", "initialization failure from server")
+"""What an error begins with whose last line is the reason."""
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """The reason of a framework's error in one line: its class and the line that says something.
 
-    TensorFlow puts headings and stack traces before the reason, and Keras puts the reason of a traced function last.
+    TensorFlow puts headings and stack traces before the reason; Keras puts the reason of a traced function last, and
+    Ray that of a failed server.
     """
     try:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # an exception of a user may not even be able to say what it is
         lines = ["it cannot be shown"]
     telling = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
-    is_traced = bool(lines) and lines[0].lower().startswith("in user code")
+    is_traced = bool(lines) and lines[0].lower().startswith(_TRACED)
     text = (telling[-1] if is_traced else telling[0]) if telling else ""
     return f"{type(error).__name__}: {text}"[:limit].rstrip(": ")

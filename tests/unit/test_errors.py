@@ -85,6 +85,10 @@ def test_message_leaves_out_what_is_not_known() -> None:
         (ValueError("Graph execution error:\n\nDetected at node x\n  File y\nbad shape"), "ValueError: bad shape"),
         (TypeError("in user code:\n\n  File x\n  the reason"), "TypeError: the reason"),
         (RuntimeError("x" * 500), "RuntimeError: " + "x" * 286),
+        (
+            ConnectionAbortedError("Initialization failure from server:\nTraceback (most recent call last):\n\nX: no"),
+            "ConnectionAbortedError: X: no",
+        ),
     ],
 )
 def test_reason_of_a_framework_fits_one_line(error: Exception, expected: str) -> None:
