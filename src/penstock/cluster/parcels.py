@@ -19,6 +19,8 @@ from penstock.jobs.bring_up import Started
 from penstock.models.belongings import num_bytes
 from penstock.models.digest import find_module
 from penstock.planning import store
+from penstock.private_cache import CONVERTED as STEPS
+from penstock.private_cache import cache_folder
 from penstock.storage.disk import output_errors
 
 PIECE_BYTES = 32 << 20
@@ -26,8 +28,8 @@ MOST_BYTES = 4 << 30
 """Of one parcel. A larger model belongs on a disk that all nodes see."""
 
 
-PARCELS, STEPS = "parcels", "converted"
-"""Folders of the cache: models and modules, and the converted steps of `planning.store`."""
+PARCELS = "parcels"
+"""The folder of the cache for models and modules."""
 _Shared = TypeVar("_Shared")
 
 
@@ -70,7 +72,7 @@ def module_path(module: str) -> str | None:
 
 def folder_of(digest: str) -> str:
     """Where a parcel is kept on this machine."""
-    return os.path.join(store.cache_folder(), PARCELS, digest)
+    return os.path.join(cache_folder(), PARCELS, digest)
 
 
 def converted_step(started: Started) -> tuple[str, list[bytes]] | None:
@@ -83,7 +85,7 @@ def converted_step(started: Started) -> tuple[str, list[bytes]] | None:
 
 def has_step(name: str) -> bool:
     """Whether this machine has a converted step."""
-    return store.is_whole(os.path.join(store.cache_folder(), STEPS, name))
+    return store.is_whole(os.path.join(cache_folder(), STEPS, name))
 
 
 def kept(digest: str, name: str) -> str | None:
@@ -117,14 +119,14 @@ class Arrivals:
         """
         with output_errors("free space, or set PENSTOCK_CACHE to another folder on this node"):
             if digest not in self._files:
-                os.makedirs(store.cache_folder(), exist_ok=True)
-                self._files[digest] = tempfile.TemporaryFile(dir=store.cache_folder())  # noqa: SIM115 - closed below
+                os.makedirs(cache_folder(), exist_ok=True)
+                self._files[digest] = tempfile.TemporaryFile(dir=cache_folder())  # noqa: SIM115 - closed below
             file = self._files[digest]
             file.write(piece)
             if is_last:
                 with contextlib.closing(self._files.pop(digest)):
                     file.seek(0)
-                    _unpack(file, os.path.join(store.cache_folder(), folder, digest))
+                    _unpack(file, os.path.join(cache_folder(), folder, digest))
 
     def close(self) -> None:
         for file in self._files.values():

@@ -71,6 +71,8 @@ class Load:
     device: Device
     threads: int
     import_path: tuple[str, ...]
+    sent: float = 0.0
+    """When its process was started, by the clock that all processes share."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,10 @@ class Emptied:
 
 @dataclass(frozen=True)
 class Loaded:
+    """The model is loaded; `marks` say what of it took how long."""
+
     signature: Signature
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,8 @@ class Prepared:
     `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
     where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
     the job's function behind the model is to learn from them. `state`: what a call changes in the model; where the job
-    did not know of it, all else in this record is empty, and the job has to be prepared once more."""
+    did not know of it, all else in this record is empty, and the job has to be prepared once more. `marks`: what of this
+    took how long."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -270,6 +276,7 @@ class Prepared:
     padding: PaddingTrial | None = None
     first: Mapping[str, Column] = field(default_factory=dict)
     state: State = STATELESS
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)

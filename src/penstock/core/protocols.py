@@ -31,6 +31,7 @@ from penstock.core.source import SourceTraits as SourceTraits
 from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
 from penstock.core.stopping import StopFlag
+from penstock.core.tracing import Mark
 
 ShowLine = Callable[[str], None]
 """Shows a line to the user."""
@@ -114,6 +115,15 @@ class Copying(Protocol):
 
     def copied_s(self) -> float:
         """How long the calling thread has spent so far on getting batches to the device."""
+        ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A replica that notes the steps of its start."""
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        """What was noted since the last call."""
         ...
 
 

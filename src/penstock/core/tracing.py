@@ -11,6 +11,16 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 START = "start"
+"""From the command to the first spans; what replicas do meanwhile is noted step by step."""
+PROCESS = "start the process"
+IMPORT = "import the framework"
+GPU_CONTEXT = "make the GPU's context"
+DEVICE = "find the device"
+MODEL = "load the model"
+FIRST_ROWS = "read the first rows"
+TRACE = "trace the step"
+COMPILE = "compile the step"
+FIRST_BATCHES = "run the first batches"
 SEARCH = "search for a plan"
 SPAN = "span"
 """All that a loader did for a span; the marks of its batches lie inside."""

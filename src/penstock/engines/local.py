@@ -16,7 +16,7 @@ from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Observe, ShowLine, show_nothing
-from penstock.core.records import Placement, Result, Shortage, Signature, Span
+from penstock.core.records import Placement, Result, Shortage, Signature, Span, Timings
 from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.core.source import Source
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
@@ -274,6 +274,8 @@ class LocalEngine:
             case messages.Failed():
                 self._handle(run_events.ReplicaDied(handle.number, self._end_of(handle, message), message))
             case _:
+                if isinstance(message, (messages.Loaded, messages.Prepared)):
+                    self._observe(handle.number, handle.device, Timings(marks=[*message.marks]))
                 self._handle(run_events.ReplicaSaid(handle.number, message))
 
     def _end_of(self, handle: ReplicaHandle, failed: messages.Failed | None = None) -> ReplicaEnd:

@@ -16,7 +16,7 @@ from penstock.core.state import NONE
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
-from penstock.errors import ModelError
+from penstock.errors import ModelError, StepNotKept
 from penstock.jobs import buckets as shapes
 from penstock.jobs import decide as decisions
 from penstock.jobs import placement as placing
@@ -163,7 +163,11 @@ def _start_processes(model: ModelFile, request: Request, context: RunContext) ->
         descriptors = (shared.descriptor,) if shared is not None else ()
 
         def on(runtime: str) -> Started:
-            return _start_on(runtime, model, request, context, descriptors)
+            try:
+                return _start_on(runtime, model, request, context, descriptors)
+            except StepNotKept as error:
+                context.note(f"{error.problem}: starting without that ({error.received})")
+                return _start_on(runtime, model, request, context, descriptors)
 
         began = time.perf_counter()
         started, fallback = on_the_first_that_loads(model, request.runtime, on)

@@ -22,6 +22,7 @@ from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
+from penstock.private_cache import CONVERTED, PLANS, cache_folder
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 
 _KEPT_CONVERSIONS = 16
@@ -32,12 +33,6 @@ _SHOWN = 3
 _LONGEST = 40
 _TOO_LONG = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
 """Names for facts that are too long to print."""
-
-
-def cache_folder() -> str:
-    """`$PENSTOCK_CACHE`, or `penstock` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.environ.get("PENSTOCK_CACHE") or os.path.join(base, "penstock")
 
 
 def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions) -> str:
@@ -184,7 +179,7 @@ def forget(plan: Plan) -> None:
     with contextlib.suppress(OSError):
         os.remove(_plan_path(plan.key))
     converted = plan.choice.converted
-    if converted is not None and os.path.dirname(converted) == os.path.join(cache_folder(), "converted"):
+    if converted is not None and os.path.dirname(converted) == os.path.join(cache_folder(), CONVERTED):
         forget_conversion(converted)
 
 
@@ -210,7 +205,7 @@ def read_plan(path: str) -> Plan:
 
 def conversion_folder(step: str) -> str:
     """Where the converted step belongs. Another version of anything that takes part makes another step."""
-    return os.path.join(cache_folder(), "converted", _digest({"step": step, "format": FORMAT, "versions": _versions()}))
+    return os.path.join(cache_folder(), CONVERTED, _digest({"step": step, "format": FORMAT, "versions": _versions()}))
 
 
 def is_whole(folder: str) -> bool:
@@ -294,7 +289,7 @@ def _drop_oldest(parent: str) -> None:
 
 
 def _plan_path(key: str) -> str:
-    return os.path.join(cache_folder(), "plans", f"{key}.json")
+    return os.path.join(cache_folder(), PLANS, f"{key}.json")
 
 
 def _digest(known: Mapping[str, Any]) -> str:

@@ -109,6 +109,11 @@ class Meter:
             self._moments = deque([self._moment(self._clock())])
 
     def observe(self, number: int, device: Device, timings: Timings) -> None:
+        """Count a finished span. Timings without any time are marks of a replica's start, and only for the trace."""
+        if timings == Timings(marks=timings.marks):
+            if self.trace is not None:
+                self.trace.observe(number, device, 0, timings.marks)
+            return
         with self._lock:
             meter = self.devices.setdefault(number, DeviceMeter(device))
             meter.total.add(timings)

@@ -4,9 +4,12 @@ Device, memory and threads were pinned in the environment before this process be
 the line is closed, and ends at once when it is: a coordinator that was killed leaves no process behind.
 """
 
+import contextlib
 import itertools
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,10 +21,11 @@ from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
-from penstock.core.protocols import Copying, Exporting, Replica, TakesAnySize
+from penstock.core.protocols import Copying, Exporting, Noting, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
+from penstock.core.tracing import FIRST_BATCHES, FIRST_ROWS, PROCESS, TRACE, Mark
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.noise import find_noise
@@ -101,6 +105,7 @@ class ReplicaProcess:
         self._pipeline: Pipeline | None = None
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
+        self._marks: list[Mark] = []
 
     def serve(self) -> None:
         self._serving.serve()
@@ -113,14 +118,10 @@ class ReplicaProcess:
 
     def _handle(self, message: object) -> None:
         match message:
-            case messages.Load(runtime=runtime, model=model, device=device, threads=threads, import_path=path):
-                sys.path += [entry for entry in path if entry not in sys.path]
-                self._device = str(device)
-                self._replica = runtime.load(model, device, threads)
-                self._keeper = Keeper(self._replica)
-                self._channel.send(messages.Loaded(self._replica.signature))
+            case messages.Load():
+                self._load(message)
             case messages.Prepare():
-                self._channel.send(self._prepare(message))
+                self._channel.send(replace(self._prepare(message), marks=self._take_marks()))
             case messages.Measure():
                 assert self._replica is not None
                 self._channel.send(measure(self._replica, self._first_rows, message))
@@ -149,14 +150,36 @@ class ReplicaProcess:
                 unbegun = self._pipeline.drain() if self._pipeline is not None else []
                 self._channel.send(messages.Returned(tuple(span.index for span in unbegun)))
 
+    def _load(self, message: messages.Load) -> None:
+        self._marks.append(Mark(PROCESS, threading.current_thread().name, message.sent, time.perf_counter()))
+        sys.path += [entry for entry in message.import_path if entry not in sys.path]
+        self._device = str(message.device)
+        self._replica = message.runtime.load(message.model, message.device, message.threads)
+        self._keeper = Keeper(self._replica)
+        self._channel.send(messages.Loaded(self._replica.signature, self._take_marks()))
+
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._marks.append(Mark(what, threading.current_thread().name, started, time.perf_counter()))
+
+    def _take_marks(self) -> tuple[Mark, ...]:
+        """The steps of the start that were noted here and by the replica, for the trace."""
+        inside = self._replica.take_marks() if isinstance(self._replica, Noting) else ()
+        taken, self._marks = (*self._marks, *inside), []
+        return taken
+
     def _prepare(self, message: messages.Prepare) -> messages.Prepared:
         assert self._replica is not None
         assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
-        more = self._first_batches(message)
-        batch = next(more)
-        state = self._keeper.look(batch)
+        with self._doing(FIRST_ROWS):
+            more = self._first_batches(message)
+            batch = next(more)
+        with self._doing(TRACE):
+            state = self._keeper.look(batch)
         if state.kind != NONE and message.job.state == NONE:
             return messages.Prepared((), 0.0, state=state)
         self._keeper.hold(message.job)
@@ -165,7 +188,8 @@ class ReplicaProcess:
         if message.job.fewest_rows is not None and isinstance(self._replica, TakesAnySize):
             self._replica.take_any_size()
         batches = itertools.chain([batch], more)
-        batch, prepared = first_that_runs(guarded, batches, message.sample, message.job, message.asked)
+        with self._doing(FIRST_BATCHES):
+            batch, prepared = first_that_runs(guarded, batches, message.sample, message.job, message.asked)
         self._first_rows = {name: array[: batch.rows].copy() for name, array in batch.arrays.items()}
         state = state if state.kind != NONE else prepared.state
         if state.kind != NONE and message.job.state == NONE:

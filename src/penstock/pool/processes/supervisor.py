@@ -263,7 +263,7 @@ class ReplicaHandle(WorkerProcess):
             launch.environment(device),
             launch.log,
         )
-        self.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path)))
+        self.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path), time.perf_counter()))
 
     def close(self) -> None:
         super().close()

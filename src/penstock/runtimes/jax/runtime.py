@@ -15,7 +15,9 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers, keep
 from penstock.core.records import Array, Columns, Device, ModelFile
 from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
+from penstock.core.tracing import COMPILE, DEVICE, IMPORT, MODEL, Mark
 from penstock.errors import RefusedByRuntime, one_line
+from penstock.runtimes import kept_steps, start_steps
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import jax
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
@@ -76,12 +78,19 @@ class JaxRuntime:
 
     def load(self, model: ModelFile, device: Device, threads: int) -> JaxReplica:
         check_kind(model, self.name)
-        with lean_imports(model, "jax", "scipy"):
+        start_steps.open_gpu(device)
+        kept_steps.keep_jax_steps(self.name, model, device)
+        with start_steps.step(IMPORT), lean_imports(model, "jax", "scipy"):
             import jax
+
+            if device.kind == "gpu":
+                start_steps.beside("client", jax.devices)
             import keras  # noqa: F401 - imported here so that it, too, is imported leanly
 
-        target = find_device(device)
-        call = call_keras_model(model)
+        with start_steps.step(DEVICE):
+            target = find_device(device)
+        with start_steps.step(MODEL):
+            call = call_keras_model(model)
         call.signature = replace(call.signature, notes=(*call.signature.notes, *_lost_states(call.model)))
         is_wide = any(spec.dtype in _WIDE for spec in (*call.signature.inputs, *call.signature.outputs))
         if is_wide:
@@ -158,6 +167,9 @@ class JaxReplica:
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
 
+    def take_marks(self) -> tuple[Mark, ...]:
+        return start_steps.take_marks()
+
     def predicted_bytes(self, batch: Columns) -> int | None:
         """Memory of the weights, the batch, the answers and everything in between, as the compiler laid it out.
 
@@ -228,7 +240,7 @@ class JaxReplica:
             return step
         with self._compiling:
             if key not in self._steps:
-                self._steps[key] = self._trace if self._is_eager else self._lowered(batch).compile()
+                self._steps[key] = self._trace if self._is_eager else _compile(self._lowered(batch))
             return self._steps[key]
 
     @property
@@ -281,6 +293,13 @@ class JaxReplica:
         kept = keep(self._answers, self.call.name_outputs(outputs), jax_top_k)
         self._order = tuple(kept)
         return kept, changed
+
+
+def _compile(lowered: Any) -> Any:
+    with start_steps.step(COMPILE):
+        step = lowered.compile()
+    kept_steps.seal()
+    return step
 
 
 def jax_top_k(tensor: Any, k: int) -> tuple[Any, Any]:

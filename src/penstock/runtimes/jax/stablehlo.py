@@ -11,7 +11,9 @@ from penstock.core.kinds import RuntimeEntry
 from penstock.core.output_selection import keep, numpy_top_k
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.core.scaling import scaled_inputs
+from penstock.core.tracing import DEVICE, IMPORT, Mark
 from penstock.errors import DeviceError, ModelError, one_line
+from penstock.runtimes import kept_steps, start_steps
 from penstock.runtimes.environment import does_not_start
 from penstock.runtimes.frameworks import jax
 from penstock.runtimes.jax.runtime import (
@@ -40,13 +42,17 @@ class StableHloRuntime:
 
     def load(self, model: ModelFile, device: Device, threads: int) -> StableHloReplica:
         check_kind(model, self.name)
+        start_steps.open_gpu(device)
+        kept_steps.keep_jax_steps(self.name, model, device)
         try:
-            import jax
+            with start_steps.step(IMPORT):
+                import jax
         except ImportError as error:
             raise does_not_start("jax", model, error, PACKAGE.install) from None
         # A 64-bit input stays one: without this, JAX would make 32 bits of it.
         jax.config.update("jax_enable_x64", True)
-        target = find_device(device)
+        with start_steps.step(DEVICE):
+            target = find_device(device)
         return StableHloReplica(_read(model, "cuda" if device.kind == "gpu" else "cpu"), model, target)
 
 
@@ -134,6 +140,11 @@ class StableHloReplica:
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        # Only now is it known that the step was compiled: jit does that in its first call.
+        kept_steps.seal()
+        return start_steps.take_marks()
 
     def predicted_bytes(self, batch: Columns) -> int | None:
         return None

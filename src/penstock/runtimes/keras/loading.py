@@ -18,6 +18,7 @@ from penstock.core.records import ModelFile
 from penstock.errors import ModelError, PenstockError, RefusedByRuntime, one_line
 from penstock.runtimes.frameworks import keras
 from penstock.runtimes.keras.custom_objects import import_custom_objects, missing_object, not_found
+from penstock.runtimes.keras.drawn_weights import not_drawn
 from penstock.runtimes.keras.guarded_loading import guarded
 from penstock.runtimes.keras.h5_files import backend_of_h5, build_optimizer, config_of_h5, version_of_h5
 from penstock.runtimes.keras.keras1.model import load_keras1
@@ -108,7 +109,7 @@ def _read(file: ModelFile, objects: dict[str, Any], *, is_compiled: bool = False
         return load_keras1(file.location, objects)
     _refuse_what_changed(file, version)
     suffix = ".h5" if file.kind == "h5" else ".keras"
-    with path_with_suffix(file.location, suffix) as path, warnings.catch_warnings(action="ignore"):
+    with path_with_suffix(file.location, suffix) as path, warnings.catch_warnings(action="ignore"), not_drawn():
         model = keras.saving.load_model(path, custom_objects=objects, compile=is_compiled, safe_mode=not file.trust)
     if file.kind == "h5" and backend_of_h5(file.location) == "theano":
         turn_kernels(model)

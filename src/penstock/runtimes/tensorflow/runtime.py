@@ -13,7 +13,9 @@ from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
-from penstock.errors import RefusedByRuntime, one_line
+from penstock.core.tracing import COMPILE, DEVICE, IMPORT, MODEL, Mark
+from penstock.errors import RefusedByRuntime, StepNotKept, one_line
+from penstock.runtimes import kept_steps, start_steps
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
@@ -58,12 +60,18 @@ class TensorFlowRuntime:
 
     def load(self, model: ModelFile, device: Device, threads: int) -> TensorFlowReplica:
         check_kind(model, self.name)
-        with lean_imports(model, "tensorflow"):
+        start_steps.open_gpu(device)
+        kept_steps.keep_tensorflow_steps(self.name, model, device)
+        with start_steps.step(IMPORT), lean_imports(model, "tensorflow"):
             import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
             import tensorflow  # noqa: F401
 
-        prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
-        device_name = f"/{device.kind.upper()}:0"
+        with start_steps.step(DEVICE):
+            prepare_tensorflow(device, threads, others=[name for name in model.runtimes if name == "jax"])
+        with start_steps.step(MODEL):
+            return self._load(model, f"/{device.kind.upper()}:0")
+
+    def _load(self, model: ModelFile, device_name: str) -> TensorFlowReplica:
         if model.kind == "saved_model":
             signature, step = saved_model.load(model)
             return replica_on(device_name, signature, step, answers=model.answers, needs_xla=self.is_xla)
@@ -180,6 +188,7 @@ class TensorFlowReplica:
         self._to_device = _feeder(device_name)
         self._call_state = CallState()
         self._looked_at: dict[tuple[Any, ...], State] = {}
+        self._run_before: set[tuple[Any, ...]] = set()
 
     def predict(self, batch: Columns) -> Columns:
         return within_memory(batch, self._predict, (tf.errors.ResourceExhaustedError,), let_go=self._let_go)
@@ -214,6 +223,9 @@ class TensorFlowReplica:
     def predict_exactly(self, batch: Columns) -> Columns:
         return run_in_float64(self._plain, batch)
 
+    def take_marks(self) -> tuple[Mark, ...]:
+        return start_steps.take_marks()
+
     def take_any_size(self) -> None:
         if not self._needs_xla:
             self._step = None
@@ -239,7 +251,7 @@ class TensorFlowReplica:
         step = self._step
         if step is not None:
             try:
-                return dict(step(tensors))
+                return dict(step(tensors) if self._has_run(tensors) else self._first_call(step, tensors))
             except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
                 # Strings and lookups have no XLA kernels. Anything else fails again below, with its own message.
                 outputs = self._run_plain(tensors)
@@ -251,6 +263,27 @@ class TensorFlowReplica:
                 self._step = None
                 return outputs
         return self._run_plain(tensors)
+
+    def _has_run(self, tensors: dict[str, Any]) -> bool:
+        """Whether the step has run with tensors of these shapes; from now on it counts as such."""
+        key = tuple((tensor.dtype, *tensor.shape) for tensor in tensors.values())
+        has_run = key in self._run_before
+        self._run_before.add(key)
+        return has_run
+
+    def _first_call(self, step: Any, tensors: dict[str, Any]) -> Any:
+        """Compile the step and run it. TensorFlow fails where it can neither read nor write a step that it keeps, and
+        only a process that keeps none can go on then."""
+        try:
+            with start_steps.step(COMPILE):
+                outputs = step(tensors)
+        except tf.errors.OpError as error:
+            is_memory = isinstance(error, tf.errors.ResourceExhaustedError) and "No space left" not in str(error)
+            if is_memory or not kept_steps.give_up(str(error)):
+                raise
+            raise StepNotKept("TensorFlow cannot keep the compiled step", received=one_line(error)) from None
+        kept_steps.seal()
+        return outputs
 
     def _run_plain(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Without XLA a step is traced once for any number of rows, and for all sizes that the model leaves open, as

@@ -1,0 +1,84 @@
+"""The cache folder of the user: what is in it can be made anew, and nobody else may put anything into it."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PLANS, CONVERTED, COMPILED = "plans", "converted", "compiled"
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder() -> str:
+    """`$PENSTOCK_CACHE`, or `penstock` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("PENSTOCK_CACHE") or os.path.join(base, "penstock")
+
+
+def own_folder(*names: str) -> str | None:
+    """A folder in the cache to which only this user can write, made where it is missing; None where that cannot be.
+
+    What is kept there is run: a folder that somebody else made, or may write to, is not used.
+    """
+    folder = cache_folder()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in names:
+            folder = os.path.join(folder, name)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if not is_own(folder):
+                return None
+    except OSError:
+        return None
+    return folder if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else None
+
+
+def is_own(path: str) -> bool:
+    """Whether a file or folder, and no link to one, is this user's, and others cannot write to it."""
+    found = os.lstat(path)
+    is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+    return is_plain and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One kind of thing in the cache."""
+
+    name: str
+    entries: int
+    num_bytes: int
+
+
+def contents() -> list[Kept]:
+    """What is in the cache, by the folders in it."""
+    folders = sorted(_folders(), key=lambda entry: entry.name)
+    return [Kept(entry.name, len(os.listdir(entry.path)), bytes_in(entry.path)) for entry in folders]
+
+
+def clear() -> None:
+    """Remove what is in the cache; what cannot be removed stays.
+
+    Jobs that run go on: what they read again from there is made anew.
+    """
+    for entry in _folders():
+        shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def bytes_in(folder: str) -> int:
+    """The size of all files in a folder and below."""
+    sizes = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes += os.lstat(os.path.join(where, name)).st_size
+            except OSError:
+                continue  # another run has just removed it
+    return sizes
+
+
+def _folders() -> Iterator[os.DirEntry[str]]:
+    try:
+        yield from (entry for entry in os.scandir(cache_folder()) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return

@@ -1,0 +1,178 @@
+"""Compiled steps that are kept from run to run, in the user's cache: the second start of a model compiles nothing.
+
+JAX and TensorFlow find a step by all that decides it: the program, its shapes, and the flags of the compiler. Beside
+each file lies its digest, written once the file is whole: one that was cut short, altered or put there by somebody else
+is removed before the framework reads it, and made anew. Kernels are chosen without timing them (see
+`environment.xla_flags`), so a kept step and a new one give the same bits, and clearing the cache changes none.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from importlib import metadata
+
+from penstock.core.records import Device, ModelFile
+from penstock.private_cache import COMPILED, bytes_in, is_own, own_folder
+
+_DIGEST = ".sha256"
+_UNUSABLE = "unusable"
+"""The file that says that a framework cannot keep the steps of this model."""
+_PACKAGES = (
+    "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "keras",
+    "tensorflow", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
+)  # fmt: skip
+_LEAST_FREE_BYTES = 1 << 30
+"""A disk with less than this is left to the job: TensorFlow fails where it cannot write a step."""
+_MOST_BYTES = 4 << 30
+_RECENT_S = 3600.0
+_JAX = {
+    # Every program is kept, however short its compilation: dozens of small ones add up.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    "JAX_RAISE_PERSISTENT_CACHE_ERRORS": "false",
+    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+}
+_TF_FLAG = "--tf_xla_persistent_cache_directory="
+
+_folder: str | None = None
+"""Where this process keeps its steps; None where it keeps none."""
+
+
+def keep_jax_steps(runtime: str, model: ModelFile, device: Device) -> None:
+    """Have JAX keep what it compiles. To be called before JAX is imported."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return  # the user has a folder for it
+    folder = _open(runtime, model, device)
+    if folder is not None:
+        os.environ.update(_JAX | {"JAX_COMPILATION_CACHE_DIR": folder})
+
+
+def keep_tensorflow_steps(runtime: str, model: ModelFile, device: Device) -> None:
+    """Have TensorFlow keep what XLA compiles for a GPU. To be called before TensorFlow is imported.
+
+    On CPUs its cache does not work: tensorflow#57649.
+    """
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    if device.kind != "gpu" or _TF_FLAG in flags:
+        return
+    folder = _open(runtime, model, device)
+    if folder is not None and not folder.split()[1:]:  # TensorFlow takes a space for the end of a flag
+        os.environ["TF_XLA_FLAGS"] = f"{flags} {_TF_FLAG}{folder}".strip()
+
+
+def seal() -> None:
+    """Write the digests of files that this process has added. To be called when something was compiled."""
+    if _folder is None:
+        return
+    with contextlib.suppress(OSError):
+        for name in _files(_folder):
+            path = os.path.join(_folder, name)
+            if not os.path.exists(path + _DIGEST):
+                _write(path + _DIGEST, _digest(path))
+
+
+def give_up(reason: str) -> bool:
+    """Keep no steps of this model any more, as the framework fails with them; whether it did until now."""
+    global _folder
+    if _folder is None:
+        return False
+    folder, _folder = _folder, None
+    with contextlib.suppress(OSError):
+        for name in _files(folder):
+            _remove(os.path.join(folder, name))
+        _write(os.path.join(folder, _UNUSABLE), reason)
+    return True
+
+
+def _open(runtime: str, model: ModelFile, device: Device) -> str | None:
+    """The folder for the steps of a model, with only whole files in it; None where there is none to be had."""
+    global _folder
+    folder = own_folder(COMPILED, _key(runtime, model, device))
+    try:
+        if folder is None or os.path.exists(os.path.join(folder, _UNUSABLE)):
+            return None
+        _drop_oldest(os.path.dirname(folder))
+        if shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+            return None
+        for name in os.listdir(folder):
+            if not _is_whole(os.path.join(folder, name.removesuffix(_DIGEST))):
+                _remove(os.path.join(folder, name))
+        os.utime(folder)
+    except OSError:
+        return None
+    _folder = folder
+    return folder
+
+
+def _key(runtime: str, model: ModelFile, device: Device) -> str:
+    facts = {
+        "runtime": runtime,
+        "model": model.digest,
+        "device": [device.kind, device.name] if device.kind == "gpu" else _processor(),
+        "flags": [os.environ.get(name) for name in ("XLA_FLAGS", "TF_XLA_FLAGS")],
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _processor() -> list[str]:
+    """What code for this machine's cores depends on: a home folder may be that of several machines."""
+    about = [platform.machine()]
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        about += sorted({line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return about
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _files(folder: str) -> list[str]:
+    """The names of what a framework has written there."""
+    return [name for name in os.listdir(folder) if not name.endswith(_DIGEST) and name != _UNUSABLE]
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        with open(path + _DIGEST, encoding="ascii") as file:
+            return is_own(path) and is_own(path + _DIGEST) and file.read() == _digest(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: str, text: str) -> None:
+    """A small file, whole or not at all."""
+    staging = f"{path}.{os.getpid()}{_DIGEST}"  # left by a killed run, it is a digest without a file, and removed
+    with open(staging, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(staging, path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.remove(path)
+
+
+def _drop_oldest(parent: str) -> None:
+    """Remove the steps of models that were not started for the longest time, where all together take too much."""
+    folders = sorted(os.scandir(parent), key=lambda entry: -entry.stat().st_mtime)
+    total = 0
+    for entry in folders:
+        total += bytes_in(entry.path)
+        if total > _MOST_BYTES and time.time() - entry.stat().st_mtime > _RECENT_S:
+            _remove(entry.path)
