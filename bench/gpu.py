@@ -1,7 +1,7 @@
 """E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
 
 `python -m bench.gpu --runtime jax --images 60000 --batch 512`. With `--auto`, the batch size that a plan chooses is
-held against a sweep over batch sizes instead. It needs a GPU, penstock, numpy, Keras and the runtime's framework, and
+held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm. It needs a GPU, penstock, numpy, Keras and the runtime's framework, and
 nothing of the other workloads' environment.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_auto import measure_auto
+from bench.gpu_start import measure_start
 from bench.measure import interleave
 from bench.shell import BenchError, Finished, run
 from bench.sides import check_counts, penstock_command
@@ -28,6 +29,7 @@ IMAGE_SHAPE = (224, 224, 3)
 IMAGES_PER_FILE = 10_000
 # Enough for the largest batch of a sweep.
 AUTO_IMAGES = 8192
+START_BATCHES = 4
 BAR = Bar(0.85)
 
 
@@ -72,10 +74,14 @@ class GpuJob:
         print(json.dumps({"penstock": finished.document}), file=sys.stderr, flush=True)
         return float(finished.document["rows_per_s"])
 
-    def _penstock_command(self, output: Path) -> list[str]:
+    @property
+    def options(self) -> list[str]:
+        """What `penstock predict` is given."""
         options = ["--format", "npy", "--devices", self.devices, "--runtime", self.runtime]
-        batch = ["--batch-size", str(self.batch_size)]
-        return penstock_command(self.model, self.images, output, [*options, *batch])
+        return [*options, "--batch-size", str(self.batch_size)]
+
+    def _penstock_command(self, output: Path) -> list[str]:
+        return penstock_command(self.model, self.images, output, self.options)
 
     def _rate(self, action: str, *options: str) -> float:
         return float(self._child(action, {}, *options).document["rows_per_s"])
@@ -124,6 +130,14 @@ def measure_choice(job: GpuJob) -> tuple[list[Line], dict[str, Any]]:
     return measure_auto(job.model, job.images, job.runtime, job.devices)
 
 
+def measure_ready(job: GpuJob) -> tuple[list[Line], dict[str, Any]]:
+    """Time the start of a short job: with an empty cache, and with what that left there."""
+    job.save_model()
+    num_images = START_BATCHES * job.batch_size
+    write_images(job.images, num_images)
+    return measure_start(job.model, job.images, num_images, job.runtime, job.options)
+
+
 def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None) -> Line:
     what = f"ResNet50 {job.dtype_policy}, {job.runtime}, batch {job.batch_size}, against {peer_name}"
     return Line("E", what, "images/s", ours, peer, ours / peer, bar)
@@ -140,6 +154,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--model-predict", action="store_true", help="measure model.predict too, once")
     parser.add_argument("--auto", action="store_true", help="a plan's batch size against a sweep over batch sizes")
+    parser.add_argument("--start", action="store_true", help="the start by its steps, cold and warm")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args(arguments)
 
@@ -158,7 +173,9 @@ def main(arguments: list[str]) -> int:
             root=Path(root),
         )
         try:
-            if options.auto:
+            if options.start:
+                lines, rates = measure_ready(job)
+            elif options.auto:
                 lines, rates = measure_choice(job)
             else:
                 lines, rates = measure(job, options.repeats, options.model_predict)
