@@ -103,6 +103,34 @@ def test_the_best_classes_are_ranked_on_the_gpu(
     np.testing.assert_allclose(scores, best, atol=1e-6)
 
 
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+def test_compiled_steps_are_kept_and_change_no_bit(
+    models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path, runtime: str
+) -> None:
+    def run(name: str) -> Any:
+        ran = penstock_run(
+            "predict", models / "digits.keras", digits, "--output", tmp_path / name, "--devices", "gpu:0",
+            "--runtime", runtime, "--batch-size", 512, environment={"PENSTOCK_CACHE": str(tmp_path / "cache")},
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert "cannot keep" not in ran.stderr
+        return read_rows(tmp_path / name)
+
+    def kept() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "cache" / "compiled").glob("*/*")}
+
+    first = run("first")
+    files = kept()
+    assert len(files) >= 2, files.keys()
+    assert run("again").equals(first)
+    assert kept() == files  # nothing was compiled
+    for path in (tmp_path / "cache" / "compiled").glob("*/*"):
+        if path.suffix != ".sha256":
+            path.write_bytes(b"damaged" + path.read_bytes()[7:])
+    assert run("damaged").equals(first)
+    assert kept().keys() == files.keys()
+
+
 GIB = 2**30
 WIDE = """
 import sys, keras

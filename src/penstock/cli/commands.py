@@ -562,6 +562,26 @@ def devices(as_json: bool) -> int:
     return 0
 
 
+@main.command()
+@click.option("--clear", is_flag=True, help="Remove all of it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def cache(clear: bool, as_json: bool) -> int:
+    """What is kept to start sooner: plans, converted models and compiled steps. All of it can be made anew."""
+    from penstock import private_cache
+
+    if clear:
+        private_cache.clear()
+    kept = private_cache.contents()
+    if as_json:
+        document = {each.name: {"entries": each.entries, "bytes": each.num_bytes} for each in kept}
+        click.echo(json.dumps({"folder": private_cache.cache_folder(), "kept": document}))
+        return 0
+    click.echo(f"{private_cache.cache_folder()}{'' if kept else ': nothing is kept'}")
+    for each in kept:
+        click.echo(f"  {each.name:<12}{each.entries:>6,}  {each.num_bytes / 1e6:,.1f} MB")
+    return 0
+
+
 def _progress(is_quiet: bool) -> Progress:
     from penstock.telemetry.progress import Bars, Lines, Silent
 
