@@ -1,8 +1,8 @@
 """E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
 
 `python -m bench.gpu --runtime jax --images 60000 --batch 512`. With `--auto`, the batch size that a plan chooses is
-held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm. It needs a GPU, penstock, numpy, Keras and the runtime's framework, and
-nothing of the other workloads' environment.
+held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm. It needs
+a GPU, penstock, numpy, Keras and the runtime's framework, and nothing of the other workloads' environment.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.shell import BenchError, run
 from bench.sides import check_counts, penstock_command
-from bench.table import Bar, Line
+from bench.table import Bar, Line, amount
 
 AGAIN = 2
 BARS = {"jax": (13.0, 8.0), "tensorflow": (20.0, 14.0)}
@@ -25,7 +25,7 @@ def measure_start(
 ) -> tuple[list[Line], dict[str, Any]]:
     """Start cold once and warm a few times, and show both by their steps."""
     root = model.parent
-    runs = [_start(root, number, penstock_command, model, images, num_images, options) for number in range(1 + AGAIN)]
+    runs = [_start(root, number, model, images, num_images, options) for number in range(1 + AGAIN)]
     if len({each["digest"] for each in runs}) != 1:
         raise BenchError("starts from a full and from an empty cache gave other bytes")
     first, *again = runs
@@ -33,21 +33,20 @@ def measure_start(
         print(f"{runtime}, {name}: ready after {each['ready_s']:.2f} s; kept: {each['kept']}", file=sys.stderr)
         for step in each["steps"]:
             print("  {start:7.2f} s  {seconds:6.2f} s  {what} ({where})".format(**step), file=sys.stderr, flush=True)
-    warm = median(each["ready_s"] for each in again)
+    cold, warm = first["ready_s"], median(each["ready_s"] for each in again)
     what = f"{model.stem}, {runtime}: ready"
     bars = [Bar(limit, is_at_most=True, unit="s") for limit in BARS[runtime]]
     lines = [
-        Line("E", f"{what} for the first time, against again", "s", first["ready_s"], warm, first["ready_s"] / warm, bars[0]),
-        Line("E", f"{what} again, against the first time", "s", warm, first["ready_s"], warm / first["ready_s"], bars[1]),
-    ]  # fmt: skip
+        amount("E", f"{what} for the first time, against again", "s", (cold, warm), bars[0]),
+        amount("E", f"{what} again, against the first time", "s", (warm, cold), bars[1]),
+    ]
     return lines, {"first": first, "again": again}
 
 
-def _start(
-    root: Path, number: int, command: Any, model: Path, images: Path, num_images: int, options: list[str]
-) -> dict[str, Any]:
+def _start(root: Path, number: int, model: Path, images: Path, num_images: int, options: list[str]) -> dict[str, Any]:
     trace, output, cache = root / f"trace-{number}.json", root / f"predictions-{number}", root / "cache"
-    finished = run(command(model, images, output, [*options, "--trace", str(trace)]), {"PENSTOCK_CACHE": str(cache)})
+    command = penstock_command(model, images, output, [*options, "--trace", str(trace)])
+    finished = run(command, {"PENSTOCK_CACHE": str(cache)})
     check_counts(finished.document, num_images)
     ready_s, steps = read_start(json.loads(trace.read_text()))
     kept = [path for path in (cache / "compiled").glob("*/*") if path.suffix != ".sha256"]

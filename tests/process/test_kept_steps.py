@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import Penstock, read_rows
 
 STEPS = ["start the process", "import the framework", "find the device", "load the model", "read the first rows"]

@@ -260,8 +260,8 @@ class Prepared:
     `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
     where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
     the job's function behind the model is to learn from them. `state`: what a call changes in the model; where the job
-    did not know of it, all else in this record is empty, and the job has to be prepared once more. `marks`: what of this
-    took how long."""
+    did not know of it, all else in this record is empty, and the job has to be prepared once more. `marks`: what
+    of this took how long."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
