@@ -19,8 +19,7 @@ from penstock.jobs.bring_up import Started
 from penstock.models.belongings import num_bytes
 from penstock.models.digest import find_module
 from penstock.planning import store
-from penstock.private_cache import CONVERTED as STEPS
-from penstock.private_cache import cache_folder
+from penstock.private_cache import CONVERTED, cache_folder
 from penstock.storage.disk import output_errors
 
 PIECE_BYTES = 32 << 20
@@ -28,8 +27,8 @@ MOST_BYTES = 4 << 30
 """Of one parcel. A larger model belongs on a disk that all nodes see."""
 
 
-PARCELS = "parcels"
-"""The folder of the cache for models and modules."""
+PARCELS, STEPS = "parcels", CONVERTED
+"""Folders of the cache: models and modules, and the converted steps of `planning.store`."""
 _Shared = TypeVar("_Shared")
 
 
