@@ -8,8 +8,7 @@
     │   └── RefusedByRuntime 6  this runtime cannot load it; another one may
     ├── OutputError          7  the output folder is locked, foreign or damaged
     ├── DeviceError          8  a device, a runtime or an extra is missing
-    │   ├── OutOfMemory      8  a batch did not fit; a smaller one may
-    │   └── StepNotKept      8  a compiled step cannot be kept in the cache; a process that keeps none runs it
+    │   └── OutOfMemory      8  a batch did not fit; a smaller one may
     ├── WorkersDied          9  replicas kept dying
     └── Interrupted        130  stopped by the user; the folder can be resumed (143 after SIGTERM, 129 after SIGHUP)
 
@@ -126,10 +125,6 @@ class DeviceError(PenstockError):
 
 class OutOfMemory(DeviceError):
     """A batch did not fit into the memory of its device. A smaller one may: the run goes on with half of it."""
-
-
-class StepNotKept(DeviceError):
-    """A framework fails as it cannot keep a compiled step: the job is started again, and keeps none."""
 
 
 class WorkersDied(PenstockError):

@@ -21,7 +21,6 @@ EXIT_CODES = {
     "OutputError": 7,
     "DeviceError": 8,
     "OutOfMemory": 8,
-    "StepNotKept": 8,
     "WorkersDied": 9,
     "Interrupted": 130,
 }

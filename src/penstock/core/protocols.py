@@ -32,6 +32,7 @@ from penstock.core.source import with_changes as with_changes
 from penstock.core.state import State
 from penstock.core.stopping import StopFlag
 from penstock.core.tracing import Mark
+from penstock.errors import DeviceError
 
 ShowLine = Callable[[str], None]
 """Shows a line to the user."""
@@ -67,6 +68,10 @@ class Replica(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StepNotKept(DeviceError):
+    """A replica failed as its framework cannot keep a compiled step. Another process, which keeps none, can run it."""
 
 
 @runtime_checkable

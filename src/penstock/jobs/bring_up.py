@@ -10,13 +10,13 @@ from penstock.core.agreement import Noise
 from penstock.core.job import Job
 from penstock.core.messages import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Plan
-from penstock.core.protocols import Engine, Source, Tunable
+from penstock.core.protocols import Engine, Source, StepNotKept, Tunable
 from penstock.core.records import ModelFile, Placement, Recipe, Result, Signature, Span
 from penstock.core.state import NONE
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Timeouts
 from penstock.engines.embedded import EmbeddedEngine
 from penstock.engines.local import LocalEngine
-from penstock.errors import ModelError, StepNotKept
+from penstock.errors import ModelError
 from penstock.jobs import buckets as shapes
 from penstock.jobs import decide as decisions
 from penstock.jobs import placement as placing

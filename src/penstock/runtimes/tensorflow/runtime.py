@@ -11,10 +11,11 @@ import numpy as np
 
 from penstock.core.kinds import Package, RuntimeEntry
 from penstock.core.output_selection import Answers
+from penstock.core.protocols import StepNotKept
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Signature
 from penstock.core.state import State
 from penstock.core.tracing import COMPILE, DEVICE, IMPORT, MODEL, Mark
-from penstock.errors import RefusedByRuntime, StepNotKept, one_line
+from penstock.errors import RefusedByRuntime, one_line
 from penstock.runtimes import kept_steps, start_steps
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import tf
