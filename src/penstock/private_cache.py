@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 PLANS, CONVERTED, COMPILED = "plans", "converted", "compiled"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -41,19 +41,20 @@ def is_own(path: str) -> bool:
     return is_plain and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
-@dataclass(frozen=True)
-class Kept:
-    """One kind of thing in the cache."""
+def as_json() -> dict[str, Any]:
+    """The cache and the kinds of things in it: plain JSON."""
+    kept = {
+        entry.name: {"entries": len(os.listdir(entry.path)), "bytes": bytes_in(entry.path)}
+        for entry in sorted(_folders(), key=lambda entry: entry.name)
+    }
+    return {"folder": cache_folder(), "kept": kept}
 
-    name: str
-    entries: int
-    num_bytes: int
 
-
-def contents() -> list[Kept]:
-    """What is in the cache, by the folders in it."""
-    folders = sorted(_folders(), key=lambda entry: entry.name)
-    return [Kept(entry.name, len(os.listdir(entry.path)), bytes_in(entry.path)) for entry in folders]
+def in_words() -> str:
+    """What `as_json` says, in lines."""
+    kept = as_json()["kept"]
+    lines = [f"  {name:<12}{each['entries']:>6,}  {each['bytes'] / 1e6:,.1f} MB" for name, each in kept.items()]
+    return "\n".join([cache_folder() + ("" if kept else ": nothing is kept"), *lines])
 
 
 def clear() -> None:

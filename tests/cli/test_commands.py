@@ -179,7 +179,7 @@ def test_help_cuts_no_sentence_and_begins_with_what_is_used_most() -> None:
     listed = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
     assert "..." not in listed.partition("Commands:")[2]
     commands = [line.split()[0] for line in listed.partition("Commands:")[2].splitlines() if line[2:3].strip()]
-    known = ["predict", "plan", "evaluate", "fit", "resume", "retry", "status", "verify", "inspect", "devices"]
+    known = ["predict", "plan", "evaluate", "fit", "resume", "retry", "status", "verify", "inspect", "devices", "cache"]
     assert commands == known
     shown = CliRunner().invoke(main, ["predict", "--help"], terminal_width=80).stdout
     used, _, others = shown.partition("Options most used:")[2].partition("The model:")

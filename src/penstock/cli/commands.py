@@ -571,14 +571,7 @@ def cache(clear: bool, as_json: bool) -> int:
 
     if clear:
         private_cache.clear()
-    kept = private_cache.contents()
-    if as_json:
-        document = {each.name: {"entries": each.entries, "bytes": each.num_bytes} for each in kept}
-        click.echo(json.dumps({"folder": private_cache.cache_folder(), "kept": document}))
-        return 0
-    click.echo(f"{private_cache.cache_folder()}{'' if kept else ': nothing is kept'}")
-    for each in kept:
-        click.echo(f"  {each.name:<12}{each.entries:>6,}  {each.num_bytes / 1e6:,.1f} MB")
+    click.echo(json.dumps(private_cache.as_json()) if as_json else private_cache.in_words())
     return 0
 
 
