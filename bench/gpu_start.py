@@ -54,7 +54,8 @@ def _start(root: Path, number: int, model: Path, images: Path, num_images: int, 
         "ready_s": ready_s,
         "wall_s": finished.seconds,
         "steps": steps,
-        "kept": f"{len(kept)} files, {sum(path.stat().st_size for path in kept) / 1e6:.1f} MB",
+        "kept": f"{len(kept)} files, {sum(path.stat().st_size for path in kept) / 1e6:.1f} MB"
+        + "".join(f"; unusable: {path.read_text()}" for path in kept if path.name == "unusable"),
         "digest": _digest(output),
     }
 

@@ -25,7 +25,7 @@ from penstock.core.protocols import Copying, Exporting, Noting, Replica, TakesAn
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
-from penstock.core.tracing import FIRST_BATCHES, FIRST_ROWS, PROCESS, TRACE, Mark
+from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, PROCESS, TRACE, Mark
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.noise import find_noise
@@ -196,7 +196,8 @@ class ReplicaProcess:
             return messages.Prepared((), 0.0, state=state)
         self._keeper.restore()
         if message.asked.answers_rows:
-            prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
+            with self._doing(ANSWERS):
+                prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
