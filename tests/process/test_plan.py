@@ -283,10 +283,10 @@ def test_a_short_job_is_not_searched_for_and_says_so(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--memory-fraction", "0"), "memory_fraction is out of range"),
-        (("--memory-fraction", "1.5"), "memory_fraction is out of range"),
+        (("--memory-fraction", "0"), "--memory-fraction is out of range"),
+        (("--memory-fraction", "1.5"), "--memory-fraction is out of range"),
         (("--batch-size", "many"), "auto, 1, 2, 3"),
-        (("--replicas-per-device", "0"), "replicas_per_device must be a positive whole number"),
+        (("--replicas-per-device", "0"), "--replicas-per-device must be a positive whole number"),
         (("--plan", "nowhere.json"), "the plan cannot be read"),
         (("--plan", os.devnull), "the plan cannot be read"),
     ],
