@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from penstock.cluster import preflight
 from penstock.cluster.far_log import FarLog
+from penstock.core.kinds import installed_version
 from penstock.core.records import Device
 from penstock.core.stillness import Timeouts
 from penstock.core.stopping import StopFlag
@@ -103,7 +104,7 @@ class GangMember:
         job.check_input()
         sys.path += [entry for entry in sys_path if entry not in sys.path]
         devices = tuple(inventory.choose(job.options.devices))
-        alike = {package: preflight.version_of(package) or "not installed" for package in _PACKAGES}
+        alike = {package: installed_version(package) or "not installed" for package in _PACKAGES}
         alike |= {"machine": platform.machine(), "devices": f"{len(devices)} {devices[0].kind}"} | _contents(job)
         port = _PORTS.start + secrets.randbelow(len(_PORTS))
         return MemberFacts(devices, job.options.threads or inventory.usable_cores(), port, alike)

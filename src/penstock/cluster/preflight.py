@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penstock.cluster import parcels
 from penstock.cluster.node_job import NodeJob
-from penstock.core.kinds import runtime, runtimes
+from penstock.core.kinds import installed_version, runtime, runtimes
 from penstock.core.node_kinds import Misfit, kind_of
 from penstock.core.records import ModelFile
 from penstock.core.source import Source
@@ -78,7 +78,7 @@ class Comparison:
 
     def __init__(self) -> None:
         packages = [entry.package for entry in runtimes().values()]
-        known = {each.distributions[0]: each.version for each in packages} | {_KERAS: version_of(_KERAS)}
+        known = {each.distributions[0]: each.version for each in packages} | {_KERAS: installed_version(_KERAS)}
         self._versions = base_versions() | {name: version for name, version in known.items() if version is not None}
 
     def misfits(self, versions: dict[str, str]) -> tuple[Misfit, ...]:
@@ -117,16 +117,8 @@ def _versions_of(chosen: str) -> dict[str, str]:
     package = runtime(chosen).package
     if not package.is_installed:
         raise DeviceError(f"{package.distributions[0]} is not installed", hint=package.install)
-    keras = version_of(_KERAS) if runtime(chosen).loader == _KERAS else None
+    keras = installed_version(_KERAS) if runtime(chosen).loader == _KERAS else None
     return {package.distributions[0]: package.version or ""} | ({_KERAS: keras} if keras is not None else {})
-
-
-def version_of(package: str) -> str | None:
-    """The version of a package that is installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _of_output(job: NodeJob, name: str) -> Misfit | None:

@@ -88,6 +88,14 @@ class ModelFormat:
     has_steps: bool = False
 
 
+def installed_version(distribution: str) -> str | None:
+    """The version of what a package index calls so; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class Package:
     """The library behind a runtime.
@@ -110,11 +118,9 @@ class Package:
     @property
     def version(self) -> str | None:
         for module, distribution in zip(self.modules, self.distributions, strict=True):
-            if _is_there(module):
-                try:
-                    return metadata.version(distribution)
-                except metadata.PackageNotFoundError:
-                    continue  # another distribution may bring the module: onnxruntime-gpu
+            # Another distribution may bring the module: onnxruntime-gpu.
+            if _is_there(module) and (version := installed_version(distribution)) is not None:
+                return version
         return None
 
     @property

@@ -3,7 +3,6 @@
 import platform
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 
 from penstock.core import division, kinds
 from penstock.core.node_kinds import kind_of
@@ -89,12 +88,9 @@ def _device_for(kind: NodeKind, options: PredictOptions) -> Device | None:
 def versions(runtime: str) -> dict[str, str]:
     """The versions that a manifest records."""
     known = {"python": platform.python_version(), "platform": sys.platform}
-    for name in ("penstock", "numpy", "pyarrow", "keras"):
-        try:
-            known[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            known[name] = "not installed as a package"
-    return known | {runtime: kinds.runtime(runtime).package.version or "not installed as a package"}
+    found = {name: kinds.installed_version(name) for name in ("penstock", "numpy", "pyarrow", "keras")}
+    found[runtime] = kinds.runtime(runtime).package.version
+    return known | {name: version or "not installed as a package" for name, version in found.items()}
 
 
 def settled_by(started: Started) -> Settled:

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import metadata
 from statistics import median
 from typing import Any
 
@@ -136,14 +135,7 @@ def _versions() -> dict[str, str | None]:
     """Of everything that a plan may choose, and of what makes or reads a converted step."""
     versions = {name: entry.package.version for name, entry in kinds.runtimes().items()}
     versions["converter"] = kinds.CONVERTER.version
-    return versions | {name: _version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return versions | {name: kinds.installed_version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
 
 
 def load_plan(key: str) -> Plan | None:

@@ -13,8 +13,8 @@ import os
 import platform
 import shutil
 import time
-from importlib import metadata
 
+from penstock.core.kinds import installed_version
 from penstock.core.records import Device, ModelFile
 from penstock.private_cache import COMPILED, bytes_in, is_own, own_folder
 
@@ -114,7 +114,7 @@ def _key(runtime: str, model: ModelFile, device: Device) -> str:
         "model": model.digest,
         "device": [device.kind, device.name] if device.kind == "gpu" else _processor(),
         "flags": [os.environ.get(name) for name in ("XLA_FLAGS", "TF_XLA_FLAGS")],
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: installed_version(name) for name in _PACKAGES},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -125,13 +125,6 @@ def _processor() -> list[str]:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         about += sorted({line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return about
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _files(folder: str) -> list[str]:
