@@ -237,14 +237,45 @@ def _taken(pixels: Array, box: Box) -> Array:
 
 
 def _like_tensorflow(pixels: Array, box: Box, out: Array) -> None:
-    """Bilinear from the centres of pixels, without antialiasing, as `tf.image.resize` does.
+    """Bilinear from the centres of pixels, without antialiasing, as `tf.image.resize` does, rounded to the nearest.
 
     OpenCV does the same, but weighs bytes in short integers, with which one value in eight is wrong by 1 or a little
-    more; wider values it weighs in floats. The result is rounded to the nearest.
+    more; wider values it weighs in floats. Where Intel's library comes with it, that one weighs bytes well enough.
     """
-    wide = np.ascontiguousarray(_taken(pixels, box), np.uint16)
+    taken = _taken(pixels, box)
+    if min(taken.shape[:2]) > 1 and _weighs_bytes_well():
+        _with_intel(taken, out)
+    else:
+        _in_floats(taken, out)
+
+
+def _in_floats(pixels: Array, out: Array) -> None:
+    wide = np.ascontiguousarray(pixels, np.uint16)
     made = cv2().resize(wide, (out.shape[1], out.shape[0]), interpolation=cv2().INTER_LINEAR)
     np.copyto(out, made.reshape(out.shape), casting="unsafe")
+
+
+def _with_intel(pixels: Array, out: Array) -> None:
+    """OpenCV takes Intel's way only where it may differ from its own; a line of one pixel is always its own."""
+    library = cv2()
+    is_allowed = library.ipp.useIPP_NotExact()
+    library.ipp.setUseIPP_NotExact(True)
+    try:
+        _with_opencv("INTER_LINEAR")(pixels, (0, 0, *pixels.shape[:2]), out)
+    finally:
+        library.ipp.setUseIPP_NotExact(is_allowed)
+
+
+@functools.cache
+def _weighs_bytes_well() -> bool:
+    """Whether this OpenCV has Intel's library, found by what comes out: one value in 400 differs, else one in ten."""
+    if not hasattr(cv2(), "ipp"):
+        return False
+    pixels = np.random.default_rng(0).integers(0, 256, (97, 89, 3), np.uint8)
+    exact, quick = np.empty((2, 41, 37, 3), np.uint8)
+    _in_floats(pixels, exact)
+    _with_intel(pixels, quick)
+    return float((exact != quick).mean()) < 0.01
 
 
 def _with_opencv(name: str) -> Resampler:

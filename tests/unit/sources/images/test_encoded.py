@@ -507,3 +507,43 @@ def test_rows_are_weighed_as_torch_weighs_them(size: int, made: list[int]) -> No
     image_resizing.place(np.tile(column[:, None, None], (1, 2, 3)), out, Rendition(interpolation="torchvision"))
     assert out[:, 0, 0].tolist() == made
     assert (out == out[:, :1, :1]).all()
+
+
+def _weighed(pixels: Array, height: int, width: int) -> Array:
+    """Bilinear from the centres of pixels, in floats."""
+    (top, bottom), down = _neighbours(pixels.shape[0], height)
+    (left, right), across = _neighbours(pixels.shape[1], width)
+    down, across = down[:, None, None], across[None, :, None]
+    wide = pixels.astype(np.float64)
+    upper = wide[top][:, left] * (1 - across) + wide[top][:, right] * across
+    lower = wide[bottom][:, left] * (1 - across) + wide[bottom][:, right] * across
+    return np.asarray(upper * (1 - down) + lower * down)
+
+
+def _neighbours(have: int, want: int) -> tuple[tuple[Any, Any], Any]:
+    centres = (np.arange(want) + 0.5) * have / want - 0.5
+    first = np.floor(centres)
+    pair = (np.clip(first + nth, 0, have - 1).astype(int) for nth in (0, 1))
+    return (next(pair), next(pair)), centres - first
+
+
+@pytest.mark.parametrize("size", [(496, 519), (97, 300), (33, 20), (1, 80), (80, 1), (2, 2)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_values_are_rounded_to_the_nearest_as_tensorflow_weighs_them(size: tuple[int, int], channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, channels), np.uint8)
+    # A place whose rows lie apart, as those of a batch with other columns.
+    out = np.zeros((61, 90, channels), np.uint8)[:, :57]
+
+    image_resizing.place(pixels, out, Rendition("stretch", "keras"))
+
+    assert np.abs(out - _weighed(pixels, 61, 57)).max() < 0.55
+
+
+def test_opencv_is_left_as_it_was_for_the_functions_of_users() -> None:
+    cv2 = image_resizing.cv2()
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    before = cv2.resize(pixels, (23, 19))
+
+    image_resizing.place(pixels, np.zeros((19, 23, 3), np.uint8), Rendition("stretch", "keras"))
+
+    assert np.array_equal(cv2.resize(pixels, (23, 19)), before)
