@@ -30,7 +30,14 @@ IMAGES_PER_FILE = 10_000
 # Enough for the largest batch of a sweep.
 AUTO_IMAGES = 8192
 START_BATCHES = 4
-BAR = Bar(0.85)
+SHORT_RUN = 100_000
+"""With fewer images, the beginning and the end of a run count."""
+BARS = {
+    ("float32", True): Bar(0.93),
+    ("float32", False): Bar(0.97),
+    ("mixed_bfloat16", True): Bar(0.90),
+    ("mixed_bfloat16", False): Bar(0.95),
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ def measure(job: GpuJob, repeats: int, is_predict_measured: bool) -> tuple[list[
         rates["model.predict"] = [job.model_predict()]
     medians = {name: median(values) for name, values in rates.items()}
     line = partial(_line, job, medians["penstock"])
-    bars = {"bare step": BAR, "model.predict": None}
+    bars = {"bare step": BARS.get((job.dtype_policy, job.num_images < SHORT_RUN)), "model.predict": None}
     return [line(name, medians[name], bar) for name, bar in bars.items() if name in medians], rates
 
 

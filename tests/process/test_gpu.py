@@ -18,9 +18,12 @@ import pytest
 from penstock.core import kinds
 from penstock.pool.devices import nvml
 from penstock.pool.devices.inventory import gpu_devices, supported_precisions
+from penstock.pool.transfer.slots import Slots
+from penstock.runtimes.registered_memory import is_registered, register
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, read_rows
 
 ROOT = Path(__file__).parents[2]
+DIM = "tests.support.chaos_functions:dim"
 
 pytestmark = [
     pytest.mark.gpu,
@@ -249,3 +252,36 @@ def test_the_driver_says_what_this_gpu_has_and_can() -> None:
     total, free = nvml.memory_of(device.uuid) or (0, 0)
     assert 0 < free <= total == device.memory_bytes
     assert "float16" in supported_precisions(device)
+
+
+def test_memory_is_registered_until_that_is_undone() -> None:
+    slots = Slots.create(2, 1 << 20)
+    array = np.frombuffer(slots.view(1, 1024), np.uint8)
+    undo = register(slots.memory)
+    assert undo is not None
+    assert is_registered(array)
+    assert not is_registered(array[::2])
+    assert not is_registered(np.empty(16, np.uint8))
+    assert register(slots.memory) is None, "the driver knows it already"
+    undo()
+    assert not is_registered(array)
+    again = register(slots.memory)
+    assert again is not None
+    again()
+
+
+@pytest.mark.parametrize("function", [(), ("--preprocess-row", DIM)], ids=["threads", "processes"])
+@pytest.mark.parametrize("runtime", ["tensorflow", "jax"])
+def test_every_row_of_many_batches_is_answered_from_its_own_memory(
+    models: Path, penstock_run: Penstock, tmp_path: Path, runtime: str, function: tuple[str, ...]
+) -> None:
+    """Slots are written again as soon as they were copied: rows of another batch would show."""
+    rows = np.random.default_rng(0).integers(0, 17, (20_007, 64), np.uint8)
+    np.savez(tmp_path / "rows.npz", pixels=rows[rows.sum(axis=1) % 61 > 0])  # it refuses the others
+    for device in ("cpu", "gpu"):
+        ran = penstock_run(
+            "predict", models / "digits.keras", tmp_path / "rows.npz", "--output", tmp_path / device,
+            "--devices", device, "--runtime", runtime, "--batch-size", 64, *function,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+    np.testing.assert_allclose(predictions(tmp_path / "gpu"), predictions(tmp_path / "cpu"), atol=2e-3)

@@ -124,6 +124,15 @@ class Copying(Protocol):
 
 
 @runtime_checkable
+class Registering(Protocol):
+    """A replica whose device copies batches faster from memory that it knows."""
+
+    def register(self, memory: memoryview) -> Callable[[], None] | None:
+        """Have the device know this memory, which stays mapped until what this gives is called; None where it fails."""
+        ...
+
+
+@runtime_checkable
 class Noting(Protocol):
     """A replica that notes the steps of its start."""
 

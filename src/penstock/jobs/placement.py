@@ -19,7 +19,8 @@ from penstock.pool.devices.lease import take
 from penstock.runtimes.keras.live import LiveModel
 
 _MOST_LOADER_THREADS = 8
-_GPU_LANES = 3
+_MOST_LOADERS_AT_FIRST = 32
+_GPU_LANES = 4
 _LEAST_GPU_BYTES = 1 << 29
 
 
@@ -120,7 +121,7 @@ def with_loaders(placement: Placement, job: Job, wanted: int | None) -> Placemen
         start = most = wanted
     elif placement.devices[0].kind == "gpu":
         most = max(1, cores - placement.replicas)
-        start = max(1, min(most, cores // 2))
+        start = min(most, _MOST_LOADERS_AT_FIRST)
     else:
         start, most = max(1, cores // 4), cores
     return replace(placement, loaders=start, most_loaders=most, has_loader_processes=True)

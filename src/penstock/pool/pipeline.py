@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.core import tracing
-from penstock.core.batching import Batch
+from penstock.core.batching import Batch, on_the_heap
 from penstock.core.job import Job
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
@@ -27,6 +28,8 @@ from penstock.pool.guard.bisection import check_rows
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
 from penstock.pool.loading import load_batches
+from penstock.pool.transfer.batches import SlotRoom
+from penstock.pool.transfer.results import Writable
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]
@@ -78,6 +81,7 @@ class Pipeline:
         follows: Outputs that have one value for each value of an input's row, and that input.
         outputs: What the first batch gave: every other must give rows of the same shapes.
         copied_s: How long the calling thread has spent on copying, of a replica that can tell.
+        room: Slots that its own loaders put batches into; without them, batches lie on the heap.
     """
 
     def __init__(
@@ -92,8 +96,10 @@ class Pipeline:
         follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
         outputs: Sequence[TensorSpec] = (),
         copied_s: Callable[[], float] | None = None,
+        room: Writable | None = None,
     ) -> None:
         self._replica = replica
+        self._room = room
         self._follows = follows
         self._job = job
         self._emit = emit
@@ -155,6 +161,8 @@ class Pipeline:
         self._closed = True
         for _ in range(self._loaders):
             self._spans.put(None)
+            if self._room is not None:
+                self._room.free.give_back(0)  # wakes one that waits for a slot
         while True:
             try:
                 self._batches.get_nowait()
@@ -182,23 +190,24 @@ class Pipeline:
             work.timings.marks.append(tracing.Mark(what, thread, start, end, work.span.index, index, rows, slot))
 
     def _load(self) -> None:
+        room = SlotRoom(self._room) if self._room is not None else None
         while (span := self._spans.get()) is not None and not self._closed:
             try:
-                self._load_span(_OpenSpan(span))
+                self._load_span(_OpenSpan(span), room)
             except BaseException as error:
                 self._fail(error)
                 return
 
-    def _load_span(self, work: _OpenSpan) -> None:
+    def _load_span(self, work: _OpenSpan, room: SlotRoom | None) -> None:
         began = started = time.perf_counter()
         count = 0
-        for batch in load_batches(self._job, work.span, marks=work.timings.marks):
+        for batch in load_batches(self._job, work.span, room or on_the_heap, marks=work.timings.marks):
             loaded = time.perf_counter()
             work.timings.read += loaded - started
             self._mark(work, tracing.LOAD, started, loaded, batch)
             count += 1
             self._see(work, batch)
-            self._put(work, batch)
+            self._put(self._waiting_in(room, work, batch))
             started = time.perf_counter()
         ended = time.perf_counter()
         work.timings.read += ended - started
@@ -215,11 +224,18 @@ class Pipeline:
             for failure in batch.failures:
                 work.failures.setdefault(failure.row, failure)
 
-    def _put(self, work: _OpenSpan, batch: Batch) -> None:
+    def _waiting_in(self, room: SlotRoom | None, work: _OpenSpan, batch: Batch) -> _Waiting:
+        slot = room.let_go() if room is not None else None
+        if slot is None or self._room is None:
+            return _Waiting(work, batch)
+        return _Waiting(work, batch, partial(self._room.free.give_back, slot), slot)
+
+    def _put(self, item: _Waiting) -> None:
+        work, batch = item.work, item.batch
         started = time.perf_counter()
         while not self._closed:
             try:
-                self._batches.put(_Waiting(work, batch), timeout=1.0)
+                self._batches.put(item, timeout=1.0)
                 break
             except queue.Full:
                 continue

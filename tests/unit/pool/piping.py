@@ -30,6 +30,7 @@ from penstock.core.records import (
 )
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.pipeline import Pipeline
+from penstock.pool.transfer.results import Writable
 
 TIMEOUT_S = 20
 X = Binding("x", ("x",), "float32", (3,))
@@ -156,10 +157,11 @@ def piping(
     loaders: int = 1,
     lanes: int = 1,
     emit: Callable[[Result, Timings], None] | None = None,
+    room: Writable | None = None,
 ) -> Iterator[tuple[Pipeline, Outlet]]:
     outlet = Outlet()
     pipeline = Pipeline(
-        guarded(replica, job), job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes
+        guarded(replica, job), job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes, room=room
     )
     try:
         yield pipeline, outlet

@@ -15,6 +15,8 @@ from penstock.core.job import Job
 from penstock.core.records import Binding, Block, Columns, Result, Span, TensorSpec, Timings
 from penstock.errors import DeviceError, InputError, ModelError, PenstockError
 from penstock.pool.pipeline import Pipeline
+from penstock.pool.transfer.results import Writable
+from penstock.pool.transfer.slots import FreeSlots, Slots
 from penstock.sources.python.memory import InMemory
 
 from .piping import (
@@ -390,3 +392,57 @@ def test_timings_count_rows_and_seconds() -> None:
     assert timings.compute > 0
     assert timings.wait_for_data >= 0
     assert timings.wait_for_room >= 0
+
+
+def slots_of(count: int, slot_bytes: int) -> Writable:
+    return Writable(Slots.create(count, slot_bytes), FreeSlots(range(count)), lambda message: None)
+
+
+class HandsThrough(Doubler):
+    """Answers with the very memory that it was given, and notes where that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: set[int] = set()
+
+    def predict(self, batch: Columns) -> Columns:
+        self.addresses.add(batch["x"].ctypes.data)
+        return {"y": batch["x"]}
+
+
+@pytest.mark.parametrize(("count", "loaders"), [(1, 1), (2, 3), (5, 2)])
+def test_own_loaders_share_slots_and_what_comes_out_is_no_longer_in_them(count: int, loaders: int) -> None:
+    room = slots_of(count, 4096)
+    replica = HandsThrough()
+    job = Job(Blocks([7, 1, 16, 6]), (X,), ("id",), batch_size=8)
+    with piping(replica, job, loaders=loaders, lanes=2, room=room) as (pipeline, outlet):
+        for span in spans_of(20, 30):
+            pipeline.add(span)
+        results = outlet.take(20)
+        assert room.free.count == count
+    starts = {np.frombuffer(room.slots.view(slot, 1), np.uint8).ctypes.data for slot in range(count)}
+    assert replica.addresses <= starts
+    for result in results:
+        rows = np.arange(result.span.index * 30, (result.span.index + 1) * 30)
+        np.testing.assert_array_equal(result.columns["y"], inputs_of(rows))
+        assert kept(result, "id") == rows.tolist()
+
+
+def test_batch_that_is_too_large_for_a_slot_lies_on_the_heap() -> None:
+    room = slots_of(1, 8)
+    job = Job(Blocks([30]), (X,), (), batch_size=8)
+    with piping(Doubler(), job, room=room) as (pipeline, outlet):
+        pipeline.add(spans_of(1, 30)[0])
+        (result,) = outlet.take(1)
+    np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(30)) * 2)
+    assert room.free.count > 0
+
+
+def test_pipeline_ends_although_a_loader_waits_for_a_slot() -> None:
+    replica = Waiting()
+    job = Job(Blocks([30]), (X,), (), batch_size=8)
+    with piping(replica, job, room=slots_of(1, 4096)) as (pipeline, _):
+        pipeline.add(spans_of(1, 30)[0])
+        threads = list(pipeline._threads)
+        replica.may_go.set()
+    assert not any(thread.is_alive() for thread in threads)

@@ -1,7 +1,10 @@
 """Compile the step before the clock runs, on the job's own first rows, and see what comes out."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,6 +72,23 @@ def warm_up(
         first=first,
         state=state,
     )
+
+
+def warm_lanes(replica: GuardedReplica, batch: Batch, sample: Span, lanes: int) -> None:
+    """Run the first batch in all lanes at once: a GPU takes memory for as many calls, which holds up those under way.
+
+    What fails here fails again in the job, where it counts.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            replica.predict(replace(batch, arrays=dict(batch.arrays)), sample.start)
+
+    threads = [threading.Thread(target=run, daemon=True, name=f"lane-{number}") for number in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def seen_to_change(replica: GuardedReplica, before: Columns, after: Columns) -> State:

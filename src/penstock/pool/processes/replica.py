@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NoReturn
 
@@ -21,25 +22,28 @@ from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
-from penstock.core.protocols import Copying, Exporting, Noting, Replica, TakesAnySize
+from penstock.core.protocols import Copying, Exporting, Noting, Registering, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
-from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, PROCESS, TRACE, Mark
+from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, TRACE, Mark
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.noise import find_noise
 from penstock.pool.guard.rows_alone import answers_alone, join_answers
 from penstock.pool.guard.step_timing import measure, rejects_strangers
-from penstock.pool.guard.warmup import first_that_runs, places_alive
+from penstock.pool.guard.warmup import first_that_runs, places_alive, warm_lanes
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
 from penstock.pool.processes.serving import Serving
-from penstock.pool.transfer.batches import open_batch
-from penstock.pool.transfer.results import Assembly, send
+from penstock.pool.transfer.batches import bytes_needed, open_batch
+from penstock.pool.transfer.results import Assembly, Writable, send
 from penstock.pool.transfer.slots import FreeSlots, Slots
+
+_PAGE = 4096
+_MOST_ROOM = 4 << 30
 
 
 class BatchInlet:
@@ -106,6 +110,8 @@ class ReplicaProcess:
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
         self._marks: list[Mark] = []
+        self._undo: list[Callable[[], None]] = []
+        self._beside = ThreadPoolExecutor(1)
 
     def serve(self) -> None:
         self._serving.serve()
@@ -175,9 +181,12 @@ class ReplicaProcess:
         assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
+        while self._undo:
+            self._undo.pop()()
         with self._doing(FIRST_ROWS):
             more = self._first_batches(message)
             batch = next(more)
+        room = self._room_of(batch, message)
         with self._doing(TRACE):
             state = self._keeper.look(batch)
         if state.kind != NONE and message.job.state == NONE:
@@ -202,6 +211,9 @@ class ReplicaProcess:
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
             self._keeper.restore()
+        if isinstance(self._replica, Registering) and message.job.state == NONE:
+            with self._doing(LANES):
+                warm_lanes(guarded, batch, message.sample, message.lanes)
         self._pipeline = Pipeline(
             guarded,
             message.job,
@@ -212,6 +224,7 @@ class ReplicaProcess:
             follows=prepared.follows,
             outputs=prepared.outputs,
             copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
+            room=room.result() if room is not None else None,
         )
         return replace(prepared, state=state)
 
@@ -221,7 +234,34 @@ class ReplicaProcess:
             return load_batches(message.job, message.sample)
         slots = Slots(self._batch_slots, message.slot_count, message.slot_bytes)
         self._batches = BatchInlet(slots, self._channel.send)
+        self._register(slots)
         return iter([self._batches.open(message.warm, message.warm_chunks)])
+
+    def _room_of(self, batch: Batch, message: messages.Prepare) -> Future[Writable | None] | None:
+        """Slots for the batches of this process's own loaders, made while the step compiles.
+
+        Only for a device that copies from them faster: there a copy into one of them is worth it.
+        """
+        if not message.loaders or message.warm is not None or not isinstance(self._replica, Registering):
+            return None
+        needed = _PAGE * -(-bytes_needed({name: (a.shape, a.dtype) for name, a in batch.arrays.items()}) // _PAGE)
+        count = message.lanes + message.loaders
+        if not 0 < count * needed <= _MOST_ROOM:
+            return None
+        return self._beside.submit(self._make_room, count, needed)
+
+    def _make_room(self, count: int, slot_bytes: int) -> Writable | None:
+        slots = Slots.create(count, slot_bytes)
+        if self._register(slots):
+            return Writable(slots, FreeSlots(range(count)), lambda message: None)
+        slots.close()
+        return None
+
+    def _register(self, slots: Slots) -> bool:
+        undo = self._replica.register(slots.memory) if isinstance(self._replica, Registering) else None
+        if undo is not None:
+            self._undo.append(undo)
+        return undo is not None
 
     def _guard(self, message: messages.Prepare) -> GuardedReplica:
         assert self._replica is not None

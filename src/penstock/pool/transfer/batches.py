@@ -48,6 +48,11 @@ class SlotRoom:
         arrays = _views(layout, self._into.slots.view(self._slot, total), _INPUT)
         return arrays | on_the_heap({name: entry for name, entry in wanted.items() if name not in numbers})
 
+    def let_go(self) -> int | None:
+        """The slot of the batch that was filled, which is somebody else's from now on; None for one on the heap."""
+        slot, self._slot, self._layout = self._slot, None, ()
+        return slot
+
     def seal(self, span: int, batch: Batch) -> Filled:
         """The message for a filled batch. Columns that are not in its slot yet are put there, or sent before it."""
         placed = {entry.name for entry in self._layout}

@@ -32,6 +32,11 @@ class Slots:
         os.ftruncate(descriptor, count * slot_bytes)
         return cls(descriptor, count, slot_bytes)
 
+    @property
+    def memory(self) -> memoryview:
+        """All of them. Who holds it keeps them mapped."""
+        return memoryview(self._memory)
+
     def view(self, slot: int, nbytes: int) -> memoryview:
         """The first bytes of a slot."""
         start = slot * self.slot_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,14 @@ from penstock.core.state import NONE, SEEDS, VARIABLES, State, derived_seed
 from penstock.core.tracing import COMPILE, DEVICE, IMPORT, MODEL, Mark
 from penstock.errors import RefusedByRuntime, one_line
 from penstock.runtimes import kept_steps, start_steps
+from penstock.runtimes.cuda_feed import CudaFeed, feed_to_jax
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import jax
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import SEED_NAME
 from penstock.runtimes.keras.precision import AS_MADE, STRICT_FLOAT32, check_kind
 from penstock.runtimes.memory_limit import memory_fraction, within_memory
+from penstock.runtimes.registered_memory import register
 
 _WIDE = ("int64", "uint64", "uint32", "float64")
 
@@ -96,6 +98,9 @@ class JaxRuntime:
         if is_wide:
             # Without this, JAX cuts 64-bit values to 32 bits.
             jax.config.update("jax_enable_x64", True)
+        feed = feed_to_jax(target) if device.kind == "gpu" else None
+        if feed is not None:
+            return FedReplica(call, target, model.answers, feed, may_widen=not is_wide)
         return JaxReplica(call, target, model.answers, may_widen=not is_wide)
 
 
@@ -125,6 +130,7 @@ class JaxReplica:
         self.signature = call.signature
         self.call = call
         self._target = target
+        self._to_device: Callable[[Array], Any] = lambda array: jax.device_put(array, target)
         self._weights: Any = None
         self._steps: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
@@ -162,7 +168,7 @@ class JaxReplica:
         self._row.number = row
 
     def predict(self, batch: Columns) -> Columns:
-        return within_memory(batch, self._predict)
+        return within_memory(batch, self._predict, let_go=self._let_go)
 
     def peak_bytes(self) -> int | None:
         return peak_on(self._target)
@@ -190,13 +196,17 @@ class JaxReplica:
 
     def _predict(self, batch: Columns) -> Columns:
         step = self._compiled(batch)
-        tensors = {name: jax.device_put(array, self._target) for name, array in batch.items()}
+        # Held until the outputs are on the host: see `TensorFlowReplica._predict`.
+        tensors = {name: self._to_device(array) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
         # Compiled steps return their outputs sorted by name.
         answers = {name: to_numpy(outputs[name]) for name in self._order}
         if updated and not self._is_drawn_by_row():
             self._update(updated)
         return answers
+
+    def _let_go(self) -> None:
+        """Give back what is kept for the next batch."""
 
     def _weights_for_this_call(self) -> Any:
         if not self._is_drawn_by_row():
@@ -293,6 +303,29 @@ class JaxReplica:
         kept = keep(self._answers, self.call.name_outputs(outputs), jax_top_k)
         self._order = tuple(kept)
         return kept, changed
+
+
+class FedReplica(JaxReplica):
+    """A model on a GPU that batches reach past JAX; see `CudaFeed`."""
+
+    def __init__(
+        self, call: KerasCall, target: Any, answers: Answers | None, feed: CudaFeed, *, may_widen: bool
+    ) -> None:
+        super().__init__(call, target, answers, may_widen=may_widen)
+        self._to_device = self._feed = feed
+
+    def copied_s(self) -> float:
+        return self._feed.copied_s()
+
+    def register(self, memory: memoryview) -> Callable[[], None] | None:
+        return register(memory)
+
+    def peak_bytes(self) -> int | None:
+        peak = super().peak_bytes()
+        return None if peak is None else peak + self._feed.held_bytes()
+
+    def _let_go(self) -> None:
+        self._feed.let_go()
 
 
 def _compile(lowered: Any) -> Any:

@@ -17,14 +17,15 @@ from penstock.core.state import State
 from penstock.core.tracing import COMPILE, DEVICE, IMPORT, MODEL, Mark
 from penstock.errors import RefusedByRuntime, one_line
 from penstock.runtimes import kept_steps, start_steps
+from penstock.runtimes.cuda_feed import CudaFeed, feed_to_tensorflow
 from penstock.runtimes.environment import lean_imports, pinned, without_gpu, xla_flags
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.keras.call import KerasCall, call_keras_model
 from penstock.runtimes.keras.call_state import CallState
 from penstock.runtimes.keras.precision import STRICT_FLOAT32, check_kind
 from penstock.runtimes.memory_limit import within_memory
+from penstock.runtimes.registered_memory import register
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
-from penstock.runtimes.tensorflow.cuda_feed import CudaFeed, feeder_to_tensorflow
 from penstock.runtimes.tensorflow.float64 import run_in_float64
 from penstock.runtimes.tensorflow.graph_arguments import Step
 from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of
@@ -353,6 +354,9 @@ class TensorFlowOnGpu(TensorFlowReplica):
         """See `protocols.Copying`; nothing is known where TensorFlow copies by itself."""
         return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
+    def register(self, memory: memoryview) -> Callable[[], None] | None:
+        return register(memory) if isinstance(self._to_device, CudaFeed) else None
+
     def peak_bytes(self) -> int:
         peak = int(tf.config.experimental.get_memory_info(self._device_name.removeprefix("/"))["peak"])
         return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)
@@ -382,9 +386,8 @@ def _compiled_for_gpu(step: Step) -> Any:
 
 
 def _feeder(device_name: str) -> Callable[[Any], Any]:
-    if device_name == "/GPU:0":
-        return feeder_to_tensorflow()
-    return tf.constant  # type: ignore[no-any-return]
+    feed = feed_to_tensorflow() if device_name == "/GPU:0" else None
+    return feed or tf.constant
 
 
 PACKAGE = Package(("tensorflow",), ("tensorflow",), "pip install 'penstock[tensorflow]'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,11 +11,12 @@ import pytest
 from penstock.core.job import Job
 from penstock.core.messages import Prepared
 from penstock.core.records import Binding, Columns, Signature, Span, TensorSpec
-from penstock.errors import ModelError
-from penstock.pool.guard.warmup import warm_up
+from penstock.errors import ModelError, OutOfMemory
+from penstock.pool.guard.guarded import GuardedReplica
+from penstock.pool.guard.warmup import warm_lanes, warm_up
 from penstock.pool.loading import load_batches
 from penstock.sources.python.memory import InMemory
-from tests.unit.pool.piping import Blocks, Doubler, X, guarded
+from tests.unit.pool.piping import TIMEOUT_S, Blocks, Doubler, X, guarded
 
 
 def warmed(replica: Doubler, job: Job, rows: int) -> Prepared:
@@ -113,3 +116,36 @@ class TestWarmUp:
             found = {spec.name: spec.varies for spec in warmed(replica, job, len(column)).outputs}
             assert found["y"] is is_list
             assert not found["fixed"]
+
+
+class TestWarmLanes:
+    def test_all_lanes_are_in_a_call_at_the_same_time(self) -> None:
+        class Together(Doubler):
+            """Answers once three calls are under way."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.all_here = threading.Barrier(3)
+
+            def predict(self, batch: Columns) -> Columns:
+                self.all_here.wait(TIMEOUT_S)
+                return super().predict(batch)
+
+        replica, sample = Together(), Span(0, 0, 5, ())
+        batch = next(load_batches(Job(Blocks([5]), (X,), (), batch_size=8), sample))
+        warm_lanes(guarded(replica), batch, sample, 3)
+        assert replica.calls == 3
+        assert not replica.all_here.broken
+        assert batch.arrays["x"].shape == (8, 3), "the batch is whole"
+
+    def test_what_fails_is_left_to_the_job(self) -> None:
+        class Broken(Doubler):
+            def predict(self, batch: Columns) -> Columns:
+                super().predict(batch)
+                raise OutOfMemory("the device ran out of memory")
+
+        replica, sample = Broken(), Span(0, 0, 5, ())
+        batch = next(load_batches(Job(Blocks([5]), (X,), (), batch_size=8), sample))
+        guard = GuardedReplica(replica, "gpu:0", lambda *shortage: None, pause=lambda seconds: None)
+        warm_lanes(guard, batch, sample, 2)
+        assert replica.calls >= 2

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.records import Array
 from penstock.core.training import TrainBatch
+from penstock.runtimes.cuda_feed import feed_to_tensorflow
 from penstock.runtimes.frameworks import keras, tf
 from penstock.runtimes.keras.training.feeding import placed_ahead
 from penstock.runtimes.keras.training.gradients import GradientHook
@@ -17,7 +18,6 @@ from penstock.runtimes.keras.training.means import WeightedMeans
 from penstock.runtimes.keras.training.mirrored import MirroredModel
 from penstock.runtimes.keras.training.own_step import BY_KERAS, SUM, has_own
 from penstock.runtimes.keras.training.pieces import Piece, working_on
-from penstock.runtimes.tensorflow.cuda_feed import feeder_to_tensorflow
 
 _NOTHING_FITS = "No valid config found"
 
@@ -216,7 +216,7 @@ class _Feed:
     """Copies arrays to the GPU, past TensorFlow while there is memory that TensorFlow has not taken."""
 
     def __init__(self) -> None:
-        self._feed: Callable[[Any], Any] = feeder_to_tensorflow()
+        self._feed: Callable[[Any], Any] = feed_to_tensorflow() or tf.constant
 
     def __call__(self, leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
