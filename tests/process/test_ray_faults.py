@@ -114,8 +114,8 @@ def test_node_whose_disk_is_full_is_left_out_and_no_row_is_lost(
     small = cluster.add_node(scratch_bytes=1 << 20)
     driver = Driver(job.predict(*on(cluster)), cluster.environment)
     wait_until(lambda: any(small.scratch.glob("penstock-parts-*/*")))  # a part is begun
-    small.fill_scratch()
-    driver.summary()
+    with small.full_scratch():
+        driver.summary()
     assert f"node {small.address} is left out" in driver.end()[2]
     undisturbed.check(job)
     cluster.kill_node(small)

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -95,15 +96,28 @@ class RayNode:
         """From now on, a folder is on this node a disk of its own, which nobody else sees, and which is empty."""
         self.holder.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], os.environ)
 
-    def fill_scratch(self) -> None:
-        """Leave no byte on its own disk."""
-        with open(self.scratch / "filled", "wb", buffering=0) as file:
-            try:
-                while file.write(bytes(1 << 12)):
-                    pass
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
+    @contextmanager
+    def full_scratch(self) -> Iterator[None]:
+        """Leave no byte on its own disk, and none that is given back: a part that ends would make room for the next."""
+        is_over = threading.Event()
+
+        def fill() -> None:
+            with open(self.scratch / "filled", "wb", buffering=0) as file:
+                while not is_over.is_set():
+                    try:
+                        file.write(bytes(1 << 12))
+                    except OSError as error:
+                        if error.errno != errno.ENOSPC:
+                            raise
+                        is_over.wait(0.001)
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            filling.join()
 
 
 class RayCluster:

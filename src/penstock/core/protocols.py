@@ -125,10 +125,10 @@ class Copying(Protocol):
 
 @runtime_checkable
 class Registering(Protocol):
-    """A replica whose device copies batches faster from memory that it knows."""
+    """A replica whose device copies faster from memory that is registered with it."""
 
     def register(self, memory: memoryview) -> Callable[[], None] | None:
-        """Have the device know this memory, which stays mapped until what this gives is called; None where it fails."""
+        """Register memory, which must stay mapped, and return a function that undoes it; None where it fails."""
         ...
 
 

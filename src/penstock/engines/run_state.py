@@ -298,7 +298,7 @@ class RunState:
         if self._scheduler.is_finished:
             return
         if self.loader_count is not None and self._placement.devices[0].kind == "gpu":
-            # A GPU is faster than any loader: the cores that its start left alone are taken now.
+            # A GPU is faster than any loader: all that did not begin before its start do so now.
             self._do(run_events.ResizeLoaders(self.loader_count.take_all()))
         self._start_up_to(event.most_replicas)
 

@@ -20,6 +20,7 @@ from penstock.runtimes.keras.live import LiveModel
 
 _MOST_LOADER_THREADS = 8
 _MOST_LOADERS_AT_FIRST = 32
+"""That feed a GPU; more of them begin once it waits for data."""
 _GPU_LANES = 4
 _LEAST_GPU_BYTES = 1 << 29
 

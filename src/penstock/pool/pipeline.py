@@ -30,6 +30,7 @@ from penstock.pool.guard.keeping import trim
 from penstock.pool.loading import load_batches
 from penstock.pool.transfer.batches import SlotRoom
 from penstock.pool.transfer.results import Writable
+from penstock.pool.transfer.slots import NoMoreSlots
 
 Emit = Callable[[Result, Timings], None]
 Fail = Callable[[BaseException], None]
@@ -161,8 +162,8 @@ class Pipeline:
         self._closed = True
         for _ in range(self._loaders):
             self._spans.put(None)
-            if self._room is not None:
-                self._room.free.give_back(0)  # wakes one that waits for a slot
+        if self._room is not None:
+            self._room.free.close()
         while True:
             try:
                 self._batches.get_nowait()
@@ -194,6 +195,8 @@ class Pipeline:
         while (span := self._spans.get()) is not None and not self._closed:
             try:
                 self._load_span(_OpenSpan(span), room)
+            except NoMoreSlots:
+                return
             except BaseException as error:
                 self._fail(error)
                 return
@@ -202,12 +205,19 @@ class Pipeline:
         began = started = time.perf_counter()
         count = 0
         for batch in load_batches(self._job, work.span, room or on_the_heap, marks=work.timings.marks):
+            if self._closed:
+                return
             loaded = time.perf_counter()
-            work.timings.read += loaded - started
-            self._mark(work, tracing.LOAD, started, loaded, batch)
+            waited = room.take_waited() if room is not None else 0.0
+            work.timings.read += loaded - started - waited
+            work.timings.wait_for_room += waited
+            # It waits before it writes the first row.
+            self._mark(work, tracing.LOAD, started + waited, loaded, batch)
+            if waited > tracing.SHORT_S:
+                self._mark(work, tracing.WAIT_FOR_ROOM, started, started + waited, batch)
             count += 1
             self._see(work, batch)
-            self._put(self._waiting_in(room, work, batch))
+            self._put(self._item(work, batch, room))
             started = time.perf_counter()
         ended = time.perf_counter()
         work.timings.read += ended - started
@@ -224,7 +234,7 @@ class Pipeline:
             for failure in batch.failures:
                 work.failures.setdefault(failure.row, failure)
 
-    def _waiting_in(self, room: SlotRoom | None, work: _OpenSpan, batch: Batch) -> _Waiting:
+    def _item(self, work: _OpenSpan, batch: Batch, room: SlotRoom | None) -> _Waiting:
         slot = room.let_go() if room is not None else None
         if slot is None or self._room is None:
             return _Waiting(work, batch)
@@ -326,7 +336,7 @@ class Pipeline:
         with self._lock:
             # The loader and the last lane may both see the span complete; only one of them delivers it.
             count = work.num_batches
-            if count is None or len(work.outputs) != count:
+            if count is None or len(work.outputs) != count or self._closed:
                 return
             work.num_batches = None
         failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]

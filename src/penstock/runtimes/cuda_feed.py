@@ -7,6 +7,7 @@ they lie there and else through a pinned buffer, and the framework takes the res
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +23,12 @@ _BY_DLPACK = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", 
 
 
 def feed_to_tensorflow() -> CudaFeed | None:
-    """None without CuPy."""
+    """None where CuPy does not run."""
     return _feed(lambda on_device: tf.experimental.dlpack.from_dlpack(on_device.__dlpack__()), tf.constant)
 
 
 def feed_to_jax(target: Any) -> CudaFeed | None:
-    """None without CuPy."""
+    """None where CuPy does not run."""
     narrowed = jax.dtypes.canonicalize_dtype
     return _feed(jax.dlpack.from_dlpack, lambda array: jax.device_put(array, target), narrowed)
 
@@ -37,9 +38,12 @@ def _feed(
 ) -> CudaFeed | None:
     try:
         import cupy
-    except ImportError:
+
+        feed = CudaFeed(cupy, take, usual, narrowed)
+        feed(np.zeros(1, np.uint8))
+    except Exception:  # it is not there, or for another CUDA than this driver's
         return None
-    return CudaFeed(cupy, take, usual, narrowed)
+    return feed
 
 
 class CudaFeed:
@@ -61,24 +65,33 @@ class CudaFeed:
         self._take = take
         self._usual = usual
         self._narrowed = narrowed
-        self._lanes = threading.local()
+        self._idle: queue.SimpleQueue[_Upload] = queue.SimpleQueue()
+        self._thread = threading.local()
 
     def __call__(self, array: Array) -> Any:
         started = time.perf_counter()
         on_device = self._copy(array)
-        self._lanes.copied_s = self.copied_s() + time.perf_counter() - started
+        self._thread.copied_s = self.copied_s() + time.perf_counter() - started
         return on_device
 
     def copied_s(self) -> float:
         """How long the calling thread has spent on copying so far."""
-        return float(getattr(self._lanes, "copied_s", 0.0))
+        return float(getattr(self._thread, "copied_s", 0.0))
 
     def _copy(self, array: Array) -> Any:
         if array.dtype.name not in _BY_DLPACK or not array.size or self._narrowed(array.dtype) != array.dtype:
             return self._usual(array)
-        if not hasattr(self._lanes, "upload"):
-            self._lanes.upload = _Upload(self._cupy)
-        return self._take(self._lanes.upload(array))
+        try:
+            upload = self._idle.get_nowait()
+        except queue.Empty:
+            upload = _Upload(self._cupy)
+        try:
+            return self._take(upload(array))
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            self.let_go()
+            return self._usual(array)  # the framework may have memory left of its own
+        finally:
+            self._idle.put(upload)
 
     def held_bytes(self) -> int:
         """What it has of the GPU's memory, for batches that are there and those to come."""
@@ -90,7 +103,10 @@ class CudaFeed:
 
 
 class _Upload:
-    """One lane's stream, and its pinned buffer for what lies elsewhere."""
+    """A stream, and a pinned buffer for what does not lie in registered memory.
+
+    Threads share a few of them: CuPy keeps freed memory for the stream that it was taken on.
+    """
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy

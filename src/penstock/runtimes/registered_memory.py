@@ -1,16 +1,13 @@
-"""Host memory that the GPU copies from by itself: registered with CUDA once, and held from then on.
-
-What is not registered is copied on the host first, into a buffer that is.
-"""
+"""Host memory that the GPU copies from by itself. What is not registered with CUDA is copied on the host first."""
 
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from penstock.core.records import Array
+from penstock.runtimes.cuda_driver import in_context
 
 _PORTABLE = 1
 _lock = threading.Lock()
@@ -20,22 +17,20 @@ memory, the GPU would copy what lay there before."""
 
 
 def register(memory: memoryview) -> Callable[[], None] | None:
-    """Register memory with CUDA, in the context of the process's only GPU.
-
-    Gives what undoes it; None where it fails.
-    """
+    """Register memory, and return a function that undoes it; None where the driver refuses."""
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    address, size = ctypes.c_void_p(start), ctypes.c_size_t(memory.nbytes)
+    if not in_context(lambda driver: int(driver.cuMemHostRegister_v2(address, size, _PORTABLE))):
+        return None
+    with _lock:
+        _held[start] = memory
 
     def undo() -> None:
         with _lock:
-            if _held.pop(start, None) is not None:
-                _in_context(lambda driver: driver.cuMemHostUnregister(ctypes.c_void_p(start)))
+            held = _held.pop(start, None)
+        if held is not None:
+            in_context(lambda driver: int(driver.cuMemHostUnregister(address)))
 
-    with _lock:
-        size = ctypes.c_size_t(memory.nbytes)
-        if not _in_context(lambda driver: driver.cuMemHostRegister_v2(ctypes.c_void_p(start), size, _PORTABLE)):
-            return None
-        _held[start] = memory
     return undo
 
 
@@ -45,20 +40,3 @@ def is_registered(array: Array) -> bool:
     with _lock:
         is_inside = any(first <= start <= first + held.nbytes - array.nbytes for first, held in _held.items())
     return is_inside and array.flags.c_contiguous
-
-
-def _in_context(call: Callable[[Any], int]) -> bool:
-    """Whether a call of the driver succeeds; False, too, where there is no driver or no GPU."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
-        return False
-    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) or driver.cuCtxPushCurrent_v2(context):
-        return False
-    try:
-        return call(driver) == 0
-    finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context))

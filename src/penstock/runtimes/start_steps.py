@@ -1,13 +1,13 @@
 """Steps of a replica's start: noted for the trace, and begun early where they can run beside one another."""
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from penstock.core.records import Device
 from penstock.core.tracing import GPU_CONTEXT, Mark
+from penstock.runtimes.cuda_driver import in_context
 
 _noted: list[Mark] = []
 
@@ -48,7 +48,4 @@ def beside(name: str, call: Callable[[], object]) -> None:
 
 def _make_context() -> None:
     with step(GPU_CONTEXT):
-        driver = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        in_context()

@@ -439,10 +439,31 @@ def test_batch_that_is_too_large_for_a_slot_lies_on_the_heap() -> None:
 
 
 def test_pipeline_ends_although_a_loader_waits_for_a_slot() -> None:
-    replica = Waiting()
+    class Watched(FreeSlots):
+        """Tells when the second slot is asked for."""
+
+        def __init__(self) -> None:
+            super().__init__([0])
+            self.taken = 0
+            self.is_awaited = threading.Event()
+
+        def take(self) -> int:
+            self.taken += 1
+            if self.taken == 2:
+                self.is_awaited.set()
+            return super().take()
+
+    replica, free = Waiting(), Watched()
     job = Job(Blocks([30]), (X,), (), batch_size=8)
-    with piping(replica, job, room=slots_of(1, 4096)) as (pipeline, _):
+    with piping(replica, job, room=Writable(Slots.create(1, 4096), free, lambda message: None)) as (pipeline, outlet):
         pipeline.add(spans_of(1, 30)[0])
-        threads = list(pipeline._threads)
+        assert free.is_awaited.wait(TIMEOUT_S)
+        closing = threading.Thread(target=pipeline.close)
+        closing.start()
+        loader = pipeline._threads[0]
+        loader.join(TIMEOUT_S)
+        assert not loader.is_alive()
         replica.may_go.set()
-    assert not any(thread.is_alive() for thread in threads)
+        closing.join(TIMEOUT_S)
+        assert not closing.is_alive()
+    assert outlet.results.empty()

@@ -27,6 +27,7 @@ from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
 from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, TRACE, Mark
+from penstock.pool.devices.memory import available_bytes
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.noise import find_noise
@@ -43,7 +44,8 @@ from penstock.pool.transfer.results import Assembly, Writable, send
 from penstock.pool.transfer.slots import FreeSlots, Slots
 
 _PAGE = 4096
-_MOST_ROOM = 4 << 30
+_REGISTERED_SHARE = 8
+"""Of the memory that the machine has left, one in so many bytes may be registered: all of it is taken at once."""
 
 
 class BatchInlet:
@@ -110,8 +112,9 @@ class ReplicaProcess:
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
         self._marks: list[Mark] = []
-        self._undo: list[Callable[[], None]] = []
-        self._beside = ThreadPoolExecutor(1)
+        self._registered: list[Callable[[], None]] = []
+        self._room: Future[Writable | None] | None = None
+        self._background = ThreadPoolExecutor(1)
 
     def serve(self) -> None:
         self._serving.serve()
@@ -181,12 +184,11 @@ class ReplicaProcess:
         assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
-        while self._undo:
-            self._undo.pop()()
+        self._let_go_of_memory()
         with self._doing(FIRST_ROWS):
             more = self._first_batches(message)
             batch = next(more)
-        room = self._room_of(batch, message)
+        self._room = self._room_of(batch, message)
         with self._doing(TRACE):
             state = self._keeper.look(batch)
         if state.kind != NONE and message.job.state == NONE:
@@ -211,7 +213,8 @@ class ReplicaProcess:
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
             self._keeper.restore()
-        if isinstance(self._replica, Registering) and message.job.state == NONE:
+        may_warm = message.job.state == NONE and message.lanes > 1 and not message.is_alone
+        if may_warm and isinstance(self._replica, Registering):
             with self._doing(LANES):
                 warm_lanes(guarded, batch, message.sample, message.lanes)
         self._pipeline = Pipeline(
@@ -224,7 +227,7 @@ class ReplicaProcess:
             follows=prepared.follows,
             outputs=prepared.outputs,
             copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
-            room=room.result() if room is not None else None,
+            room=self._room.result() if self._room is not None else None,
         )
         return replace(prepared, state=state)
 
@@ -246,22 +249,35 @@ class ReplicaProcess:
             return None
         needed = _PAGE * -(-bytes_needed({name: (a.shape, a.dtype) for name, a in batch.arrays.items()}) // _PAGE)
         count = message.lanes + message.loaders
-        if not 0 < count * needed <= _MOST_ROOM:
+        if not needed or not _may_be_registered(count * needed):
             return None
-        return self._beside.submit(self._make_room, count, needed)
+        return self._background.submit(self._make_room, count, needed)
 
     def _make_room(self, count: int, slot_bytes: int) -> Writable | None:
-        slots = Slots.create(count, slot_bytes)
+        try:
+            slots = Slots.create(count, slot_bytes)
+        except OSError:
+            return None
         if self._register(slots):
             return Writable(slots, FreeSlots(range(count)), lambda message: None)
         slots.close()
         return None
 
     def _register(self, slots: Slots) -> bool:
-        undo = self._replica.register(slots.memory) if isinstance(self._replica, Registering) else None
+        is_wanted = isinstance(self._replica, Registering) and _may_be_registered(slots.count * slots.slot_bytes)
+        undo = self._replica.register(slots.memory) if is_wanted and isinstance(self._replica, Registering) else None
         if undo is not None:
-            self._undo.append(undo)
+            self._registered.append(undo)
         return undo is not None
+
+    def _let_go_of_memory(self) -> None:
+        """Give back what was registered for the batches of a job before."""
+        room = self._room.result() if self._room is not None else None
+        self._room = None
+        while self._registered:
+            self._registered.pop()()
+        if room is not None:
+            room.slots.close()
 
     def _guard(self, message: messages.Prepare) -> GuardedReplica:
         assert self._replica is not None
@@ -288,6 +304,10 @@ class ReplicaProcess:
         if self._batches is not None:
             self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
+
+
+def _may_be_registered(nbytes: int) -> bool:
+    return nbytes <= available_bytes() // _REGISTERED_SHARE
 
 
 def _give_up(error: MemoryError) -> NoReturn:

@@ -48,8 +48,13 @@ class SlotRoom:
         arrays = _views(layout, self._into.slots.view(self._slot, total), _INPUT)
         return arrays | on_the_heap({name: entry for name, entry in wanted.items() if name not in numbers})
 
+    def take_waited(self) -> float:
+        """How long it has waited for slots since the last call, in seconds."""
+        waited, self.waited_s = self.waited_s, 0.0
+        return waited
+
     def let_go(self) -> int | None:
-        """The slot of the batch that was filled, which is somebody else's from now on; None for one on the heap."""
+        """The slot of the batch that was filled, which the caller gives back; None for one on the heap."""
         slot, self._slot, self._layout = self._slot, None, ()
         return slot
 

@@ -34,7 +34,7 @@ class Slots:
 
     @property
     def memory(self) -> memoryview:
-        """All of them. Who holds it keeps them mapped."""
+        """The memory of all slots, which stays mapped as long as this view is held."""
         return memoryview(self._memory)
 
     def view(self, slot: int, nbytes: int) -> memoryview:
@@ -58,11 +58,15 @@ def anonymous_memory() -> int:
         return os.dup(file.fileno())
 
 
+class NoMoreSlots(Exception):
+    """Nobody gives slots any more."""
+
+
 class FreeSlots:
     """The writer's side: which slots may be written. Taking one waits until one is given."""
 
     def __init__(self, slots: Iterable[int] = ()) -> None:
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
 
@@ -72,7 +76,20 @@ class FreeSlots:
         return self._free.qsize()
 
     def take(self) -> int:
-        return self._free.get()
+        """Wait for a free slot.
+
+        Raises:
+            NoMoreSlots: It was closed.
+        """
+        slot = self._free.get()
+        if slot is None:
+            self._free.put(None)  # for the next that waits
+            raise NoMoreSlots
+        return slot
+
+    def close(self) -> None:
+        """End all waiting."""
+        self._free.put(None)
 
     def give_back(self, slot: int) -> None:
         self._free.put(slot)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.pool.transfer.slots import FreeSlots, Slots
+from penstock.pool.transfer.slots import FreeSlots, NoMoreSlots, Slots
 
 
 @pytest.fixture
@@ -87,3 +87,12 @@ def test_taking_waits_until_a_slot_is_given_back() -> None:
     free.give_back(1)
     waiter.join(timeout=10)
     assert taken == [1]
+
+
+def test_whoever_waits_for_a_slot_is_told_that_there_are_no_more() -> None:
+    free = FreeSlots([3])
+    assert free.take() == 3
+    free.close()
+    for _ in range(2):
+        with pytest.raises(NoMoreSlots):
+            free.take()
