@@ -20,6 +20,7 @@ import numpy as np
 from penstock.core import tracing
 from penstock.core.batching import Batch, on_the_heap
 from penstock.core.job import Job
+from penstock.core.protocols import Copying
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
@@ -81,7 +82,6 @@ class Pipeline:
         lanes: Threads that run the model.
         follows: Outputs that have one value for each value of an input's row, and that input.
         outputs: What the first batch gave: every other must give rows of the same shapes.
-        copied_s: How long the calling thread has spent on copying, of a replica that can tell.
         room: Slots that its own loaders put batches into; without them, batches lie on the heap.
     """
 
@@ -96,7 +96,6 @@ class Pipeline:
         lanes: int,
         follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
         outputs: Sequence[TensorSpec] = (),
-        copied_s: Callable[[], float] | None = None,
         room: Writable | None = None,
     ) -> None:
         self._replica = replica
@@ -109,7 +108,7 @@ class Pipeline:
         self._batches: queue.Queue[_Waiting | None] = queue.Queue(lanes + 2 if loaders else 0)
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
-        self._copied_s = copied_s or (lambda: 0.0)
+        self._copied_s = replica.replica.copied_s if isinstance(replica.replica, Copying) else (lambda: 0.0)
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None

@@ -153,9 +153,7 @@ class CopiesFor(Doubler):
 
 def test_time_of_copying_is_told_by_a_replica_that_can() -> None:
     replica, outlet = CopiesFor(0.25), Outlet()
-    pipeline = Pipeline(
-        guarded(replica), TRACED, outlet.emit, outlet.errors.put, loaders=1, lanes=1, copied_s=replica.copied_s
-    )
+    pipeline = Pipeline(guarded(replica), TRACED, outlet.emit, outlet.errors.put, loaders=1, lanes=1)
     pipeline.add(spans_of(1, 8)[0])
     assert outlet.results.get(timeout=TIMEOUT_S)[1].copy == 0.5
     pipeline.close()

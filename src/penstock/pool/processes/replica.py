@@ -22,7 +22,7 @@ from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
-from penstock.core.protocols import Copying, Exporting, Noting, Registering, Replica, TakesAnySize
+from penstock.core.protocols import Exporting, Noting, Registering, Replica, TakesAnySize
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
@@ -226,7 +226,6 @@ class ReplicaProcess:
             lanes=message.lanes,
             follows=prepared.follows,
             outputs=prepared.outputs,
-            copied_s=self._replica.copied_s if isinstance(self._replica, Copying) else None,
             room=self._room.result() if self._room is not None else None,
         )
         return replace(prepared, state=state)
@@ -249,7 +248,7 @@ class ReplicaProcess:
             return None
         needed = _PAGE * -(-bytes_needed({name: (a.shape, a.dtype) for name, a in batch.arrays.items()}) // _PAGE)
         count = message.lanes + message.loaders
-        if not needed or not _may_be_registered(count * needed):
+        if not needed:
             return None
         return self._background.submit(self._make_room, count, needed)
 
@@ -264,11 +263,15 @@ class ReplicaProcess:
         return None
 
     def _register(self, slots: Slots) -> bool:
-        is_wanted = isinstance(self._replica, Registering) and _may_be_registered(slots.count * slots.slot_bytes)
-        undo = self._replica.register(slots.memory) if is_wanted and isinstance(self._replica, Registering) else None
-        if undo is not None:
-            self._registered.append(undo)
-        return undo is not None
+        """Whether the device copies from these slots by itself from now on."""
+        most = available_bytes() // _REGISTERED_SHARE
+        if not isinstance(self._replica, Registering) or slots.count * slots.slot_bytes > most:
+            return False
+        undo = self._replica.register(slots.memory)
+        if undo is None:
+            return False
+        self._registered.append(undo)
+        return True
 
     def _let_go_of_memory(self) -> None:
         """Give back what was registered for the batches of a job before."""
@@ -304,10 +307,6 @@ class ReplicaProcess:
         if self._batches is not None:
             self._batches.forget(result.span)
         send(result, timings, self._slots, self._free, self._channel.send)
-
-
-def _may_be_registered(nbytes: int) -> bool:
-    return nbytes <= available_bytes() // _REGISTERED_SHARE
 
 
 def _give_up(error: MemoryError) -> NoReturn:

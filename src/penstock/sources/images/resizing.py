@@ -261,7 +261,7 @@ def _with_intel(pixels: Array, out: Array) -> None:
     is_allowed = library.ipp.useIPP_NotExact()
     library.ipp.setUseIPP_NotExact(True)
     try:
-        _with_opencv("INTER_LINEAR")(pixels, (0, 0, *pixels.shape[:2]), out)
+        _opencv_linear(pixels, (0, 0, *pixels.shape[:2]), out)
     finally:
         library.ipp.setUseIPP_NotExact(is_allowed)
 
@@ -289,6 +289,9 @@ def _with_opencv(name: str) -> Resampler:
             target[:] = made
 
     return resample
+
+
+_opencv_linear = _with_opencv("INTER_LINEAR")
 
 
 def _with_pillow(name: str, rgba: str = "RGBA") -> Resampler:
@@ -372,6 +375,6 @@ _RESAMPLERS: dict[str, Resampler] = {
     "pillow-bicubic": _with_pillow("BICUBIC"),
     "pillow-lanczos": _with_pillow("LANCZOS"),
     "torchvision": _like_torch,
-    "opencv-linear": _with_opencv("INTER_LINEAR"),
+    "opencv-linear": _opencv_linear,
     "opencv-area": _with_opencv("INTER_AREA"),
 }
