@@ -137,7 +137,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
-                _temp_dir=folder,
+                _temp_dir=os.path.join(folder, "r"),  # Ray lets everybody write into what it is given
                 num_cpus=usable_cores(),
                 object_store_memory=_STORE_BYTES,
                 include_dashboard=False,

@@ -158,8 +158,11 @@ class Meter:
 
     @property
     def done_rows(self) -> int:
-        """Rows that are predicted, and where there is a function behind the model, those that it is done with."""
-        return self.rows if self.postprocessed_rows is None else self.postprocessed_rows
+        """Rows that are predicted, and where there is a function behind the model, those that it is done with.
+
+        Never fewer than are committed: nodes of a cluster tell of rows later than of parts.
+        """
+        return max(self.committed_rows, self.rows if self.postprocessed_rows is None else self.postprocessed_rows)
 
     @contextlib.contextmanager
     def writing(self, span: int, rows: int) -> Iterator[None]:
