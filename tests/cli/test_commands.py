@@ -80,6 +80,20 @@ def test_changed_input_is_told_with_its_name(light_models: Path, penstock_run: P
     assert f"the input changed since the job began: {tmp_path / 'x.npy'}" in ran.stderr
 
 
+def test_changed_model_is_told_with_its_name(light_models: Path, penstock_run: Penstock, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((50, 64), np.uint8))
+    model = shutil.copy(light_models / "digits.onnx", tmp_path / "model.onnx")
+    arguments = ["predict", model, tmp_path / "x.npy", "--output", tmp_path / "out"]
+    assert penstock_run(*arguments).returncode == 0
+    shutil.copy(light_models / "slow_digits.onnx", model)
+    for command in (arguments, ["resume", tmp_path / "out"]):
+        ran = penstock_run(*command)
+        assert ran.returncode == 7
+        assert f"the content of the model was changed since the job began: {model}" in ran.stderr
+        assert ("--overwrite" in ran.stderr) == (command is arguments), "resume has no such flag"
+    assert "put back what was changed, and resume; or begin a new job: `penstock predict … --output NEW`" in ran.stderr
+
+
 def test_status_while_running_and_after(
     light_models: Path, digits: Path, penstock_run: Penstock, finished: Path, tmp_path: Path
 ) -> None:

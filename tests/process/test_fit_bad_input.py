@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -174,21 +175,29 @@ class TestBadRows:
 
 
 @pytest.mark.slow
-def test_a_changed_input_and_a_foreign_checkpoint_are_refused_at_resume(
+def test_a_changed_input_or_model_and_a_foreign_checkpoint_are_refused_at_resume(
     made: Path, tmp_path: Path, penstock_run: Penstock
 ) -> None:
     rows, output, other = write_rows(tmp_path / "rows.parquet"), tmp_path / "out", tmp_path / "other"
     stop = {"PENSTOCK_CRASH_AT": "publish_begun"}
+    model = shutil.copy(made / "model.keras", tmp_path / "model.keras")
     for folder, seed in ((output, 0), (other, 1)):
         asked = ("--epochs", 1, "--seed", seed, "--batch-size", 64)
-        assert penstock_run(*with_rows(made, rows, folder, *asked), environment=stop).returncode == 9
+        ran = penstock_run(*with_rows(made, rows, folder, *asked, model=str(model)), environment=stop)
+        assert ran.returncode == 9, ran.stderr
     before = rows.read_bytes()
     write_rows(rows, is_nan=range(50))
     changed = penstock_run("resume", output)
     assert changed.returncode == 5, changed.stderr
     assert "the input changed since training began" in changed.stderr
-    assert "hint: " in changed.stderr
+    assert "hint: put it back, or begin again: `penstock fit … --output NEW`" in changed.stderr
     rows.write_bytes(before)
+    shutil.copy(made / "sure.keras", model)
+    changed = penstock_run("resume", output)
+    assert changed.returncode == 7, changed.stderr
+    assert f"the content of the model was changed since the job began: {model}" in changed.stderr
+    assert "or begin a new job: `penstock fit … --output NEW`" in changed.stderr
+    shutil.copy(made / "model.keras", model)
     for path in (output / "checkpoints").iterdir():
         path.write_bytes((other / "checkpoints" / path.name).read_bytes())
     foreign = penstock_run("resume", output)

@@ -18,7 +18,7 @@ from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_on_cluster import cluster_backend, connect_machines
 from penstock.commands.fit_summary import FitSummary
 from penstock.commands.fit_task import FitTask, make_fit_task, options_as_json
-from penstock.commands.folder_job import fingerprint
+from penstock.commands.folder_job import fingerprint, other_job
 from penstock.commands.interrupts import graceful
 from penstock.commands.to_folder import check_place
 from penstock.core.figures import counted
@@ -172,20 +172,14 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
     if fingerprint(digest, task.fragments, task.request) == existing.fingerprint:
         return
     if fingerprint(digest, existing.fragments, task.request) != existing.fingerprint:
-        then = existing.request
-        changed = [key for key, value in task.request.items() if value != then.get(key)]
-        pairs = [f"{key}={task.request[key]!r} (there: {then.get(key)!r})" for key in changed[:3]]
-        raise OutputError(
-            "the output folder holds another training job",
-            received=f"{task.output}: {', '.join(pairs) or 'the content of the model was changed since'}",
-            hint="choose another --output, or --overwrite to remove that job",
-        )
+        raise other_job(task.output, existing.request, task.request, "fit", is_resumed=task.is_resumed)
+    anew = "`penstock fit … --output NEW`" if task.is_resumed else "with another --output, or with --overwrite"
     for path, how in changed_files(existing, task.fragments).items():
         if how is not None:
             raise InputError(
                 f"the input changed since training began: {path}",
                 received=how,
-                hint="put it back, or begin again: with another --output, or with --overwrite",
+                hint=f"put it back, or begin again: {anew}",
             )
     progress.note("the input was touched since the job began; its files have the same size: going on")
 
@@ -395,7 +389,7 @@ def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str
     options, asked = make_fit({**others, **request, **changes})
     paths = [_Path(path) for path in data]
     task = make_fit_task(model, paths, output, options, asked)
-    return fit_files(replace(task, is_verbose=is_verbose), progress, began)
+    return fit_files(replace(task, is_verbose=is_verbose, is_resumed=True), progress, began)
 
 
 class _Path(os.PathLike[str]):

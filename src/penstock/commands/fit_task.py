@@ -33,6 +33,8 @@ class FitTask:
     notes: tuple[str, ...] = ()
     overwrite: bool = False
     is_verbose: bool = False
+    is_resumed: bool = False
+    """The job in the folder is asked for: model, input and options are those of its manifest."""
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:

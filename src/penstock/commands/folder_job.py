@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.records import Fragment, ModelFile
-from penstock.errors import InputError
+from penstock.errors import InputError, OutputError
 from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.jobs import steps
@@ -17,6 +17,7 @@ from penstock.options.records import RAY, PredictOptions
 from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import store
 from penstock.runtimes.keras.live import LiveModel
+from penstock.storage.manifest import describe_difference
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,22 @@ def not_elsewhere(received: str) -> InputError:
         received=f"{received} with --engine ray",
         hint="write files that all nodes see (a ray.data.Dataset: write_parquet), or leave --engine ray out",
     )
+
+
+def other_job(
+    output: str, then: Mapping[str, Any], request: Mapping[str, Any], command: str, *, is_resumed: bool
+) -> OutputError:
+    """The error for a folder whose job was begun with another model, or with other options, than are there now.
+
+    A job that is resumed is opened as its manifest says: a file or a module of it was changed then.
+    """
+    received = f"{output}: {describe_difference(then, request)}"
+    if is_resumed:
+        hint = f"put back what was changed, and resume; or begin a new job: `penstock {command} … --output NEW`"
+        return OutputError("the job cannot go on as it was begun", received=received, hint=hint)
+    what = "another job" if command == "predict" else "another training job"
+    hint = "choose another --output, or --overwrite to remove that job"
+    return OutputError(f"the output folder holds {what}", received=received, hint=hint)
 
 
 def resolved(model: Any, options: PredictOptions) -> Any:

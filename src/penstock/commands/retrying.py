@@ -146,7 +146,7 @@ def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], fa
     if task.model_digest != manifest.model_digest or same != manifest.request:
         raise OutputError(
             "the output folder holds another job",
-            received=f"{task.output}: {describe_difference(manifest, same)}",
+            received=f"{task.output}: {describe_difference(manifest.request, same)}",
             hint="a retry takes changes of the input and of the preprocessing function only",
         )
     changed = changed_files(manifest, fragments)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.commands import appending
-from penstock.commands.folder_job import FolderJob, fingerprint
+from penstock.commands.folder_job import FolderJob, fingerprint, other_job
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
@@ -44,7 +44,6 @@ from penstock.storage.manifest import (
     Manifest,
     NodeKind,
     changed_files,
-    describe_difference,
     has_job,
     is_fresh,
     load_manifest,
@@ -191,10 +190,12 @@ def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord
     if existing.fingerprint == mark:
         return mark
     is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
-    if not is_same or not task.source.paths:
+    if not is_same:
+        raise other_job(task.output, existing.request, task.request, "predict", is_resumed=task.is_resumed)
+    if not task.source.paths:
         raise OutputError(
             "the output folder holds another job",
-            received=f"{task.output}: {'other data' if is_same else describe_difference(existing, task.request)}",
+            received=f"{task.output}: other data",
             hint="choose another --output, or --overwrite to remove that job",
         )
     files = changed_files(existing, task.source.fragments())

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ KIND, FIT = "kind", "fit"
 IS_NEW = "it was not there then"
 _NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
+_OF_MODELS = ("model", "weights", "checkpoint")
+"""What a request names whose content the digest of the model covers, and so do modules of its own classes."""
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
 
@@ -345,13 +347,14 @@ def has_job(place: Place) -> bool:
     return MANIFEST in place.sizes(INTERNAL)
 
 
-def describe_difference(old: Manifest, request: dict[str, Any]) -> str:
-    """What differs between the job in a folder and the one that was asked for, in words."""
-    then = old.request
+def describe_difference(then: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """What differs between the request of the job in a folder and the one that was asked for, in words."""
     changed = [key for key in request if request[key] != then.get(key)]
     if changed:
         return ", ".join(_described(key, request[key], then.get(key)) for key in changed[:3])
-    return "the content of the model was changed since"
+    files = [request.get(name) for name in _OF_MODELS]
+    named = ", ".join(filter(None, (*files, *request.get("custom_objects", ()))))
+    return f"the content of the model was changed since the job began{f': {named}' if named else ''}"
 
 
 def _described(key: str, now: Any, then: Any) -> str:

@@ -226,18 +226,23 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_differences_are_told_in_words() -> None:
-    assert "batch_size=64 (there: None)" in describe_difference(MANIFEST, MANIFEST.request | {"batch_size": 64})
-    old = replace(MANIFEST, request=MANIFEST.request | {"resize": "pad", "interpolation": "keras"})
-    request = MANIFEST.request | {"resize": "pad", "interpolation": "torchvision"}
+    then = MANIFEST.request
+    assert "batch_size=64 (there: None)" in describe_difference(then, then | {"batch_size": 64})
+    old = then | {"resize": "pad", "interpolation": "keras"}
+    request = then | {"resize": "pad", "interpolation": "torchvision"}
     assert describe_difference(old, request) == "interpolation='torchvision' (there: 'keras')"
-    old = replace(MANIFEST, request={"preprocess": {"location": "mine:rows", "by_value": False, "digest": "a"}})
+    old = {"preprocess": {"location": "mine:rows", "by_value": False, "digest": "a"}}
     edited = {"preprocess": {"location": "mine:rows", "by_value": False, "digest": "b"}}
     assert describe_difference(old, edited) == (
         "the module of mine:rows (--preprocess) was changed since the job began; put it back to go on"
     )
     other = {"preprocess": {"location": "mine:others", "by_value": False, "digest": "a"}}
     assert describe_difference(old, other) == "preprocess='mine:others' (there: 'mine:rows')"
-    assert describe_difference(MANIFEST, MANIFEST.request) == "the content of the model was changed since"
+    assert describe_difference(then, then) == "the content of the model was changed since the job began: m.keras"
+    built = {"model": "my:build", "weights": "/w.h5", "custom_objects": ["layers"]}
+    assert describe_difference(built, built).endswith("since the job began: my:build, /w.h5, layers")
+    live = {"model": None, "weights": None}
+    assert describe_difference(live, live) == "the content of the model was changed since the job began"
 
 
 def test_files_that_changed_are_told_with_how_they_changed() -> None:
