@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,6 +13,7 @@ from typing import cast
 import cloudpickle
 import pytest
 
+from penstock.core.source import FileGone, read_blocks
 from penstock.errors import InputError
 from penstock.sources.files import unchanged
 from penstock.sources.files.paths import expand
@@ -125,10 +128,10 @@ def file_that_is_gone_is_named(case: Case, paths: Paths) -> None:
         assert (failure.row, failure.origin) == (case.num_rows - 1, paths[-1])
         assert "No such file" in failure.reason
         return
-    with pytest.raises(InputError) as caught:
-        read_all(source, spans, case.columns)
+    with pytest.raises(FileGone) as caught:
+        deque(itertools.chain.from_iterable(read_blocks(source, span, case.columns) for span in spans), maxlen=0)
     assert caught.value.exit_code == 5
-    assert paths[-1] in str(caught.value)
+    assert caught.value.problem == f"the input changed since the job began: {paths[-1]} is gone"
 
 
 def file_that_lost_rows_since_it_was_divided_is_noticed(case: Case, paths: Paths) -> None:

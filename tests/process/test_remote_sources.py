@@ -6,6 +6,7 @@ import functools
 import gzip
 import http.server
 import io
+import re
 import shutil
 import struct
 import subprocess
@@ -26,6 +27,7 @@ import pytest
 
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
+from penstock.core.source import FileGone, read_blocks
 from penstock.errors import InputError
 from penstock.sources.catalog import open_files
 from penstock.sources.files import remote, remote_listing
@@ -92,13 +94,20 @@ def npy_bytes(array: Any) -> bytes:
 
 
 @pytest.mark.parametrize("case", FILES, ids=[case.name for case in FILES])
-def test_every_format_gives_the_same_rows_from_a_url(case: Case, store: Any, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_rows_from_a_url_and_tells_a_file_that_is_gone(
+    case: Case, store: Any, tmp_path: Path
+) -> None:
     case.write(tmp_path)
     url = upload(store, tmp_path, f"formats/{case.name}")
     paths = expand([url], [*TABLES, *(path.suffix for path in tmp_path.iterdir())])
     source = case.open(paths)  # type: ignore[arg-type]
     assert rows_of(source, 64, list(case.expected)) == case.expected
-    assert rows_of(cloudpickle.loads(cloudpickle.dumps(source)), 300, list(case.expected)) == case.expected
+    kept = cloudpickle.loads(cloudpickle.dumps(source))
+    assert rows_of(kept, 300, list(case.expected)) == case.expected
+    last = list(source.divide(64))[-1]
+    store.rm(f"data/formats/{case.name}", recursive=True)
+    with pytest.raises(FileGone, match=f"the input changed since the job began: {re.escape(paths[-1])} is gone"):
+        list(read_blocks(cloudpickle.loads(cloudpickle.dumps(source)), last, list(case.expected)))
 
 
 def write_images(folder: Path) -> None:

@@ -260,7 +260,7 @@ class ClusterRun(Run):
             if isinstance(self._problem, (DeviceError, WorkersDied)):
                 told = f"{self._problem.hint}; " if self._problem.hint else ""
                 self._problem.hint = f"{told}go on with: {self.task.next_step}"
-            raise self._problem
+            raise self.with_way_on(self._problem, ledger)
         self.check_stopped(manifest, ledger)
         if missing := ledger.pending_pieces():
             raise OutputError(

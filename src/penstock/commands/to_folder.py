@@ -14,6 +14,7 @@ from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
 from penstock.core.figures import counted
+from penstock.core.protocols import FileGone
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError
@@ -383,6 +384,8 @@ class Run:
                 order = None if started.is_streamed else [span.index for span in pending]
                 limit = FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
+            except FileGone as error:
+                raise self.with_way_on(error, ledger) from None
             finally:
                 self.progress.end()
             if started.is_streamed:
@@ -475,6 +478,13 @@ class Run:
                 ledger.finish()
         if problem is not None:
             raise problem
+
+    def with_way_on(self, problem: PenstockError, ledger: Ledger) -> PenstockError:
+        """What ended the run. Where a file is gone, with what is there of the output, and how it goes on."""
+        if isinstance(problem, FileGone):
+            there = f"{rows_in(ledger.records):,} rows are committed"
+            problem.hint = f"{there}; put the file back, and go on with: {self.task.next_step}"
+        return problem
 
     def summarise(
         self, started: Started, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float

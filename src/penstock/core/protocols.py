@@ -26,6 +26,7 @@ from penstock.core.records import (
     Span,
     Timings,
 )
+from penstock.core.source import FileGone as FileGone
 from penstock.core.source import Source as Source
 from penstock.core.source import SourceTraits as SourceTraits
 from penstock.core.source import with_changes as with_changes

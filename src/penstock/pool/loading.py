@@ -25,6 +25,7 @@ from penstock.core.records import (
     Span,
     Watch,
 )
+from penstock.core.source import read_blocks
 from penstock.core.tracing import Level, Mark
 from penstock.errors import InputError
 from penstock.pool.trace_marks import marked
@@ -58,7 +59,7 @@ def read_pieces(
     rows = 0
     source = job.source.watched_by(watch)
     watch.begin(span.start, span.rows)
-    blocks = source.read(span, job.columns)
+    blocks = read_blocks(source, span, job.columns)
     for block in marked(blocks, span, marks) if job.is_traced and marks is not None else blocks:
         yield from _pieces_of(job, block, watch)
         rows += block.rows

@@ -13,6 +13,7 @@ import google_crc32c
 
 from penstock.core.protocols import Source
 from penstock.core.records import Extent, Fragment, Result, Span
+from penstock.core.source import gone
 from penstock.errors import InputError
 from penstock.sources.files.paths import is_url, open_binary, read_bytes
 
@@ -160,6 +161,8 @@ def _check_file(file: Fragment) -> None:
         return
     try:
         status = os.stat(file.path)
+    except FileNotFoundError:
+        raise gone(file.path) from None
     except OSError as error:
         raise changed(file.path, error.strerror or str(error)) from error
     if status.st_size != file.size:
@@ -180,6 +183,8 @@ def _of_bytes(extent: Extent) -> str:
             while left > 0 and (raw := file.read(min(_STEP_BYTES, left))):
                 value = google_crc32c.extend(value, raw)
                 left -= len(raw)
+    except FileNotFoundError:
+        raise gone(extent.file.path) from None
     except OSError as error:
         raise changed(extent.file.path, error.strerror or str(error)) from error
     return f"{value:0{_DIGITS}x}"
