@@ -257,10 +257,11 @@ class ClusterState:
 
     def _fail_node(self, number: int, error: PenstockError) -> None:
         self._input_errors += isinstance(error, InputError)
+        said = "; ".join(filter(None, (error.problem, error.received)))
+        error = _on(self.name_of(number), error)
         if not isinstance(error, _OF_A_NODE) or self._input_errors >= _MOST_INPUT_ERRORS:
-            self._do(cluster_events.Raise(_on(self.name_of(number), error)))
+            self._do(cluster_events.Raise(error))
         else:
-            said = "; ".join(filter(None, (error.problem, error.received)))
             self._leave_out(number, said, error)
 
     def _leave_out(self, number: int, why: str, error: PenstockError, misfits: tuple[Misfit, ...] = ()) -> None:
@@ -272,10 +273,11 @@ class ClusterState:
             self._drop(number)
             return
         self._last_error = error
-        self._report(f"node {name} is left out: {why}", is_shown=True)
         self._drop(number)
         self._start_spare()
-        if not self._nodes and not self._is_stopping and not self.is_finished:
+        is_last = not self._nodes and not self._is_stopping and not self.is_finished
+        self._report(f"node {name} is left out: {why}", is_shown=not is_last)  # the error that is raised says it, too
+        if is_last:
             self._do(cluster_events.Raise(error))
 
     def _drop(self, number: int) -> None:

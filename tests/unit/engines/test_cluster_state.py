@@ -55,6 +55,7 @@ class World:
     committed: list[int] = field(default_factory=list)
     settles: list[str] = field(default_factory=list)
     reports: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     error: PenstockError | None = None
     is_stopped: bool = False
     now: float = 0.0
@@ -89,8 +90,9 @@ class World:
                 self.ready.discard(node)
             case ev.Commit(attempt=attempt, staged=part):
                 self.commit(attempt, part)
-            case ev.Report(line=line):
+            case ev.Report(line=line, is_shown=is_shown):
                 self.reports.append(line)
+                self.shown += [line] if is_shown else []
             case ev.Raise(error=error):
                 self.error = error
 
@@ -546,12 +548,17 @@ def test_node_that_fails_is_left_out_and_the_last_one_ends_the_run(error: Pensto
     world = a_world(4)
     world.join("a", "b")
     world.send(ev.NodeFailed(world.node("a"), error))
+    assert world.shown == [f"node a is left out: {error.problem}"]
     assert world.error is None
     assert sorted(world.parts("b")) == [2, 3]
     world.send(ev.NodeJoined("a"))
     assert "a" not in world.nodes.values()
-    world.send(ev.NodeFailed(world.node("b"), error))
-    assert world.error is error
+    last = type(error)(error.problem)
+    world.send(ev.NodeFailed(world.node("b"), last))
+    assert f"node b is left out: {error.problem}" in world.reports
+    assert len(world.shown) == 1, "the error is shown, and nothing else that says the same"
+    assert world.error is last
+    assert last.received == "on node b"
 
 
 def test_no_more_nodes_are_used_than_asked_for_and_a_spare_one_takes_the_place_of_a_lost_one() -> None:
