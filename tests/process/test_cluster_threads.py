@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster.node import Node
 from penstock.commands.folder_job import make_task
 from penstock.commands.on_cluster import ClusterRun
 from penstock.commands.to_folder import run as run_job
@@ -180,9 +181,21 @@ def test_job_of_one_machine_is_finished_on_a_cluster(
     penstock.predict(str(inputs / "slow_digits.onnx"), str(inputs / "pixels.npy"), output=str(output), **OPTIONS)
     for number in (3, 8, 9):
         (output / f"part-{number:08d}.parquet").unlink()
-    summary = predict(inputs, output, cluster)
+    opened_at: list[float] = []
+
+    class Opened(Node):
+        def open(self, *arguments: Any) -> None:
+            super().open(*arguments)
+            opened_at.append(time.perf_counter())
+
+    cluster.make_node = Opened
+    task = make_task(str(inputs / "slow_digits.onnx"), str(inputs / "pixels.npy"), str(output), make_options(OPTIONS))
+    began = time.perf_counter()
+    summary = run_job(task, Shown(), began, partial(ClusterRun, connect=lambda: cluster))
     assert summary.rows == ROWS
     assert parts_of(output) == undisturbed
+    assert began + summary.start_seconds >= opened_at[0], "nodes that start do not predict"
+    assert summary.rows_per_s == pytest.approx(3 * 128 / summary.run_seconds), "what was there before is not counted"
 
 
 def test_summary_trace_and_check_know_the_nodes(inputs: Path, cluster: ThreadCluster, tmp_path: Path) -> None:

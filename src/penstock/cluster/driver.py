@@ -48,6 +48,10 @@ class Desk(Protocol):
         """
         ...
 
+    def begin(self) -> None:
+        """A node is ready: rows are predicted from now on. Called for every node."""
+        ...
+
     def commit(self, parts: Sequence[StagedPart]) -> Sequence[bool | NotAsWritten]:
         """Commit parts by one append to the journal; what became of each: see `Ledger.commit_delivered`."""
         ...
@@ -289,8 +293,11 @@ class Driver:
             self._events.append(cluster_events.KindSettled(node, kind))
 
     def _open(self, node: int, kind: str) -> None:
-        ready = cluster_events.NodeReady(node)
-        self._call(node, "open", self._job, self._run, kind, then=lambda _: self._events.append(ready))
+        self._call(node, "open", self._job, self._run, kind, then=lambda _: self._note_ready(node))
+
+    def _note_ready(self, node: int) -> None:
+        self._desk.begin()
+        self._events.append(cluster_events.NodeReady(node))
 
     def _note_built(self, node: int, attempt: str, staged: StagedPart | None) -> None:
         if staged is None:

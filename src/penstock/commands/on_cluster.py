@@ -112,7 +112,8 @@ class ClusterRun(Run):
     _limit: FailureLimit | None = None
     _problem: PenstockError | None = None
     _rows_before: int = 0
-    _ready: float = 0.0
+    _ready: float | None = None
+    """When the first node was ready."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         assert self.connect is not None
@@ -225,16 +226,22 @@ class ClusterRun(Run):
         self.place.drop_attempt(self._name, attempt)
 
     def _open(self, manifest: Manifest) -> None:
-        """Open the ledger, and show the run from now on."""
+        """Open the ledger, and say what is there."""
         self._manifest = manifest
         with output_errors():
             self._ledger = Ledger(self.place, manifest, self.altered)
             self.place.open_attempts(self._name)
-        self._ready = time.perf_counter()
-        before = self.begin_progress(self._ledger, manifest)
+        before = self.note_before(self._ledger, manifest)
         self._rows_before = rows_in(before)
         order = [piece.first_span for piece in self._ledger.pending_pieces()]
         self._limit = FailureLimit(self.task.options.max_failures, before, order)
+
+    def begin(self) -> None:
+        """Measure and show the run from now on, where this is its first node."""
+        if self._ready is None:
+            assert self._manifest is not None
+            self._ready = time.perf_counter()
+            self.begin_progress(self._manifest, self._rows_before)
 
     def _pieces(self) -> Iterator[PartPiece]:
         """What is to be built. Asked for when a node is ready: the manifest is there by then."""
@@ -268,6 +275,7 @@ class ClusterRun(Run):
                 received=f"{len(missing):,} of {len(manifest.parts):,} parts",
                 hint=f"this is a fault of penstock; go on with: {self.task.next_step}",
             )
+        assert self._ready is not None  # a node has built what was missing
         return self.summary(manifest, ledger, self._rows_before, self._ready)
 
     def _close(self) -> None:

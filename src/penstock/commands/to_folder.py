@@ -374,8 +374,9 @@ class Run:
         with output_errors():
             ledger = Ledger(self.place, manifest, self.altered, self.kind)
         with contextlib.closing(ledger):
-            before = self.begin_progress(ledger, manifest)
+            before = self.note_before(ledger, manifest)
             rows_before = rows_in(before)
+            self.begin_progress(manifest, rows_before)
             try:
                 pending = self._wanted(ledger)
                 spans = started.divide(manifest.part_rows) if started.is_streamed else pending
@@ -404,17 +405,19 @@ class Run:
         for damage in ledger.repairs[:_MOST_TOLD]:
             self.progress.note(f"{damage}: what it held is predicted again")
 
-    def begin_progress(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
-        """Show the run from now on; returns what was committed before."""
+    def note_before(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
+        """Say what was committed before; returns it."""
         self._note_repairs(ledger)
         before = ledger.records
-        rows_before = rows_in(before)
         self.meter.failed = sum(record.failed for record in before)
         if before:
-            self.progress.note(f"resuming: {rows_before:,} of {manifest.rows:,} rows are there")
+            self.progress.note(f"resuming: {rows_in(before):,} of {manifest.rows:,} rows are there")
+        return before
+
+    def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
+        """Measure and show the run from now on: rows are predicted."""
         self.meter.begin()
         self.progress.begin(self.meter, manifest.rows, rows_before)
-        return before
 
     def check_stopped(self, manifest: Manifest, ledger: Ledger) -> None:
         """Raise Interrupted where the run was stopped before its end."""
