@@ -182,6 +182,7 @@ def test_ctrl_c_or_a_closed_terminal_commits_what_is_in_flight_on_a_local_cluste
     assert committed is not None, said
     assert int(committed[1].replace(",", "")) > 1000, said
     assert f"go on with: penstock resume {tmp_path / 'out'} --engine ray\n" in said
+    assert penstock.status(tmp_path / "out")["hint"] == f"penstock resume {tmp_path / 'out'} --engine ray"
     assert psutil.wait_procs(started, timeout=20)[1] == []
 
 

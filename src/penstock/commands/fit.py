@@ -34,7 +34,7 @@ from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
 from penstock.options.fit_records import BACKENDS, make_fit
 from penstock.options.records import RAY, ClusterOptions, DeviceRequest
-from penstock.options.table import Decides
+from penstock.options.table import Decides, make, options_of
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.backends import backend_for
 from penstock.storage.disk import INTERNAL, internal, output_errors
@@ -407,6 +407,12 @@ def _checkpoints(place: Place) -> list[str]:
     return sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
 
 
+def _as_begun(output: str, manifest: FitManifest) -> str:
+    """The command that goes on with a job on the machines that it began on."""
+    where = make(ClusterOptions, {name: manifest.others.get(name) for name in options_of(ClusterOptions)})
+    return where.resume_line(output, manifest.workers or None)
+
+
 def fit_status(output: str) -> dict[str, Any] | None:
     """How far the training job in a folder is; None where there is no such job."""
     place = place_of(output)
@@ -432,5 +438,5 @@ def fit_status(output: str) -> dict[str, Any] | None:
         "run": holder,
         "model": manifest.request.get("model"),
         "resumable": state != "finished" and manifest.request.get("model") is not None,
-        "hint": "the job is finished: there is nothing to do" if state == "finished" else f"penstock resume {output}",
+        "hint": "the job is finished: there is nothing to do" if state == "finished" else _as_begun(output, manifest),
     }

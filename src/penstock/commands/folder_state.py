@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.errors import OutputError
+from penstock.options.records import LOCAL, RAY, ClusterOptions
 from penstock.storage.journal import PartRecord, failed_by_node
 from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, load_manifest, older_job
@@ -49,7 +50,7 @@ def status(output: str) -> dict[str, Any]:
     refusal = refusal_to_resume(place, manifest)
     counted = _figures_of(output, manifest, records)
     state = "running" if counted["state"] == "unfinished" and holder is not None else counted["state"]
-    hint = f"penstock resume {output}" if refusal is None else refusal.hint
+    hint = resume_line(output, records) if refusal is None else refusal.hint
     return {
         **counted,
         "state": state,
@@ -87,6 +88,15 @@ def refusal_to_resume(place: Place, manifest: Manifest) -> OutputError | None:
             hint="call penstock.predict again with the same model, the same data and the same output",
         )
     return None
+
+
+def resume_line(output: str, records: Sequence[PartRecord]) -> str:
+    """The command that goes on with a job: on a cluster, where its newest part was built on one.
+
+    Which cluster that was is kept nowhere: the line has no `--address`.
+    """
+    newest = max(records, key=lambda record: record.written_at, default=None)
+    return ClusterOptions(RAY if newest is not None and newest.node else LOCAL).resume_line(output)
 
 
 def rows_per_s(records: Sequence[PartRecord]) -> float | None:

@@ -72,6 +72,13 @@ def test_rate_is_that_of_the_last_parts() -> None:
     assert folder_state.rows_per_s([part(0, 1.0), *later]) == 100.0, "the pause before the last run does not count"
 
 
+def test_job_goes_on_where_its_newest_part_was_built() -> None:
+    assert folder_state.resume_line("my out", []) == "penstock resume 'my out'"
+    here, there = part(0, 50.0), replace(part(1, 60.0), node="10.0.0.3")
+    assert folder_state.resume_line("out", [there, here]) == "penstock resume out --engine ray"
+    assert folder_state.resume_line("out", [there, part(2, 70.0)]) == "penstock resume out"
+
+
 def test_job_that_is_being_written_is_not_verified(output: str) -> None:
     written(output, manifest_of())
     assert folder_state.verify(output)["is_whole"]
