@@ -234,7 +234,8 @@ def check_address(name: str, value: Any) -> None:
 
 ADDRESS = Kind(check=check_address, metavar="auto|HOST:PORT|ray://…")
 """Where a cluster is."""
-_AMOUNTS = ("CPU", "GPU", "memory")
+_CPU = "CPU"
+_AMOUNTS = (_CPU, "GPU", "memory")
 _TEXTS = pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a label, each name once")
 
 
@@ -252,13 +253,21 @@ def _read_resources(given: Any, flag: str) -> dict[str, str]:
 
 def _check_resources(name: str, value: Any) -> None:
     _TEXTS.check(name, value)
-    for resource in _AMOUNTS:
-        if resource in value and not is_amount(value[resource]):
+    for resource, given in value.items():
+        received = f"--{name} {resource}={given}"
+        if resource in _AMOUNTS and not is_amount(given):
             raise UsageError(
-                f"{name} takes an amount of {resource}",
-                received=f"{resource}={value[resource]}",
-                allowed=f"{resource}=1, {resource}=0.5, …; any other name may be that of a label: zone=eu",
+                f"--{name} takes an amount of {resource}",
+                received=received,
+                allowed=f"{resource}=1, {resource}=2, …; any other name may be that of a label: zone=eu",
             )
+        amount = float(given) if is_amount(given) else 1.0
+        if resource == _CPU and (amount < 1 or not amount.is_integer()):
+            hint = "leave CPU out to take all that a node has"
+            raise UsageError(f"--{name} takes whole CPUs", received=received, allowed="CPU=1, CPU=2, …", hint=hint)
+        if amount > 1 and not amount.is_integer():
+            allowed = f"{resource}=0.5, {resource}=1, {resource}=2, …"
+            raise UsageError("Ray takes a part of one, but not of several", received=received, allowed=allowed)
 
 
 RESOURCES = replace(_TEXTS, read=_read_resources, check=_check_resources, python="Mapping[str, str | float]")

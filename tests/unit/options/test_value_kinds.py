@@ -88,6 +88,21 @@ def test_resources_of_ray_take_amounts(amount: str) -> None:
         make_options({"engine": "ray", "resources": {"CPU": amount}})
 
 
+@pytest.mark.parametrize("amount", ["0", "0.5", "2.5"])
+def test_cpus_are_taken_whole(amount: str) -> None:
+    with pytest.raises(UsageError, match="takes whole CPUs") as caught:
+        make_options({"engine": "ray", "resources": {"CPU": amount}})
+    assert caught.value.received == f"--resources CPU={amount}"
+    assert caught.value.allowed == "CPU=1, CPU=2, …"
+
+
+def test_other_resources_are_taken_in_parts_as_ray_does() -> None:
+    for given in ({"CPU": 2.0}, {"GPU": 0.5}, {"GPU": 0}, {"memory": 8e9}, {"slots": 0.25}):
+        make_options({"engine": "ray", "resources": given})
+    with pytest.raises(UsageError, match="a part of one, but not of several"):
+        make_options({"engine": "ray", "resources": {"slots": 1.5}})
+
+
 def test_resource_without_a_name_is_refused() -> None:
     with pytest.raises(UsageError, match="a name is empty"):
         make_options({"engine": "ray", "resources": {" ": "1"}})
