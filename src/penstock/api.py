@@ -361,7 +361,7 @@ def resume(
     is_training = fit_status(_folder(output)) is not None
     name, value = ("max_nodes", max_nodes) if is_training else ("workers", workers)
     if value is not None:
-        allowed = "workers" if is_training else "max_nodes"
+        allowed = "--workers" if is_training else "--max-nodes"
         raise UsageError(f"{name} does not fit this job", received=f"{name}={value}", allowed=allowed)
     if is_training:
         changes = {"devices": devices, "max_failures": max_failures, "verbose": verbose, "workers": workers, **where}

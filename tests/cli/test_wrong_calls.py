@@ -44,8 +44,31 @@ def test_shell_is_told_what_it_gave_as_flags(flags: list[str], received: str) ->
     assert refusal(*flags)["received"] == received
 
 
-def test_shell_reads_flags_in_the_problem() -> None:
-    assert refusal("--max-nodes", "2")["problem"] == "--max-nodes is for clusters"
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--max-nodes", "2"], "--max-nodes is for clusters"),
+        (["--address", "auto"], "--address is for clusters"),
+        (["--engine", "ray", "--address", "head"], "--address is not understood"),
+        (["--engine", "ray", "--resources", "CPU=x"], "--resources takes an amount of CPU"),
+        (["--limit", "0"], "--limit must be a positive whole number"),
+        (["--nulls", "none"], "--nulls is not understood"),
+        (["--argmax", "--top-k", "2"], "the best class is the first of the k best"),
+    ],
+)
+def test_shell_reads_flags_in_the_problem(flags: list[str], problem: str) -> None:
+    assert refusal(*flags)["problem"] == problem
+
+
+def test_flag_of_training_is_answered_with_those_that_do_the_same_here() -> None:
+    assert refusal("--workers", "2")["hint"] == "did you mean --loaders or --max-nodes?"
+    ran = CliRunner().invoke(main, ["fit", "m.keras", "x.npy", "--label", "y", "-o", "out", "--max-nodes", "2"])
+    assert ran.exit_code == 2
+    assert "error: penstock fit has no such option\nreceived: --max-nodes\nhint: did you mean --workers?" in ran.output
+    wrong: dict[str, Any] = {"workers": 2}
+    with pytest.raises(UsageError) as caught:
+        penstock.predict("m.onnx", "x.npy", **wrong)
+    assert caught.value.hint == "did you mean 'loaders' or 'max_nodes'?"
 
 
 def test_stream_has_no_output_to_give() -> None:

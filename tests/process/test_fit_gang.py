@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock
 from penstock.commands.fit_summary import FitSummary
 from penstock.errors import DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
@@ -121,7 +122,8 @@ def test_interrupted_it_goes_on_with_another_number_of_workers(
     stopped = Noted(lambda line: os.kill(os.getpid(), signal.SIGINT) if line.startswith("training on ") else None)
     with pytest.raises(Interrupted, match="with a checkpoint"):
         fit_together(MODEL, photos, output, PlainMachines(a=2), stopped, workers=2, **OPTIONS)
-    assert "2 workers on 1 machine(s): these share cores or GPUs" in stopped.lines
+    assert "2 workers on 1 machine: these share cores or GPUs" in stopped.lines
+    assert penstock.status(output)["hint"] == f"penstock resume {output} --engine ray --workers 2"
     assert any("127.0.0.1#a/cpu:0, 127.0.0.1#a#2/cpu:0" in line for line in stopped.lines), stopped.lines
     noted = Noted()
     summary = fit_together(MODEL, photos, output, PlainMachines(a=1), noted, **OPTIONS)
@@ -155,7 +157,7 @@ def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path,
     refused(UsageError, "several machines train with Keras on JAX", none, runtime="tensorflow")
     refused(UsageError, "several workers need one batch size", none, batch_size="auto")
     refused(UsageError, "workers do not share a cache on disk", none, cache="disk")
-    refused(UsageError, "workers are for clusters", none, engine="local")
+    refused(UsageError, "workers is for clusters", none, engine="local")
     fitting = r"\nallowed: at most 2: 2 on 127\.0\.0\.1#a\nhint: --workers 2;"
     refused(DeviceError, f"no room for so many workers\nreceived: --workers 3{fitting}", PlainMachines(a=2), workers=3)
     refused(
@@ -165,7 +167,7 @@ def test_what_several_workers_cannot_do_is_refused_before_any_work(photos: Path,
 
 def test_machines_that_are_not_alike_are_one_table_before_any_work(photos: Path, tmp_path: Path) -> None:
     def told(machines: PlainMachines) -> list[list[str]]:
-        with pytest.raises(DeviceError, match="nodes do not fit the job") as caught:
+        with pytest.raises(DeviceError, match="not fit the job") as caught:
             fit_together(MODEL, photos, tmp_path / "out", machines, Noted(), workers=2, **OPTIONS)
         assert not (tmp_path / "out").exists()
         return [line.split() for line in str(caught.value).splitlines() if line.strip().startswith("127.0.0.1#")]

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
+from penstock.errors import UsageError
 from penstock.options.fit_records import EVERY_OPTION, FIT_OPTIONS, FITTED_WITH
 from penstock.options.records import OPTIONS, PredictOptions, make_options
-from penstock.options.table import AUTO, Option
+from penstock.options.table import AUTO, Option, twins_of
 from penstock.options.training_records import EVALUATE_OPTIONS, EVALUATED_WITH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -98,6 +99,22 @@ def fit_options(command: Command) -> Command:
 
 class GroupedCommand(click.Command):
     """A command whose help shows the options of a job under headings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what was given.
+
+        Raises:
+            UsageError: A flag is that of another command, and others do the same here.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            twins = twins_of(error.option_name[2:].replace("-", "_"), [str(each.name) for each in self.get_params(ctx)])
+            if not twins:
+                raise
+            flags = " or ".join(EVERY_OPTION[name].flag for name in twins)
+            problem = f"penstock {ctx.info_name} has no such option"
+            raise UsageError(problem, received=error.option_name, hint=f"did you mean {flags}?") from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]

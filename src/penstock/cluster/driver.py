@@ -17,6 +17,7 @@ from penstock.cluster.node_job import NodeJob
 from penstock.cluster.preflight import Comparison, Findings
 from penstock.cluster.shipping import Shipping
 from penstock.cluster.transport import NodeGone, Transport
+from penstock.core.figures import counted
 from penstock.core.protocols import ShowLine
 from penstock.core.stopping import StopFlag
 from penstock.core.tracing import moved
@@ -258,7 +259,7 @@ class Driver:
         misfits = (*findings.misfits, *self._comparison.misfits(findings.versions))
         lacking = [misfit.parcel for misfit in misfits]
         if misfits and self._shipping.send(node, lacking, lambda: self._ask(node)):
-            self._note(f"node {self._names[node]} gets {len(lacking)} parcels: what it does not have")
+            self._note(f"node {self._names[node]} gets {counted(len(lacking), 'parcel')}: what it does not have")
             return
         if not findings.kind or misfits:
             self._events.append(cluster_events.NodeUnfit(node, misfits))

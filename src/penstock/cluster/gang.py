@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from penstock.cluster.gang_member import MemberFacts, News
 from penstock.cluster.preflight import Comparison
 from penstock.cluster.transport import NodeGone
+from penstock.core.figures import counted
 from penstock.core.node_kinds import misfits_told
 from penstock.core.stillness import Stillness
 from penstock.core.training import Gang
@@ -118,7 +119,8 @@ class GangHold(TrainerHold):
                 raise self._no_room(rooms)
             time.sleep(_ASK_AGAIN_S)
         if not self._started and len(set(places)) < len(places):
-            self.say(f"{len(places)} workers on {len(set(places))} machine(s): these share cores or GPUs")
+            machines = counted(len(set(places)), "machine")
+            self.say(f"{counted(len(places), 'worker')} on {machines}: these share cores or GPUs")
         return places
 
     def _no_room(self, rooms: Mapping[str, int]) -> DeviceError:

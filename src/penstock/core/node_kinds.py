@@ -4,6 +4,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.core.figures import counted
 from penstock.core.records import Device
 from penstock.errors import DeviceError, PenstockError
 
@@ -48,7 +49,7 @@ def misfits_told(misfits: Mapping[str, Sequence[Misfit]], num_nodes: int) -> Pen
     table = ["  ".join((*map(str.ljust, line, widths), line[3])) for line in lines]
     first = next(each for some in misfits.values() for each in some)
     return first.error(
-        f"{len(misfits)} of {num_nodes} nodes do not fit the job",
+        f"{len(misfits)} of {counted(num_nodes, 'node')} {'does' if len(misfits) == 1 else 'do'} not fit the job",
         received="\n  ".join(("", *table)),
         hint="mend these nodes, or leave them out with --resources",
     )

@@ -16,6 +16,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.core.figures import counted
 from penstock.core.node_kinds import Misfit, misfits_told
 from penstock.core.stillness import DEFAULT_TIMEOUTS, Stillness, Timeouts
 from penstock.engines import cluster_events
@@ -249,7 +250,8 @@ class ClusterState:
             error = WorkersDied("the nodes of the cluster kept dying", received=f"{name}: {why}")
             self._leave_out(number, why, error)
             return
-        self._report(f"node {name} {lost.how}; {len(attempts)} pieces are given out again", is_shown=True)
+        pieces = f"{counted(len(attempts), 'piece')} {'is' if len(attempts) == 1 else 'are'}"
+        self._report(f"node {name} {lost.how}; {pieces} given out again", is_shown=True)
         self._drop(number)
         if not lost.is_gone:
             self._spare = {name: None, **self._spare}

@@ -189,7 +189,7 @@ def make_fit(given: Mapping[str, Any], function: Callable[..., Any] | None = Non
     if options.cluster.engine == RAY:
         _check_on_cluster(asked)
     elif asked.workers is not None:
-        raise UsageError("workers are for clusters", received=f"workers={asked.workers}", hint="give --engine ray, too")
+        raise UsageError("workers is for clusters", received=f"workers={asked.workers}", hint="give --engine ray, too")
     return options, asked
 
 

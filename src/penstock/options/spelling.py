@@ -22,6 +22,7 @@ _TWO_DICTS = re.compile(r"[}] (?:" + "|".join(name for name, each in OPTIONS.ite
 _GIVEN = re.compile(rf"(?:^|(?<=, ))({'|'.join(OPTIONS)})=")
 _PLAIN = re.compile(rf"(?<![\w'\"./-])({'|'.join(name for name in OPTIONS if '_' in name)})\b")
 """Keywords that are no English words."""
+_LEADING = re.compile(rf"({'|'.join(OPTIONS)})(?= )")
 _SHELL = re.compile(r"(`[^`]*`|\bpenstock resume .*)")
 """Commands of the shell, which stay as they are."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -105,6 +106,9 @@ def spelled(error: PenstockError) -> PenstockError:
 
 def in_shell(error: UsageError) -> UsageError:
     """The same error with options as flags: `--batch-size 0` in the place of `batch_size=0`."""
+    leading = _LEADING.match(error.problem)
+    if leading is not None and (error.received or "").startswith(f"{leading[1]}="):
+        error.problem = _flag(leading) + error.problem[leading.end() :]  # an English word, and the name of an option
     error.problem = _PLAIN.sub(_flag, error.problem)
     if error.received is not None:
         error.received = _GIVEN.sub(lambda match: f"{_flag(match)} ", error.received)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -19,6 +19,9 @@ from penstock.options.value_types import WrongType, as_type, type_of
 
 AUTO = "auto"
 """What is found out by measuring or by a rule, in the shell and in Python."""
+
+_TWINS = {"workers": ("loaders", "max_nodes"), "max_nodes": ("workers",)}
+"""What options of training do otherwise, and the other way round."""
 
 Record = TypeVar("Record")
 
@@ -233,13 +236,22 @@ def check_known(
     unknown = sorted(name for name in given if name not in options)
     if unknown:
         known = [*(keywords_of(function) if function is not None else ()), *options]
-        close = difflib.get_close_matches(unknown[0], known, n=1)
+        close = twins_of(unknown[0], known) or difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(
             "unknown option",
             received=", ".join(unknown),
             allowed=", ".join(dict.fromkeys(known)),
-            hint=f"did you mean {close[0]!r}?" if close else None,
+            hint=f"did you mean {' or '.join(map(repr, close))}?" if close else None,
         )
+
+
+def twins_of(name: str, known: Collection[str]) -> list[str]:
+    """The options here that do what an option of other commands does there.
+
+    >>> twins_of("workers", ["limit", "loaders", "max_nodes"])
+    ['loaders', 'max_nodes']
+    """
+    return [twin for twin in _TWINS.get(name, ()) if twin in known]
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:
