@@ -22,7 +22,7 @@ import pytest
 
 import penstock
 from tests.support import light_models
-from tests.support.processes import wait_until
+from tests.support.processes import MARK, marked, new_mark, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install penstock[ray]")
 
@@ -32,11 +32,17 @@ ROWS = 4000
 TOKEN = "0123456789abcdef" * 4
 STEPS = """
 import os
+import time
 
 def check(row):
     is_broken = os.path.exists(os.path.join(os.path.dirname(__file__), "broken"))
     if is_broken and int(next(iter(row.values())).sum()) % 50 == 0:
         raise ValueError("broken")
+    return row
+
+def wait(row):
+    while os.path.exists(os.path.join(os.path.dirname(__file__), "held")):
+        time.sleep(0.05)
     return row
 """
 
@@ -137,6 +143,49 @@ def test_failed_rows_of_a_job_on_ray_are_counted_by_node_and_retried_without_a_c
         assert (retried.rows, retried.failed, retried.failed_on) == (600, 0, {})
     assert parts_of(there) == parts_of(here)
     assert penstock.verify(str(there))["is_whole"]
+
+
+@pytest.mark.slow
+def test_job_whose_head_is_gone_says_so_and_goes_on_elsewhere_and_a_killed_driver_leaves_no_folder_for_long(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Ray itself would end the driver after a minute, with code 1 and without a word."""
+    (tmp_path / "steps_held.py").write_text(STEPS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    around = environment(PYTHONPATH=path) | {MARK: (mark := new_mark())}
+    asked = command(inputs, tmp_path / "out", "--preprocess-row", "steps_held:wait")
+    runs = [subprocess.Popen(asked, env=around, stderr=subprocess.PIPE, text=True)]
+    wait_until(lambda: len(parts_of(tmp_path / "out")) >= 2)
+    (tmp_path / "held").touch()
+    folder = folder_of(runs[0].pid)
+    assert folder.stat().st_mode & 0o077 == 0
+    (head,) = [each for each in descendants_of(runs[0].pid) if each.name() == "gcs_server"]
+    head.kill()
+    said = runs[0].communicate()[1]
+    assert runs[0].returncode == 8, said
+    assert "error: the Ray cluster cannot be reached any more" in said
+    assert "its head has not answered for 30 s" in said
+    assert f"penstock resume {tmp_path / 'out'} --engine ray" in said
+    wait_until(lambda: not marked(mark))
+    assert not folder.exists()
+
+    runs.append(subprocess.Popen(asked, env=around, text=True))
+    wait_until(lambda: any("raylet" in each.name() for each in descendants_of(runs[1].pid)))
+    folder = folder_of(runs[1].pid)
+    runs[1].kill()
+    runs[1].wait()
+    (tmp_path / "held").unlink()
+    assert folder.exists()
+    ran = subprocess.run(asked, env=around, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert not folder.exists()
+    assert parts_of(tmp_path / "out") == parts_of(inputs / "out")
+
+
+def folder_of(pid: int) -> Path:
+    """Where the local cluster of a driver has its files."""
+    (raylet,) = [each for each in descendants_of(pid) if "raylet" in each.name()]
+    return Path(re.findall(r"/tmp/penstock-ray-[^/]+", " ".join(raylet.cmdline()))[0])
 
 
 OF_SPARE = """

@@ -9,11 +9,9 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +20,7 @@ from penstock.core.protocols import ShowLine
 from penstock.errors import DeviceError, PenstockError, one_line
 from penstock.options.value_kinds import HOST_AND_PORT, check_address
 from penstock.pool.devices.inventory import usable_cores
+from penstock.storage.scratch import Scratch
 
 LEAST_VERSION = (2, 54)
 _LOOPBACK = "127.0.0.1"
@@ -119,11 +118,11 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    folder = Scratch("penstock-ray-", "/tmp")
 
     def close() -> None:
         import_ray().shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -137,7 +136,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
-                _temp_dir=os.path.join(folder, "r"),  # Ray lets everybody write into what it is given
+                _temp_dir=os.path.join(folder.path, "r"),  # Ray lets everybody write into what it is given
                 num_cpus=usable_cores(),
                 object_store_memory=_STORE_BYTES,
                 include_dashboard=False,

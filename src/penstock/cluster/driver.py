@@ -223,6 +223,7 @@ class Driver:
                 if self._asked.pop(node, None) is not None:
                     self._settle_all()
                 self._shipping.lose(node)
+                self._around.meter.lose(range(node * _MOST_REPLICAS, (node + 1) * _MOST_REPLICAS))
                 self._transport.kill(node)
             case cluster_events.Report(line=line, is_shown=is_shown):
                 self._note(line, is_shown=is_shown)

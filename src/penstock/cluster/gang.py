@@ -30,7 +30,11 @@ class Machines(Protocol):
     """The machines of a cluster, and calls to the workers (`GangMember`) on them. A worker has a number of its own."""
 
     def rooms(self) -> Mapping[str, int]:
-        """How many workers each machine can have, by its name."""
+        """How many workers each machine can have, by its name.
+
+        Raises:
+            DeviceError: The cluster cannot be reached.
+        """
         ...
 
     def others(self) -> str:
@@ -183,7 +187,11 @@ class GangHold(TrainerHold):
         silence = Stillness(self.job.options.hang_timeout, times=0)
         answers = dict.fromkeys(members, 0)
         is_told = False
+        looked_at = time.monotonic()
         while True:
+            if time.monotonic() - looked_at > _ASK_AGAIN_S:
+                self.machines.rooms()  # raises where the head of the cluster is gone, which workers do not notice
+                looked_at = time.monotonic()
             if self.stop.is_raised and not is_told:
                 is_told = True
                 for member in members:

@@ -6,19 +6,25 @@ Workers that train together are actors, too: one on each machine, or several tha
 import contextlib
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
+from penstock.core.stillness import Stillness
 from penstock.errors import DeviceError, PenstockError, UsageError, one_line
 from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
 
 _AT_ONCE = 16
 """Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
+_A_MOMENT_S = 0.2
+_HEAD_S = 30.0
+"""So long a head may be silent. After 60 s Ray ends the process by itself, without a word."""
 _CPU, _GPU, _MEMORY = "CPU", "GPU", "memory"
 _RAYS_OWN = (_MEMORY, "object_store_memory")
 """Resources that Ray has by itself."""
@@ -51,6 +57,66 @@ def _take_cores(cores: int) -> None:
         os.environ[CORES] = str(cores)
 
 
+class Head:
+    """The head of a cluster, asked which machines there are. Where it is gone, Ray's call does not come back.
+
+    Args:
+        ask: Ray's call.
+        limit_s: How long the head may be silent.
+    """
+
+    def __init__(self, ask: Callable[[], list[dict[str, Any]]], limit_s: float = _HEAD_S) -> None:
+        self._ask = ask
+        self._limit_s = limit_s
+        self._silence = Stillness(limit_s, times=0)
+        self._asked: Future[list[dict[str, Any]]] | None = None
+        self._answers = 0
+        self._last: list[dict[str, Any]] | None = None
+        self.is_silent = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """What the head says, or where it does not answer in a moment, what it said last.
+
+        Raises:
+            DeviceError: It cannot be reached, or has been silent for too long.
+        """
+        while True:
+            if self._asked is None:
+                self._asked = Future()
+                threading.Thread(target=_answer, args=(self._ask, self._asked), daemon=True, name="head").start()
+            wait([self._asked], _A_MOMENT_S)
+            self.is_silent = not self._asked.done()
+            if not self.is_silent:
+                break
+            if self._silence.look(time.monotonic(), {0: self._answers}):
+                raise _unreachable(f"its head has not answered for {self._limit_s:.0f} s")
+            if self._last is not None:
+                return self._last
+        asked, self._asked = self._asked, None
+        self._answers += 1
+        self._silence.look(time.monotonic(), {0: self._answers})
+        try:
+            self._last = asked.result()
+        except Exception as error:
+            raise _unreachable(one_line(error)) from error
+        return self._last
+
+
+def _answer(ask: Callable[[], Any], answer: Future[Any]) -> None:
+    try:
+        answer.set_result(ask())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _unreachable(received: str) -> DeviceError:
+    return DeviceError(
+        "the Ray cluster cannot be reached any more",
+        received=received,
+        hint="what is committed stays: the job goes on when its head is there again, or on another cluster",
+    )
+
+
 class RayTransport:
     """See `cluster.transport.Transport`.
 
@@ -63,6 +129,7 @@ class RayTransport:
 
     def __init__(self, ray: Any, disconnect: Callable[[], None], resources: Mapping[str, str]) -> None:
         self._ray = ray
+        self._head = Head(ray.nodes)
         self._disconnect = disconnect
         self._amounts = {name: float(value) for name, value in resources.items() if is_amount(value)}
         self._labels = {name: value for name, value in resources.items() if not is_amount(value)}
@@ -76,24 +143,13 @@ class RayTransport:
         self._is_closed = False
 
     def names(self) -> Collection[str]:
-        there = [node for node in self._nodes() if node["Alive"] and node["NodeID"] not in self._left]
+        there = [node for node in self._head.nodes() if node["Alive"] and node["NodeID"] not in self._left]
         self._machines = {self._name(node): node for node in there if self._fits(node)}
         return list(self._machines)
 
     def others(self) -> str:
-        there = [node for node in self._nodes() if node["Alive"] and not self._fits(node)]
+        there = [node for node in self._head.nodes() if node["Alive"] and not self._fits(node)]
         return "; ".join(f"{self._name(node)} has {_has(node)}" for node in there)
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        try:
-            nodes: list[dict[str, Any]] = self._ray.nodes()
-        except Exception as error:
-            raise DeviceError(
-                "the Ray cluster cannot be reached any more",
-                received=one_line(error),
-                hint="what is committed stays: the job goes on when its head is there again, or on another cluster",
-            ) from error
-        return nodes
 
     def is_there(self, node: int) -> bool:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())

@@ -56,6 +56,8 @@ class _Node:
     beats: int = 0
     moves: int = 0
     """How many beats told of progress."""
+    is_quiet: bool = False
+    """It has work and has not answered for a while, and this was said."""
 
 
 class ClusterState:
@@ -109,7 +111,9 @@ class ClusterState:
         self._now: float | None = None
         self._stuck_s = 0.0
         self._start_s = timeouts.start_s
+        self._hang_s = timeouts.hang_s
         self._in_contact = Stillness(timeouts.hang_s, times=0)
+        self._answering = Stillness(_SILENT_S, times=0)
         self._at_work = Stillness(timeouts.start_s)
         self._at_start = Stillness(timeouts.start_s, times=0)
         self._in_contact_at_start = Stillness(max(timeouts.hang_s, _PATIENCE_S), times=0)
@@ -339,7 +343,9 @@ class ClusterState:
         busy = {number: node for number, node in self._nodes.items() if self._attempts.is_busy(number)}
         started = (_Phase.READY, _Phase.WAITING, _Phase.UP)
         starting = {number: node.phase for number, node in self._nodes.items() if node.phase not in started}
-        silent = self._in_contact.look(now, {number: node.beats for number, node in busy.items()})
+        beats = {number: node.beats for number, node in busy.items()}
+        self._say_quiet(self._answering.look(now, beats))
+        silent = self._in_contact.look(now, beats)
         # One that has not begun to start may wait for its CPUs; one that has answers while it starts its engine.
         begun = (number for number, phase in starting.items() if phase is not _Phase.STARTING)
         silent |= self._in_contact_at_start.look(now, {number: self._nodes[number].beats for number in begun})
@@ -350,6 +356,13 @@ class ClusterState:
             self._lose(cluster_events.NodeLost(number, f"{said} for {seconds:.0f} s"))
         self._do(*self._attempts.second_attempts())
         self._wait(passed)
+
+    def _say_quiet(self, quiet: Collection[int]) -> None:
+        for number, node in self._nodes.items():
+            if number in quiet and not node.is_quiet and self._hang_s > _SILENT_S:
+                given_up = f"after {self._hang_s:.0f} s its pieces are given out again"
+                self._report(f"node {node.name} has not answered for {_SILENT_S:.0f} s; {given_up}", is_shown=True)
+            node.is_quiet = number in quiet
 
     def _watch_checks(self, passed: float) -> None:
         """Count how long the first nodes that have answered wait for others, and say where none answers."""

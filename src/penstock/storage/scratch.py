@@ -1,4 +1,4 @@
-"""A private local folder for parts on their way to a remote store.
+"""A private local folder of a run: for parts on their way to a remote store, or for a local Ray cluster.
 
 It is removed when its run ends. A run that was killed cannot do that: so each holds a lock on its folder, which the
 kernel frees, and the next run on this machine sweeps away the folders that nobody holds.
@@ -14,11 +14,17 @@ _PREFIX = "penstock-parts-"
 
 
 class Scratch:
-    """A folder in the temporary folder of this machine (`TMPDIR`), empty at first."""
+    """A folder of this user alone, empty at first.
 
-    def __init__(self) -> None:
-        sweep()
-        self._descriptor, self.path = _make()
+    Args:
+        prefix: How its name begins. Folders of such names that nobody holds are removed.
+        parent: Where it lies; the temporary folder of this machine (`TMPDIR`) if None.
+    """
+
+    def __init__(self, prefix: str = _PREFIX, parent: str | None = None) -> None:
+        parent = parent or tempfile.gettempdir()
+        _sweep(prefix, parent)
+        self._descriptor, self.path = _make(prefix, parent)
 
     def remove(self) -> None:
         if self._descriptor >= 0:
@@ -27,9 +33,9 @@ class Scratch:
             self._descriptor = -1
 
 
-def sweep() -> None:
+def _sweep(prefix: str, parent: str) -> None:
     """Remove the folders of runs that are no more."""
-    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), _PREFIX + "*")):
+    for path in glob.glob(os.path.join(glob.escape(parent), prefix + "*")):
         try:
             descriptor = _hold(path)
         except OSError:
@@ -38,9 +44,9 @@ def sweep() -> None:
         os.close(descriptor)
 
 
-def _make() -> tuple[int, str]:
+def _make(prefix: str, parent: str) -> tuple[int, str]:
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX)
+        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
         try:
             descriptor = _hold(path)
         except (BlockingIOError, FileNotFoundError):

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from penstock.core.bottleneck import Bound, measured
@@ -25,6 +25,7 @@ class DeviceMeter:
     device: Device
     total: Timings = field(default_factory=Timings)
     recent: Timings = field(default_factory=Timings)
+    is_gone: bool = False
 
     @property
     def shares(self) -> dict[str, float]:
@@ -188,6 +189,15 @@ class Meter:
         if self.trace is None:
             return None
         return self.trace.path if self.trace.problem is None else f"{self.trace.path} (cut short: {self.trace.problem})"
+
+    def lose(self, numbers: Collection[int]) -> None:
+        """Replicas that are no more: what they did still counts."""
+        with self._lock:
+            for number, meter in self.devices.items():
+                meter.is_gone |= number in numbers
+
+    def working(self) -> list[DeviceMeter]:
+        return [meter for meter in self.snapshot() if not meter.is_gone]
 
     def snapshot(self) -> list[DeviceMeter]:
         with self._lock:

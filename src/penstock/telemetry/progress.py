@@ -173,7 +173,7 @@ def figures(meter: Meter, total: int, before: int, rate: float) -> list[str]:
         *([f"{meter.rows - meter.done_rows:,} in the postprocess function"] if meter.rows > meter.done_rows else []),
         *([f"{committed:,} committed"] if meter.is_written else []),
         *([f"{meter.failed:,} failed"] if meter.failed else []),
-        *(f"{each.device} busy {each.busy_share:.0%}" for each in meter.snapshot()),
+        *(f"{each.device} busy {each.busy_share:.0%}" for each in meter.working()),
     ]
 
 
@@ -231,7 +231,7 @@ class Bars(Progress):
             *figures(meter, total, before, rate)[: (3 if total else 2) + (meter.rows > meter.done_rows)],
         )
         devices = Table.grid(padding=(0, 1))
-        for each in meter.snapshot():
+        for each in meter.working():
             devices.add_row(
                 ProgressBar(total=1.0, completed=each.busy_share, width=16, complete_style="cyan"),
                 str(each.device),

@@ -392,6 +392,7 @@ def test_silent_node_loses_its_pieces_and_one_that_answers_keeps_them() -> None:
     old = world.node("a")
     world.tick(29, beating=["b"])
     assert world.node("a") == old
+    assert world.reports == ["node a has not answered for 20 s; after 30 s its pieces are given out again"]
     world.tick(3, beating=["b"])
     assert old not in world.nodes
     assert "node a gave no answer for 31 s; 2 pieces are given out again" in world.reports

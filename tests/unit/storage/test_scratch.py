@@ -1,4 +1,4 @@
-"""The local folder for parts on their way to a remote store."""
+"""The local folder of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.scratch import Scratch, sweep
+from penstock.storage.scratch import Scratch
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_folder_of_a_run_that_was_killed_is_swept_away_and_that_of_a_living_one_
     foreign.mkdir()
     scratch = Scratch()
     assert not left.exists()
-    sweep()
+    Scratch().remove()
     assert os.path.isdir(scratch.path)
     assert foreign.exists()
     scratch.remove()

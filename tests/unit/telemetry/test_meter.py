@@ -165,6 +165,15 @@ def test_snapshot_has_a_meter_for_each_replica_with_its_device() -> None:
     assert [str(each.device) for each in meter.snapshot()] == ["cpu:1", "cpu:0"]
 
 
+def test_replicas_that_are_lost_count_and_are_not_shown_as_working() -> None:
+    meter = Meter()
+    meter.observe(3, CPU1, Timings(rows=1))
+    meter.observe(0, CPU0, Timings(rows=1))
+    meter.lose(range(2, 9))
+    assert [str(each.device) for each in meter.working()] == ["cpu:0"]
+    assert meter.total().rows == len(meter.snapshot()) == 2
+
+
 def test_spans_that_are_reported_from_several_threads_all_count() -> None:
     meter = Meter()
 
