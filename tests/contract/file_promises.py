@@ -13,8 +13,9 @@ from typing import cast
 import cloudpickle
 import pytest
 
-from penstock.core.source import FileGone, read_blocks
+from penstock.core.source import FileGone
 from penstock.errors import InputError
+from penstock.pool.loading import read_blocks
 from penstock.sources.files import unchanged
 from penstock.sources.files.paths import expand
 

@@ -106,8 +106,8 @@ def test_array_that_shrinks_or_vanishes_while_it_is_read_ends_the_job(
     assert 0 < rows < ROWS
     if happens == "vanishes":
         assert f"{pixels_file} is gone" in errors
-        go_on = f"put the file back, and go on with: penstock resume {output}"
-        assert f"hint: {rows:,} rows are committed; {go_on}" in errors
+        go_on = f"put the file back; go on with: penstock resume {output}"
+        assert f"hint: {rows:,} rows committed; {go_on}" in errors
 
 
 def test_arrays_that_are_handed_back_are_of_one_state_of_the_file(light_models: Path, pixels_file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cluster import gang
 from penstock.commands.fit_summary import FitSummary
 from penstock.errors import DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
@@ -111,6 +113,26 @@ def test_worker_that_does_not_answer_is_lost(
     assert machines.started == ["a", "b", "a", "b"]
     assert any("lost the one on 127.0.0.1#a: it gave no answer for 2" in line for line in noted.lines), noted.lines
     assert_same_job(tmp_path / "out", together[2])
+
+
+@pytest.mark.slow
+def test_cluster_that_cannot_be_reached_any_more_ends_training_with_how_to_go_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(PlainMachines):
+        """Machines that are gone once workers train."""
+
+        def rooms(self) -> Mapping[str, int]:
+            if any(line.startswith("training on ") for line in noted.lines):
+                raise DeviceError("the cluster cannot be reached any more", hint="it may come back")
+            return super().rooms()
+
+    monkeypatch.setattr(gang, "_ASK_AGAIN_S", 0.0)
+    noted = Noted()
+    with pytest.raises(DeviceError, match="the cluster cannot be reached any more") as caught:
+        fit_together(MODEL, photos, tmp_path / "out", Lost(a=1), noted, **OPTIONS)
+    go_on = f"penstock resume {tmp_path / 'out'} --engine ray"
+    assert caught.value.hint == f"it may come back; go on with: {go_on}"
 
 
 @pytest.mark.slow

@@ -145,47 +145,74 @@ def test_failed_rows_of_a_job_on_ray_are_counted_by_node_and_retried_without_a_c
     assert penstock.verify(str(there))["is_whole"]
 
 
+@pytest.fixture
+def held(inputs: Path, tmp_path: Path) -> Iterator[Held]:
+    held = Held(inputs, tmp_path)
+    yield held
+    for process in marked(held.mark):
+        process.kill()
+
+
+class Held:
+    """A job on a local cluster, whose rows wait while a file is there."""
+
+    def __init__(self, inputs: Path, folder: Path) -> None:
+        (folder / "steps_held.py").write_text(STEPS)
+        self.mark, self.output, self.file = new_mark(), folder / "out", folder / "held"
+        self._command = command(inputs, self.output, "--preprocess-row", "steps_held:wait")
+        path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        self._environment = environment(PYTHONPATH=path) | {MARK: self.mark}
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._command, env=self._environment, stderr=subprocess.PIPE, text=True)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        return marked(self.mark, name)
+
+    def cluster_folder(self) -> Path:
+        wait_until(lambda: self.processes("/raylet/raylet"))
+        words = " ".join(self.processes("/raylet/raylet")[0].cmdline())
+        return Path(re.findall(r"/tmp/penstock-ray-[^/]+", words)[0])
+
+
 @pytest.mark.slow
-def test_job_whose_head_is_gone_says_so_and_goes_on_elsewhere_and_a_killed_driver_leaves_no_folder_for_long(
-    inputs: Path, tmp_path: Path
-) -> None:
+def test_job_whose_head_is_gone_says_so_and_goes_on(held: Held, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would end the driver after a minute, with code 1 and without a word."""
-    (tmp_path / "steps_held.py").write_text(STEPS)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    around = environment(PYTHONPATH=path) | {MARK: (mark := new_mark())}
-    asked = command(inputs, tmp_path / "out", "--preprocess-row", "steps_held:wait")
-    runs = [subprocess.Popen(asked, env=around, stderr=subprocess.PIPE, text=True)]
-    wait_until(lambda: len(parts_of(tmp_path / "out")) >= 2)
-    (tmp_path / "held").touch()
-    folder = folder_of(runs[0].pid)
+    monkeypatch.syspath_prepend(str(held.file.parent))
+    run = held.start()
+    wait_until(lambda: len(parts_of(held.output)) >= 2)
+    held.file.touch()
+    folder = held.cluster_folder()
     assert folder.stat().st_mode & 0o077 == 0
-    (head,) = [each for each in descendants_of(runs[0].pid) if each.name() == "gcs_server"]
+    (head,) = held.processes("gcs_server")
     head.kill()
-    said = runs[0].communicate()[1]
-    assert runs[0].returncode == 8, said
+    said = run.communicate()[1]
+    assert run.returncode == 8, said
     assert "error: the Ray cluster cannot be reached any more" in said
     assert "its head has not answered for 30 s" in said
-    assert f"penstock resume {tmp_path / 'out'} --engine ray" in said
-    wait_until(lambda: not marked(mark))
+    assert f"penstock resume {held.output} --engine ray" in said
+    wait_until(lambda: not held.processes(""))
     assert not folder.exists()
+    held.file.unlink()
+    assert penstock.resume(str(held.output)).rows == ROWS
+    assert parts_of(held.output) == parts_of(inputs / "out")
 
-    runs.append(subprocess.Popen(asked, env=around, text=True))
-    wait_until(lambda: any("raylet" in each.name() for each in descendants_of(runs[1].pid)))
-    folder = folder_of(runs[1].pid)
-    runs[1].kill()
-    runs[1].wait()
-    (tmp_path / "held").unlink()
+
+@pytest.mark.slow
+def test_next_local_cluster_removes_the_folder_of_one_whose_driver_was_killed(held: Held, inputs: Path) -> None:
+    held.file.touch()
+    run = held.start()
+    folder = held.cluster_folder()
+    run.kill()
+    run.communicate()
+    wait_until(lambda: not held.processes(""), seconds=300)
     assert folder.exists()
-    ran = subprocess.run(asked, env=around, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    held.file.unlink()
+    run = held.start()
+    said = run.communicate()[1]
+    assert run.returncode == 0, said
     assert not folder.exists()
-    assert parts_of(tmp_path / "out") == parts_of(inputs / "out")
-
-
-def folder_of(pid: int) -> Path:
-    """Where the local cluster of a driver has its files."""
-    (raylet,) = [each for each in descendants_of(pid) if "raylet" in each.name()]
-    return Path(re.findall(r"/tmp/penstock-ray-[^/]+", " ".join(raylet.cmdline()))[0])
+    assert parts_of(held.output) == parts_of(inputs / "out")
 
 
 OF_SPARE = """

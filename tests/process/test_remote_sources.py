@@ -27,8 +27,9 @@ import pytest
 
 from penstock.core.deferred import Deferred
 from penstock.core.protocols import Source
-from penstock.core.source import FileGone, read_blocks
+from penstock.core.source import FileGone
 from penstock.errors import InputError
+from penstock.pool.loading import read_blocks
 from penstock.sources.catalog import open_files
 from penstock.sources.files import remote, remote_listing
 from penstock.sources.files.paths import expand, fragment, open_binary, read_bytes, read_many

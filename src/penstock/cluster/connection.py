@@ -116,18 +116,24 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
     lean = {name: value for name, value in _LEAN.items() if name not in os.environ}
     changes = lean | _LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in changes}
+    try:
+        # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
+        folder = Scratch("penstock-ray-", "/tmp")
+    except OSError as error:
+        raise DeviceError("a local Ray cluster has its files in /tmp", received=one_line(error)) from error
     os.environ.update(changes)
-    # Unix sockets lie in here, and their paths may have 107 bytes only: hence /tmp, whatever TMPDIR says.
-    folder = Scratch("penstock-ray-", "/tmp")
 
     def close() -> None:
-        import_ray().shutdown()
-        folder.remove()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        try:
+            if "ray" in sys.modules:
+                import_ray().shutdown()
+        finally:
+            folder.remove()
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     show("starting a local Ray cluster; --address names one that is there")
     try:

@@ -79,6 +79,7 @@ class GangHold(TrainerHold):
     who: ClassVar[str] = "the gang of workers"
     _started: int = 0
     _devices: tuple[str, ...] = ()
+    _looked_at: float = 0.0
     _loss: str = ""
     """How the last gang ended, in words."""
 
@@ -159,6 +160,16 @@ class GangHold(TrainerHold):
             for device in each.devices
         )
 
+    def _check_head(self) -> None:
+        """Notice a head that is gone, from time to time: the workers would not.
+
+        Raises:
+            DeviceError: The cluster cannot be reached any more.
+        """
+        if time.monotonic() - self._looked_at > _ASK_AGAIN_S:
+            self._looked_at = time.monotonic()
+            self.machines.rooms()
+
     def _ask_all(self, members: Mapping[int, str], method: str, *arguments: Any) -> dict[int, Any]:
         asked = {member: self.machines.call(member, method, *arguments) for member in members}
         return {member: self._answer(future, _called(member, members)) for member, future in asked.items()}
@@ -173,6 +184,7 @@ class GangHold(TrainerHold):
         deadline = time.monotonic() + self.job.options.start_timeout
         while not wait([future], _LOOK_EVERY_S).done:
             self.stop.check()
+            self._check_head()
             if time.monotonic() > deadline:
                 raise DeviceError(
                     "a worker did not start",
@@ -187,11 +199,8 @@ class GangHold(TrainerHold):
         silence = Stillness(self.job.options.hang_timeout, times=0)
         answers = dict.fromkeys(members, 0)
         is_told = False
-        looked_at = time.monotonic()
         while True:
-            if time.monotonic() - looked_at > _ASK_AGAIN_S:
-                self.machines.rooms()  # raises where the head of the cluster is gone, which workers do not notice
-                looked_at = time.monotonic()
+            self._check_head()
             if self.stop.is_raised and not is_told:
                 is_told = True
                 for member in members:

@@ -15,7 +15,6 @@ from typing import Any
 from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
-from penstock.core.stillness import Stillness
 from penstock.errors import DeviceError, PenstockError, UsageError, one_line
 from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
@@ -23,8 +22,10 @@ from penstock.pool.devices.inventory import CORES
 _AT_ONCE = 16
 """Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
 _A_MOMENT_S = 0.2
+_LAST_CHANCE_S = 1.0
 _HEAD_S = 30.0
-"""So long a head may be silent. After 60 s Ray ends the process by itself, without a word."""
+_RAY_ENDS_AFTER = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Seconds that Ray waits for its head before it ends the process; 60 where it is not set."""
 _CPU, _GPU, _MEMORY = "CPU", "GPU", "memory"
 _RAYS_OWN = (_MEMORY, "object_store_memory")
 """Resources that Ray has by itself."""
@@ -65,14 +66,12 @@ class Head:
         limit_s: How long the head may be silent.
     """
 
-    def __init__(self, ask: Callable[[], list[dict[str, Any]]], limit_s: float = _HEAD_S) -> None:
+    def __init__(self, ask: Callable[[], list[dict[str, Any]]], limit_s: float) -> None:
         self._ask = ask
         self._limit_s = limit_s
-        self._silence = Stillness(limit_s, times=0)
         self._asked: Future[list[dict[str, Any]]] | None = None
-        self._answers = 0
+        self._asked_at = 0.0
         self._last: list[dict[str, Any]] | None = None
-        self.is_silent = False
 
     def nodes(self) -> list[dict[str, Any]]:
         """What the head says, or where it does not answer in a moment, what it said last.
@@ -82,24 +81,30 @@ class Head:
         """
         while True:
             if self._asked is None:
-                self._asked = Future()
+                self._asked, self._asked_at = Future(), time.monotonic()
                 threading.Thread(target=_answer, args=(self._ask, self._asked), daemon=True, name="head").start()
-            wait([self._asked], _A_MOMENT_S)
-            self.is_silent = not self._asked.done()
-            if not self.is_silent:
+            is_late = time.monotonic() - self._asked_at > self._limit_s
+            # After a stop of this process, as by Ctrl-Z, the answer may still be on its way.
+            if wait([self._asked], _LAST_CHANCE_S if is_late else _A_MOMENT_S).done:
                 break
-            if self._silence.look(time.monotonic(), {0: self._answers}):
+            if is_late:
                 raise _unreachable(f"its head has not answered for {self._limit_s:.0f} s")
             if self._last is not None:
                 return self._last
         asked, self._asked = self._asked, None
-        self._answers += 1
-        self._silence.look(time.monotonic(), {0: self._answers})
         try:
             self._last = asked.result()
         except Exception as error:
             raise _unreachable(one_line(error)) from error
         return self._last
+
+
+def head_limit_s() -> float:
+    """How long a head may be silent: half of the time after which Ray ends the process, without a word."""
+    try:
+        return float(os.environ[_RAY_ENDS_AFTER]) / 2
+    except (KeyError, ValueError):
+        return _HEAD_S
 
 
 def _answer(ask: Callable[[], Any], answer: Future[Any]) -> None:
@@ -113,7 +118,7 @@ def _unreachable(received: str) -> DeviceError:
     return DeviceError(
         "the Ray cluster cannot be reached any more",
         received=received,
-        hint="what is committed stays: the job goes on when its head is there again, or on another cluster",
+        hint="what is written stays: the job goes on when its head is there again, or on another cluster",
     )
 
 
@@ -129,7 +134,7 @@ class RayTransport:
 
     def __init__(self, ray: Any, disconnect: Callable[[], None], resources: Mapping[str, str]) -> None:
         self._ray = ray
-        self._head = Head(ray.nodes)
+        self._head = Head(ray.nodes, head_limit_s())
         self._disconnect = disconnect
         self._amounts = {name: float(value) for name, value in resources.items() if is_amount(value)}
         self._labels = {name: value for name, value in resources.items() if not is_amount(value)}

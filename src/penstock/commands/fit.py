@@ -25,7 +25,7 @@ from penstock.core.figures import counted
 from penstock.core.protocols import ShowLine
 from penstock.core.records import Device
 from penstock.crash_points import crash_point
-from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
@@ -109,9 +109,11 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                 return _train(task, place, existing, display, began, connect)
             except BaseException as error:
                 is_left = existing is not None or display.has_begun
+                go_on = f"go on with: {_resume_line(task)}"
                 if isinstance(error, Interrupted) and error.hint is None:
-                    anew = "training had not begun, and nothing of it is left: begin again"
-                    error.hint = f"go on with: {_resume_line(task)}" if is_left else anew
+                    error.hint = go_on if is_left else "training had not begun, and nothing of it is left: begin again"
+                elif isinstance(error, DeviceError) and is_left and task.options.cluster.engine == RAY:
+                    error.hint = "; ".join(filter(None, (error.hint, go_on)))
                 if not is_left:
                     _remove(place)
                     # The log stays where it says more than the error does.
@@ -409,7 +411,10 @@ def _checkpoints(place: Place) -> list[str]:
 
 def _as_begun(output: str, manifest: FitManifest) -> str:
     """The command that goes on with a job on the machines that it began on."""
-    where = make(ClusterOptions, {name: manifest.others.get(name) for name in options_of(ClusterOptions)})
+    try:
+        where = make(ClusterOptions, {name: manifest.others.get(name) for name in options_of(ClusterOptions)})
+    except UsageError:  # begun by a version that took other values
+        return f"penstock resume {output}"
     return where.resume_line(output, manifest.workers or None)
 
 

@@ -267,7 +267,7 @@ class ClusterRun(Run):
             if isinstance(self._problem, (DeviceError, WorkersDied)):
                 told = f"{self._problem.hint}; " if self._problem.hint else ""
                 self._problem.hint = f"{told}go on with: {self.task.next_step}"
-            raise self.with_way_on(self._problem, ledger)
+            raise self.with_way_on(self._problem, manifest, ledger)
         self.check_stopped(manifest, ledger)
         if missing := ledger.pending_pieces():
             raise OutputError(
@@ -275,8 +275,8 @@ class ClusterRun(Run):
                 received=f"{len(missing):,} of {len(manifest.parts):,} parts",
                 hint=f"this is a fault of penstock; go on with: {self.task.next_step}",
             )
-        assert self._ready is not None  # a node has built what was missing
-        return self.summary(manifest, ledger, self._rows_before, self._ready)
+        ready = self._ready if self._ready is not None else time.perf_counter()
+        return self.summary(manifest, ledger, self._rows_before, ready)
 
     def _close(self) -> None:
         self.progress.end()

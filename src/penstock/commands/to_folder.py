@@ -386,7 +386,7 @@ class Run:
                 limit = FailureLimit(self.task.options.max_failures, before, order)
                 self._write_all(started, results, ledger, limit)
             except FileGone as error:
-                raise self.with_way_on(error, ledger) from None
+                raise self.with_way_on(error, manifest, ledger) from None
             finally:
                 self.progress.end()
             if started.is_streamed:
@@ -424,13 +424,16 @@ class Run:
         signal_number = self.context.stop.signal_number
         if signal_number is None or not ledger.pending:
             return
-        keeps_state = manifest.recipe.state == VARIABLES
-        how = "the model keeps state: begin again with" if keeps_state else "go on with"
         raise Interrupted.by_signal(
             signal_number,
             f"stopped with {rows_in(ledger.records):,} of {manifest.rows:,} rows committed",
-            hint=f"{how}: {self.task.next_step}",
+            hint=self._way_on(manifest),
         )
+
+    def _way_on(self, manifest: Manifest) -> str:
+        keeps_state = manifest.recipe.state == VARIABLES
+        how = "the model keeps state: begin again with" if keeps_state else "go on with"
+        return f"{how}: {self.task.next_step}"
 
     def _end_stream(self, manifest: Manifest, ledger: Ledger) -> Manifest:
         """Record how many rows a stream had: it is known only at its end, and then the job is finished."""
@@ -482,11 +485,11 @@ class Run:
         if problem is not None:
             raise problem
 
-    def with_way_on(self, problem: PenstockError, ledger: Ledger) -> PenstockError:
+    def with_way_on(self, problem: PenstockError, manifest: Manifest, ledger: Ledger) -> PenstockError:
         """What ended the run. Where a file is gone, with what is there of the output, and how it goes on."""
         if isinstance(problem, FileGone):
-            there = f"{rows_in(ledger.records):,} rows are committed"
-            problem.hint = f"{there}; put the file back, and go on with: {self.task.next_step}"
+            there = counted(rows_in(ledger.records), "row")
+            problem.hint = f"{there} committed; put the file back; {self._way_on(manifest)}"
         return problem
 
     def summarise(

@@ -130,29 +130,4 @@ class FileGone(InputError):
 def gone(path: str) -> FileGone:
     """The error for a file that is not there any more."""
     problem = f"the input changed since the job began: {path} is gone"
-    return FileGone(problem, hint="put it back and resume; or begin again without it")
-
-
-def read_blocks(source: Source, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-    """The blocks of a span. A file that is gone is told as such: to its format it may look damaged.
-
-    Raises:
-        FileGone: A file is not there any more, on a disk or in a store.
-        InputError: The rows cannot be read.
-    """
-    row = span.start
-    try:
-        for block in source.read(span, columns):
-            row += block.rows
-            yield block
-    except (InputError, FileNotFoundError) as error:
-        if not source.paths or not _is_of_missing_file(error):
-            raise
-        said = error.received if isinstance(error, InputError) and error.received else source.origin(span, row)
-        raise gone(max((path for path in source.paths if said.startswith(path)), key=len, default=said)) from error
-
-
-def _is_of_missing_file(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, FileNotFoundError):
-        error = error.__cause__
-    return error is not None
+    return FileGone(problem, hint="put it back and try again; or begin again without it")

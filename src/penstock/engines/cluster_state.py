@@ -57,7 +57,7 @@ class _Node:
     moves: int = 0
     """How many beats told of progress."""
     is_quiet: bool = False
-    """It has work and has not answered for a while, and this was said."""
+    """It has work, and has not answered for a while."""
 
 
 class ClusterState:

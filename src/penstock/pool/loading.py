@@ -1,6 +1,6 @@
 """What a loader does with a span, as a thread of a replica or as a process: read, decode, cut into batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from penstock.core.records import (
     Span,
     Watch,
 )
-from penstock.core.source import read_blocks
+from penstock.core.source import Source, gone
 from penstock.core.tracing import Level, Mark
 from penstock.errors import InputError
 from penstock.pool.trace_marks import marked
@@ -70,6 +70,34 @@ def read_pieces(
             received=f"{rows} rows",
             allowed=f"{span.rows} rows from row {span.start}",
         )
+
+
+def read_blocks(source: Source, span: Span, columns: Sequence[str]) -> Iterator[Block]:
+    """The blocks of a span. A file that is gone is told as such: to its format it may look damaged.
+
+    Raises:
+        FileGone: A file is not there any more, on a disk or in a store.
+        InputError: The rows cannot be read.
+    """
+    row = span.start
+    try:
+        for block in source.read(span, columns):
+            row += block.rows
+            yield block
+    except (InputError, FileNotFoundError) as error:
+        missing = _missing_file(error)
+        said = error.received if isinstance(error, InputError) and error.received else source.origin(span, row)
+        path = max((path for path in source.paths if said.startswith(path)), key=len, default=None)
+        # A plugin may lack a file of its own. Stores do not say which one it is.
+        if missing is None or path is None or missing.filename not in (None, path):
+            raise
+        raise gone(path) from error
+
+
+def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__
+    return error
 
 
 def _pieces_of(job: Job, block: Block, watch: Watch) -> Iterator[LoadedRows]:
