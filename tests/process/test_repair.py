@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import penstock
 from penstock.errors import OutputError
+from penstock.storage.manifest import load_manifest
+from penstock.storage.places import place_of
 from tests.conftest import Penstock
 
 PINNED = ("--threads", 1, "--batch-size", 100, "--part-rows", 1000, "--plan", "off")
@@ -110,6 +114,23 @@ def test_damaged_journal_is_told_and_only_what_it_lost_is_recomputed(output: Pat
     assert json.loads(mended.stdout)["rows_before"] == 3000
     assert parts_of(output) == before
     assert penstock_run("verify", output).returncode == 0
+
+
+def test_resume_says_what_has_another_version_since(output: Path, penstock_run: Penstock) -> None:
+    before = parts_of(output)
+    (output / next(iter(before))).unlink()
+    assert "since the job began" not in penstock_run("resume", output).stderr
+    manifest = load_manifest(place_of(str(output)))
+    assert manifest is not None
+    versions = manifest.versions | {"numpy": "1.26.4"}
+    kinds = {name: replace(kind, versions=versions) for name, kind in manifest.kinds.items()}
+    replace(manifest, versions=versions, kinds=kinds).save(place_of(str(output)))
+    assert "since the job began" not in penstock_run("resume", output).stderr, "there is nothing to do"
+    (output / next(iter(before))).unlink()
+    said = penstock_run("resume", output).stderr
+    changed = f"numpy 1.26.4 is {np.__version__} now"
+    assert f"since the job began, {changed}: the last digits of rows to come may differ" in said
+    assert parts_of(output) == before
 
 
 EDITS: dict[str, dict[str, object] | None] = {

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penstock.cluster import parcels
 from penstock.cluster.node_job import NodeJob
-from penstock.core.kinds import installed_version, runtime, runtimes
+from penstock.core.kinds import installed_version, installed_versions, runtime, runtimes
 from penstock.core.node_kinds import Misfit, kind_of
 from penstock.core.records import ModelFile
 from penstock.core.source import Source
@@ -94,7 +94,7 @@ def check(job: NodeJob, name: str) -> Findings:
     try:
         # One that is asked for may run the converted step of a model that it does not load.
         chosen = job.options.runtime or choose_runtime(job.model, None)
-        versions = _versions_of(chosen)
+        versions = _versions_of(chosen) | installed_versions(job.source.traits.packages)
         kind = kind_of(devices_for(job.options, None, None, chosen)[0], inventory.usable_cores())
     except DeviceError as error:
         misfits.append(Misfit("framework" if not versions else "devices", _said(error), error.hint or "one that fits"))

@@ -29,7 +29,7 @@ from penstock.errors import DeviceError, InputError, Interrupted, OutputError, P
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.settled import versions
+from penstock.jobs.settled import changed_versions, versions
 from penstock.jobs.trained_with import fed_otherwise
 from penstock.options.class_names import ClassNames
 from penstock.options.fit_records import BACKENDS, make_fit
@@ -274,6 +274,9 @@ def _placed(
     if existing is not None and existing.workers != workers:
         before, now = (counted(each, "worker") if each else "one machine" for each in (existing.workers, workers))
         note(f"it began on {before}, and goes on with {now}: the steps are the same, the last bits may differ")
+    recorded = versions(backend, labels.train.source.traits.packages)
+    if existing is not None and (changed := changed_versions(existing.versions, recorded)):
+        note(f"since training began, {changed}: the last bits may differ")
     mark = fingerprint(task.model.digest, task.fragments, task.request)
     manifest = existing or FitManifest(
         request=task.request,
@@ -285,7 +288,7 @@ def _placed(
         threads=0 if workers else threads,
         backend=backend,
         classes=labels.classes,
-        versions=versions(backend),
+        versions=recorded,
         workers=workers,
     )
     job = FitJob(

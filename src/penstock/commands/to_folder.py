@@ -23,7 +23,16 @@ from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
 from penstock.jobs.run_context import RunContext
-from penstock.jobs.settled import Settled, can_run, kind_for, kind_here, resumed_from, settled_by, versions
+from penstock.jobs.settled import (
+    Settled,
+    can_run,
+    changed_versions,
+    kind_for,
+    kind_here,
+    resumed_from,
+    settled_by,
+    versions,
+)
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
@@ -327,7 +336,9 @@ class Run:
         self.kind = kind_here(started) if manifest.kinds else ""
         if not self.kind or self.kind in manifest.kinds:
             return manifest
-        of_kind = NodeKind(started.recipe, started.split, versions(started.recipe.runtime))
+        of_kind = NodeKind(
+            started.recipe, started.split, versions(started.recipe.runtime, started.source.traits.packages)
+        )
         manifest = replace(manifest, kinds=manifest.kinds | {self.kind: of_kind})
         with output_errors():
             manifest.save(self.place)
@@ -412,7 +423,14 @@ class Run:
         self.meter.failed = sum(record.failed for record in before)
         if before:
             self.progress.note(f"resuming: {rows_in(before):,} of {manifest.rows:,} rows are there")
+        if before and ledger.pending:
+            self._note_versions(manifest.kind(self.kind))
         return before
+
+    def _note_versions(self, before: NodeKind) -> None:
+        now = versions(before.recipe.runtime, self.task.source.traits.packages)
+        if changed := changed_versions(before.versions, now):
+            self.progress.note(f"since the job began, {changed}: the last digits of rows to come may differ")
 
     def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
         """Measure and show the run from now on: rows are predicted."""

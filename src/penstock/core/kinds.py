@@ -5,7 +5,7 @@ A record stands beside the code that it describes; `penstock.plugins` finds it b
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -94,6 +94,12 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """The versions of those that are installed."""
+    found = {name: installed_version(name) for name in distributions}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 @dataclass(frozen=True)

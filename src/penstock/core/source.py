@@ -26,6 +26,8 @@ class SourceTraits:
     """Columns without names may include, after those that the model takes, what it was trained to answer."""
     reads_at_random: bool = False
     """Rows in any order are read as fast as in the order of the input: `pick` makes spans of them."""
+    packages: tuple[str, ...] = ()
+    """Packages that decode its values, of which another version may give others; some may not be installed."""
 
 
 class Source(Protocol):

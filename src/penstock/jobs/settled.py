@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.core import division, kinds
@@ -85,12 +86,23 @@ def _device_for(kind: NodeKind, options: PredictOptions) -> Device | None:
     return device if device.kind == kind.recipe.device_kind else None
 
 
-def versions(runtime: str) -> dict[str, str]:
-    """The versions that a manifest records."""
+def versions(runtime: str, packages: Iterable[str] = ()) -> dict[str, str]:
+    """The versions that a manifest records; of `packages`, those that are installed."""
     known = {"python": platform.python_version(), "platform": sys.platform}
     found = {name: kinds.installed_version(name) for name in ("penstock", "numpy", "pyarrow", "keras")}
     found[runtime] = kinds.runtime(runtime).package.version
-    return known | {name: version or "not installed as a package" for name, version in found.items()}
+    told = {name: version or "not installed as a package" for name, version in found.items()}
+    return known | told | kinds.installed_versions(packages)
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What has another version than when a job began, in words; empty where nothing has.
+
+    >>> changed_versions({"keras": "3.5", "pillow": "11.0"}, {"keras": "3.6", "pillow": "11.0", "jax": "0.5"})
+    'keras 3.5 is 3.6 now'
+    """
+    changed = [name for name in now if name in before and now[name] != before[name]]
+    return ", ".join(f"{name} {before[name]} is {now[name]} now" for name in changed)
 
 
 def settled_by(started: Started) -> Settled:
@@ -109,7 +121,7 @@ def settled_by(started: Started) -> Settled:
         part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second()),
         started.is_streamed,
         kind_here(started),
-        versions(started.recipe.runtime),
+        versions(started.recipe.runtime, started.source.traits.packages),
     )
 
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 from penstock.core.columns import OPAQUE, is_text, storage_of
 from penstock.core.deferred import Deferred
 from penstock.core.mapping import misfit
-from penstock.core.protocols import Source
+from penstock.core.protocols import Source, SourceTraits
 from penstock.core.records import STRING, Array, Block, Signature, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError, UsageError
 from penstock.options.records import ReadOptions
 from penstock.sources.derived.wrapper import Around
 from penstock.sources.files.paths import is_url
+from penstock.sources.images.decoding import PACKAGES
 from penstock.sources.images.encoded import EncodedImages, ImagePaths, Images, MixedImages, image_spec
 from penstock.sources.images.files import IMAGE_SUFFIXES
 from penstock.sources.images.resizing import Rendition
@@ -56,6 +57,10 @@ class ImageColumns(Around):
         schema = source.schema()
         for name in self._names:
             _check(name, schema)
+
+    @property
+    def traits(self) -> SourceTraits:
+        return replace(self.source.traits, packages=PACKAGES)
 
     @cached_property
     def keeps(self) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ from penstock.sources.images.resizing import (
 if TYPE_CHECKING:
     from PIL import Image
 
+PACKAGES = ("opencv-python-headless", "opencv-python", "simplejpeg", "pillow")
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}

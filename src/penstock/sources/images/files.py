@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from penstock.core.kinds import SourceFormat
+from penstock.core.protocols import SourceTraits
 from penstock.core.records import Block, SourceColumn, Span, TensorSpec
 from penstock.options.records import ReadOptions
 from penstock.sources.files.file_runs import FileRuns, path_column
 from penstock.sources.files.listing import Paths
+from penstock.sources.images.decoding import PACKAGES
 from penstock.sources.images.encoded import ImagePaths, image_spec
 from penstock.sources.images.resizing import Rendition
 
@@ -23,6 +25,8 @@ class ImageFiles(FileRuns):
         reading: The size and colours to decode to, and how to get there.
         left_out: Files of another kind that lie beside them.
     """
+
+    traits = SourceTraits(reads_at_random=True, packages=PACKAGES)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None, left_out: Sequence[str] = ()) -> None:
         super().__init__(paths)
