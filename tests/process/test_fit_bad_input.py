@@ -191,7 +191,21 @@ def test_a_changed_input_or_model_and_a_foreign_checkpoint_are_refused_at_resume
     assert changed.returncode == 5, changed.stderr
     assert "the input changed since training began" in changed.stderr
     assert "hint: put it back, or begin again: `penstock fit … --output NEW`" in changed.stderr
+    changed_byte = bytearray(before)
+    changed_byte[-20] ^= 1
+    rows.write_bytes(changed_byte)
+    changed = penstock_run("resume", output)
+    assert changed.returncode == 5, changed.stderr
+    assert f"the input changed since training began: {rows}" in changed.stderr
+    assert "other bytes than it had" in changed.stderr
     rows.write_bytes(before)
+    digests = output / "_penstock" / "input.json"
+    whole = digests.read_bytes()
+    digests.write_bytes(whole[:-5])
+    unknown = penstock_run("resume", output)
+    assert unknown.returncode == 5, unknown.stderr
+    assert "no digests to compare them with" in unknown.stderr
+    digests.write_bytes(whole)
     shutil.copy(made / "sure.keras", model)
     changed = penstock_run("resume", output)
     assert changed.returncode == 7, changed.stderr
@@ -202,4 +216,5 @@ def test_a_changed_input_or_model_and_a_foreign_checkpoint_are_refused_at_resume
         path.write_bytes((other / "checkpoints" / path.name).read_bytes())
     foreign = penstock_run("resume", output)
     assert foreign.returncode == 6, foreign.stderr
+    assert "the input was touched since the job began; it has the same bytes: going on" in foreign.stderr
     assert "the checkpoint is of another job" in foreign.stderr

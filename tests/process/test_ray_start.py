@@ -319,10 +319,11 @@ def head() -> Iterator[str]:
 @pytest.mark.slow
 def test_cluster_with_a_token_answers_those_who_have_it(inputs: Path, tmp_path: Path, head: str) -> None:
     asked = command(inputs, tmp_path / "out", "--address", head)
-    for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}):
+    other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
+    for wrong, asks in (({}, "a token, and none was sent"), (other, "another token")):
         ran = subprocess.run(asked, env=environment(**wrong), capture_output=True, text=True)
         assert ran.returncode == 8, ran.stderr
-        assert "error: the Ray cluster asks for another token\n" in ran.stderr
+        assert f"error: the Ray cluster asks for {asks}\n" in ran.stderr
         assert "in RAY_AUTH_TOKEN or ~/.ray/auth_token" in ran.stderr
         assert len(re.findall("InvalidAuthToken", ran.stderr)) <= 1, ran.stderr  # a line of Ray for each try
         assert not (tmp_path / "out").exists()

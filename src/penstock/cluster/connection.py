@@ -206,8 +206,9 @@ def _refusal(address: str, error: Exception) -> DeviceError:
     mode, token = os.environ.get("RAY_AUTH_MODE", ""), os.environ.get("RAY_AUTH_TOKEN") is not None
     comes = f"{'with' if token else 'without'} RAY_AUTH_TOKEN, RAY_AUTH_MODE={mode!r}"
     if type(error).__name__ == "AuthenticationError":
+        is_sent = mode == "token"
         return DeviceError(
-            "the Ray cluster asks for another token",
+            f"the Ray cluster asks for {'another token' if is_sent else 'a token, and none was sent'}",
             received=f"{address}: {comes}",
             allowed="RAY_AUTH_MODE=token, and the token of the cluster in RAY_AUTH_TOKEN or ~/.ray/auth_token",
         )

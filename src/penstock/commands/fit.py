@@ -24,6 +24,7 @@ from penstock.commands.to_folder import check_place
 from penstock.core.figures import counted
 from penstock.core.protocols import ShowLine
 from penstock.core.records import Device
+from penstock.core.source import FileGone
 from penstock.crash_points import crash_point
 from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
@@ -48,6 +49,7 @@ from penstock.telemetry.trace import trace_to
 from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
 from penstock.training.held_back import VALIDATION_ROWS, write_held_back
 from penstock.training.history import EVENTS, HISTORY, STEPS
+from penstock.training.input_digests import DIGESTS, check_same_bytes, digested_meanwhile
 from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
@@ -97,9 +99,10 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
             _remove(place)
             existing = None
         if existing is not None:
-            _check_same(task, existing, progress)
             result = read_result(place)
-            if result is not None and os.path.isfile(os.path.join(place.address(), MODEL)):
+            is_finished = result is not None and os.path.isfile(os.path.join(place.address(), MODEL))
+            _check_same(task, place, existing, progress, is_finished=is_finished)
+            if result is not None and is_finished:
                 return replace(FitSummary(**result), is_old=True, seconds=time.perf_counter() - began)
         with (
             trace_to(task.options.trace, began) as trace,
@@ -112,6 +115,8 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                 go_on = f"go on with: {_resume_line(task)}"
                 if isinstance(error, Interrupted) and error.hint is None:
                     error.hint = go_on if is_left else "training had not begun, and nothing of it is left: begin again"
+                elif isinstance(error, FileGone) and is_left:
+                    error.hint = f"put the file back; {go_on}"
                 elif isinstance(error, DeviceError) and is_left and task.options.cluster.engine == RAY:
                     error.hint = "; ".join(filter(None, (error.hint, go_on)))
                 if not is_left:
@@ -152,9 +157,9 @@ def _remove(place: Place) -> None:
         # The result first: without it, nothing looks finished.
         failures = ALL_FAILURES
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures])
-        place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS])
+        place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS, DIGESTS])
         # What a run that was killed in between had not put into its place yet.
-        place.remove(f"{name}.tmp" for name in (RESULT, LABELS_FILE, VALIDATION_ROWS, MANIFEST))
+        place.remove(f"{name}.tmp" for name in (RESULT, LABELS_FILE, VALIDATION_ROWS, DIGESTS, MANIFEST))
         end_turns(folder)
         crash_point("recovery_removed")
         for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
@@ -163,8 +168,8 @@ def _remove(place: Place) -> None:
         place.remove([MANIFEST])
 
 
-def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> None:
-    """Check that the job in the folder is the one that is asked for.
+def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Progress, *, is_finished: bool) -> None:
+    """Check that the job in the folder is the one that is asked for. One that is finished reads nothing any more.
 
     Raises:
         OutputError: It is another job.
@@ -183,7 +188,10 @@ def _check_same(task: FitTask, existing: FitManifest, progress: Progress) -> Non
                 received=how,
                 hint=f"put it back, or begin again: {anew}",
             )
-    progress.note("the input was touched since the job began; its files have the same size: going on")
+    if is_finished:
+        return
+    check_same_bytes(place, task.paths, f"put back what was changed, or begin again: {anew}")
+    progress.note("the input was touched since the job began; it has the same bytes: going on")
 
 
 def _train(
@@ -228,7 +236,8 @@ def _train(
         stop.check()
         for line in lines:
             display.note(line)
-        ended = hold.train(display.hear)
+        with digested_meanwhile(place, lambda: task.paths, sum(each.size for each in manifest.fragments)):
+            ended = hold.train(display.hear)
         display.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number

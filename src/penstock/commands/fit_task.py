@@ -37,6 +37,10 @@ class FitTask:
     """The job in the folder is asked for: model, input and options are those of its manifest."""
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        return (*self.source.paths, *(self.validation.paths if self.validation is not None else ()))
+
+    @property
     def fragments(self) -> tuple[Fragment, ...]:
         held = self.validation.fragments() if self.validation is not None else ()
         return (*self.source.fragments(), *held)

@@ -391,9 +391,8 @@ class PredictOptions:
         if self.labels and not self.argmax and self.top_k is None:
             raise UsageError(
                 "labels name the best classes, which are not asked for",
-                received="labels",
-                allowed="with top_k or argmax",
-                hint="--argmax --labels FILE, or --top-k 5 --labels FILE",
+                received="--labels alone",
+                allowed="--argmax --labels FILE, or --top-k 5 --labels FILE",
             )
 
 

@@ -171,6 +171,17 @@ def _check_file(file: Fragment) -> None:
         raise changed(file.path, "it was written to, or touched, while it was read")
 
 
+def digest_of_file(file: Fragment) -> str:
+    """The digest of a whole file, which is as it was listed before and behind.
+
+    Raises:
+        InputError: It is not.
+    """
+    digest = _of_bytes(Extent(file))
+    _check_file(file)
+    return digest
+
+
 def _of_bytes(extent: Extent) -> str:
     """The CRC32C of the bytes of an extent as they are now."""
     left = extent.file.size - extent.start if extent.nbytes is None else extent.nbytes
