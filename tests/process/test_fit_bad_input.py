@@ -204,7 +204,7 @@ def test_a_changed_input_or_model_and_a_foreign_checkpoint_are_refused_at_resume
     digests.write_bytes(whole[:-5])
     unknown = penstock_run("resume", output)
     assert unknown.returncode == 5, unknown.stderr
-    assert "no digests to compare them with" in unknown.stderr
+    assert "no digest to compare it with" in unknown.stderr
     digests.write_bytes(whole)
     shutil.copy(made / "sure.keras", model)
     changed = penstock_run("resume", output)

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.cluster import gang
 from penstock.commands.fit_summary import FitSummary
-from penstock.errors import DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
+from penstock.errors import ClusterLost, DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
 from tests.support.gang_runs import Noted, fit_together
 from tests.support.photos import draw
@@ -124,12 +124,12 @@ def test_cluster_that_cannot_be_reached_any_more_ends_training_with_how_to_go_on
 
         def rooms(self) -> Mapping[str, int]:
             if any(line.startswith("training on ") for line in noted.lines):
-                raise DeviceError("the cluster cannot be reached any more", hint="it may come back")
+                raise ClusterLost("the cluster cannot be reached any more", hint="it may come back")
             return super().rooms()
 
     monkeypatch.setattr(gang, "_ASK_AGAIN_S", 0.0)
     noted = Noted()
-    with pytest.raises(DeviceError, match="the cluster cannot be reached any more") as caught:
+    with pytest.raises(ClusterLost, match="the cluster cannot be reached any more") as caught:
         fit_together(MODEL, photos, tmp_path / "out", Lost(a=1), noted, **OPTIONS)
     go_on = f"penstock resume {tmp_path / 'out'} --engine ray"
     assert caught.value.hint == f"it may come back; go on with: {go_on}"

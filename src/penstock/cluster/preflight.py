@@ -82,7 +82,9 @@ class Comparison:
         self._versions = base_versions() | {name: version for name, version in known.items() if version is not None}
 
     def misfits(self, versions: dict[str, str]) -> tuple[Misfit, ...]:
-        wanted = {name: self._versions.setdefault(name, version) for name, version in versions.items()}
+        for name, version in versions.items():
+            self._versions.setdefault(name, installed_version(name) or version)
+        wanted = {name: self._versions[name] for name in versions}
         return tuple(Misfit(name, found, wanted[name]) for name, found in versions.items() if found != wanted[name])
 
 

@@ -4,6 +4,7 @@ Workers that train together are actors, too: one on each machine, or several tha
 """
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
 from penstock.cluster.transport import NodeGone
-from penstock.errors import DeviceError, PenstockError, UsageError, one_line
+from penstock.errors import ClusterLost, PenstockError, UsageError, one_line
 from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
 
@@ -64,11 +65,16 @@ class Head:
     Args:
         ask: Ray's call.
         limit_s: How long the head may be silent.
+        last_chance_s: How long it is waited for behind that: where this process was stopped meanwhile, as by Ctrl-Z,
+            the answer may be on its way.
     """
 
-    def __init__(self, ask: Callable[[], list[dict[str, Any]]], limit_s: float) -> None:
+    def __init__(
+        self, ask: Callable[[], list[dict[str, Any]]], limit_s: float, last_chance_s: float = _LAST_CHANCE_S
+    ) -> None:
         self._ask = ask
         self._limit_s = limit_s
+        self._last_chance_s = last_chance_s
         self._asked: Future[list[dict[str, Any]]] | None = None
         self._asked_at = 0.0
         self._last: list[dict[str, Any]] | None = None
@@ -77,15 +83,14 @@ class Head:
         """What the head says, or where it does not answer in a moment, what it said last.
 
         Raises:
-            DeviceError: It cannot be reached, or has been silent for too long.
+            ClusterLost: It cannot be reached, or has been silent for too long.
         """
         while True:
             if self._asked is None:
                 self._asked, self._asked_at = Future(), time.monotonic()
                 threading.Thread(target=_answer, args=(self._ask, self._asked), daemon=True, name="head").start()
             is_late = time.monotonic() - self._asked_at > self._limit_s
-            # After a stop of this process, as by Ctrl-Z, the answer may still be on its way.
-            if wait([self._asked], _LAST_CHANCE_S if is_late else _A_MOMENT_S).done:
+            if wait([self._asked], self._last_chance_s if is_late else _A_MOMENT_S).done:
                 break
             if is_late:
                 raise _unreachable(f"its head has not answered for {self._limit_s:.0f} s")
@@ -102,9 +107,10 @@ class Head:
 def head_limit_s() -> float:
     """How long a head may be silent: half of the time after which Ray ends the process, without a word."""
     try:
-        return float(os.environ[_RAY_ENDS_AFTER]) / 2
+        ends_after_s = float(os.environ[_RAY_ENDS_AFTER])
     except (KeyError, ValueError):
         return _HEAD_S
+    return ends_after_s / 2 if math.isfinite(ends_after_s) else _HEAD_S
 
 
 def _answer(ask: Callable[[], Any], answer: Future[Any]) -> None:
@@ -114,8 +120,8 @@ def _answer(ask: Callable[[], Any], answer: Future[Any]) -> None:
         answer.set_exception(error)
 
 
-def _unreachable(received: str) -> DeviceError:
-    return DeviceError(
+def _unreachable(received: str) -> ClusterLost:
+    return ClusterLost(
         "the Ray cluster cannot be reached any more",
         received=received,
         hint="what is written stays: the job goes on when its head is there again, or on another cluster",

@@ -26,7 +26,7 @@ from penstock.core.protocols import ShowLine
 from penstock.core.records import Device
 from penstock.core.source import FileGone
 from penstock.crash_points import crash_point
-from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.errors import ClusterLost, InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext
@@ -117,8 +117,8 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                     error.hint = go_on if is_left else "training had not begun, and nothing of it is left: begin again"
                 elif isinstance(error, FileGone) and is_left:
                     error.hint = f"put the file back; {go_on}"
-                elif isinstance(error, DeviceError) and is_left and task.options.cluster.engine == RAY:
-                    error.hint = "; ".join(filter(None, (error.hint, go_on)))
+                elif isinstance(error, ClusterLost) and is_left:
+                    error.hint = f"{error.hint}; {go_on}"
                 if not is_left:
                     _remove(place)
                     # The log stays where it says more than the error does.
@@ -181,7 +181,8 @@ def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Pr
     if fingerprint(digest, existing.fragments, task.request) != existing.fingerprint:
         raise other_job(task.output, existing.request, task.request, "fit", is_resumed=task.is_resumed)
     anew = "`penstock fit … --output NEW`" if task.is_resumed else "with another --output, or with --overwrite"
-    for path, how in changed_files(existing, task.fragments).items():
+    changes = changed_files(existing, task.fragments)
+    for path, how in changes.items():
         if how is not None:
             raise InputError(
                 f"the input changed since training began: {path}",
@@ -190,7 +191,7 @@ def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Pr
             )
     if is_finished:
         return
-    check_same_bytes(place, task.paths, f"put back what was changed, or begin again: {anew}")
+    check_same_bytes(place, task.files(), min(changes), f"put back what was changed, or begin again: {anew}")
     progress.note("the input was touched since the job began; it has the same bytes: going on")
 
 
@@ -236,7 +237,7 @@ def _train(
         stop.check()
         for line in lines:
             display.note(line)
-        with digested_meanwhile(place, lambda: task.paths, sum(each.size for each in manifest.fragments)):
+        with digested_meanwhile(place, manifest.fragments, task.files):
             ended = hold.train(display.hear)
         display.take_times(ended.times)
         if ended.is_stopped:

@@ -17,6 +17,7 @@ from penstock.options.fit_records import FITTED_WITH, FitOptions
 from penstock.options.records import PredictOptions
 from penstock.options.table import Decides
 from penstock.runtimes.keras.backends import MODEL_KINDS
+from penstock.sources.files.paths import fragments as listing
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class FitTask:
     """The job in the folder is asked for: model, input and options are those of its manifest."""
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        return (*self.source.paths, *(self.validation.paths if self.validation is not None else ()))
-
-    @property
     def fragments(self) -> tuple[Fragment, ...]:
         held = self.validation.fragments() if self.validation is not None else ()
         return (*self.source.fragments(), *held)
+
+    def files(self) -> list[Fragment]:
+        """Every file as it was listed; `fragments` has one for many small ones."""
+        sources = (self.source, *([self.validation] if self.validation is not None else []))
+        return [file for source in sources for file in listing(source.paths)]
 
 
 def make_fit_task(

@@ -386,6 +386,8 @@ class Run:
             ledger = Ledger(self.place, manifest, self.altered, self.kind)
         with contextlib.closing(ledger):
             before = self.note_before(ledger, manifest)
+            if before and ledger.pending:
+                self._note_versions(manifest.kind(self.kind))
             rows_before = rows_in(before)
             self.begin_progress(manifest, rows_before)
             try:
@@ -423,12 +425,10 @@ class Run:
         self.meter.failed = sum(record.failed for record in before)
         if before:
             self.progress.note(f"resuming: {rows_in(before):,} of {manifest.rows:,} rows are there")
-        if before and ledger.pending:
-            self._note_versions(manifest.kind(self.kind))
         return before
 
     def _note_versions(self, before: NodeKind) -> None:
-        now = versions(before.recipe.runtime, self.task.source.traits.packages)
+        now = versions(before.recipe.runtime, before.versions)
         if changed := changed_versions(before.versions, now):
             self.progress.note(f"since the job began, {changed}: the last digits of rows to come may differ")
 

@@ -92,7 +92,7 @@ def versions(runtime: str, packages: Iterable[str] = ()) -> dict[str, str]:
     found = {name: kinds.installed_version(name) for name in ("penstock", "numpy", "pyarrow", "keras")}
     found[runtime] = kinds.runtime(runtime).package.version
     told = {name: version or "not installed as a package" for name, version in found.items()}
-    return known | told | kinds.installed_versions(packages)
+    return kinds.installed_versions(packages) | known | told
 
 
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str:

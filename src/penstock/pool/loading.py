@@ -1,5 +1,6 @@
 """What a loader does with a span, as a thread of a replica or as a process: read, decode, cut into batches."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -86,11 +87,13 @@ def read_blocks(source: Source, span: Span, columns: Sequence[str]) -> Iterator[
             yield block
     except (InputError, FileNotFoundError) as error:
         missing = _missing_file(error)
-        said = error.received if isinstance(error, InputError) and error.received else source.origin(span, row)
-        path = max((path for path in source.paths if said.startswith(path)), key=len, default=None)
-        # A plugin may lack a file of its own. Stores do not say which one it is.
-        if missing is None or path is None or missing.filename not in (None, path):
+        if missing is None:
             raise
+        said = error.received if isinstance(error, InputError) and error.received else ""
+        said = missing.filename or said or source.origin(span, min(row, span.stop - 1))
+        path = max((path for path in source.paths if said.startswith(path)), key=len, default=None)
+        if path is None or os.path.exists(path):
+            raise  # a file that is not of the input: of a plugin, say
         raise gone(path) from error
 
 

@@ -60,7 +60,8 @@ class ImageColumns(Around):
 
     @property
     def traits(self) -> SourceTraits:
-        return replace(self.source.traits, packages=PACKAGES)
+        inner = self.source.traits
+        return replace(inner, packages=tuple(dict.fromkeys((*inner.packages, *PACKAGES))))
 
     @cached_property
     def keeps(self) -> tuple[str, ...]:

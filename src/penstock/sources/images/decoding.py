@@ -50,7 +50,10 @@ from penstock.sources.images.resizing import (
 if TYPE_CHECKING:
     from PIL import Image
 
-PACKAGES = ("opencv-python-headless", "opencv-python", "simplejpeg", "pillow")
+PACKAGES = (
+    *("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python"),
+    *("simplejpeg", "pillow"),
+)
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.kinds import SourceFormat
+from penstock.core.protocols import SourceTraits
 from penstock.core.records import STRING, Array, Block, Extent, RowFailure, SourceColumn, Span, TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.files import paths as files
 from penstock.sources.files.file_source import FileSource
 from penstock.sources.files.paths import fail_empty, fail_unreadable, open_binary
+from penstock.sources.images.decoding import PACKAGES
 from penstock.sources.images.encoded import MOST_FILE_BYTES, EncodedImages, image_spec
 from penstock.sources.images.files import IMAGE_SUFFIXES, LARGEST_SPAN
 from penstock.sources.images.resizing import Rendition
@@ -69,6 +71,7 @@ class TarFiles(FileSource):
     """
 
     keeps = ("path",)
+    traits = SourceTraits(packages=PACKAGES)
 
     def __init__(self, paths: Sequence[str], reading: ReadOptions | None = None) -> None:
         super().__init__(paths)
