@@ -123,10 +123,6 @@ class DeviceError(PenstockError):
     exit_code = 8
 
 
-class ClusterLost(DeviceError):
-    """A cluster on which a job ran cannot be reached any more."""
-
-
 class OutOfMemory(DeviceError):
     """A batch did not fit into the memory of its device. A smaller one may: the run goes on with half of it."""
 

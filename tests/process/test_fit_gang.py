@@ -15,8 +15,9 @@ import pytest
 
 import penstock
 from penstock.cluster import gang
+from penstock.cluster.transport import ClusterLost
 from penstock.commands.fit_summary import FitSummary
-from penstock.errors import ClusterLost, DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
+from penstock.errors import DeviceError, Interrupted, ModelError, PenstockError, UsageError, WorkersDied
 from tests.support.fit_runs import assert_same_job, read_weights
 from tests.support.gang_runs import Noted, fit_together
 from tests.support.photos import draw

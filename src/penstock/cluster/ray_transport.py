@@ -15,8 +15,8 @@ from typing import Any
 
 from penstock.cluster.gang_member import GangMember
 from penstock.cluster.node import Node
-from penstock.cluster.transport import NodeGone
-from penstock.errors import ClusterLost, PenstockError, UsageError, one_line
+from penstock.cluster.transport import ClusterLost, NodeGone
+from penstock.errors import PenstockError, UsageError, one_line
 from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
 

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from penstock.errors import DeviceError
+
 
 class NodeGone(Exception):
     """The process of a node is over, or cannot be reached; the text says how it ended.
@@ -14,6 +16,10 @@ class NodeGone(Exception):
     def __init__(self, how: str, *, has_left: bool = False) -> None:
         super().__init__(how)
         self.has_left = has_left
+
+
+class ClusterLost(DeviceError):
+    """The cluster on which a job runs cannot be reached any more."""
 
 
 class Transport(Protocol):

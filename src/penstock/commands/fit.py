@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.cluster.gang import GangHold, Machines
+from penstock.cluster.transport import ClusterLost
 from penstock.commands.fit_display import TrainingDisplay
 from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_on_cluster import cluster_backend, connect_machines
@@ -26,7 +27,7 @@ from penstock.core.protocols import ShowLine
 from penstock.core.records import Device
 from penstock.core.source import FileGone
 from penstock.crash_points import crash_point
-from penstock.errors import ClusterLost, InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
+from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
 from penstock.jobs.run_context import RunContext

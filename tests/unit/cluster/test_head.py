@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cluster.ray_transport import Head, head_limit_s
-from penstock.errors import ClusterLost
+from penstock.cluster.transport import ClusterLost
 
 A, B = [{"NodeID": "a"}], [{"NodeID": "b"}]
 
