@@ -62,6 +62,7 @@ class PredictKeywords(TypedDict, total=False):
     devices: str
     replicas_per_device: int | str
     memory_fraction: float
+    decoder: str
     plan: str | os.PathLike[str] | Plan
     trace: str | os.PathLike[str]
     threads: int | str
@@ -130,6 +131,7 @@ class EvaluateKeywords(TypedDict, total=False):
     devices: str
     replicas_per_device: int | str
     memory_fraction: float
+    decoder: str
     plan: str | os.PathLike[str] | Plan
     trace: str | os.PathLike[str]
     threads: int | str

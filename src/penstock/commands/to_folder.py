@@ -31,7 +31,7 @@ from penstock.jobs.settled import (
     kind_here,
     resumed_from,
     settled_by,
-    versions,
+    versions_for,
 )
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
@@ -336,9 +336,7 @@ class Run:
         self.kind = kind_here(started) if manifest.kinds else ""
         if not self.kind or self.kind in manifest.kinds:
             return manifest
-        of_kind = NodeKind(
-            started.recipe, started.split, versions(started.recipe.runtime, started.source.traits.packages)
-        )
+        of_kind = NodeKind(started.recipe, started.split, versions_for(started.recipe, started.source.traits.packages))
         manifest = replace(manifest, kinds=manifest.kinds | {self.kind: of_kind})
         with output_errors():
             manifest.save(self.place)
@@ -428,7 +426,7 @@ class Run:
         return before
 
     def _note_versions(self, before: NodeKind) -> None:
-        now = versions(before.recipe.runtime, before.versions)
+        now = versions_for(before.recipe, before.versions)
         if changed := changed_versions(before.versions, now):
             self.progress.note(f"since the job began, {changed}: the last digits of rows to come may differ")
 

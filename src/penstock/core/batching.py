@@ -67,7 +67,8 @@ class Batch:
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
     `kept` and `failures` are those of the real rows. Where rows differ in size, `sizes` are theirs for each such input
     (rows by dimensions that vary), and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once
-    it has run in pieces of so many rows, because it did not fit into the memory.
+    it has run in pieces of so many rows, because it did not fit into the memory. `encoded` are, for an input of which
+    rows are still to be decoded, the bytes that lie in the place of each; 0 for one that is decoded.
     """
 
     index: int
@@ -80,6 +81,7 @@ class Batch:
     values: int = 0
     padded: int = 0
     reduced_to: int | None = None
+    encoded: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def lengths(self) -> dict[str, Array]:
@@ -137,6 +139,7 @@ class _Building:
         self._arrays: Columns = {}
         self._kept: list[Mapping[str, Column]] = []
         self._failures: dict[int, RowFailure] = {}
+        self._encoded: dict[str, Array] = {}
         self.filled = 0
 
     def view(self, piece: LoadedRows, position: int) -> None:
@@ -153,6 +156,9 @@ class _Building:
             out = self._arrays[name][self.filled : self.filled + taken]
             bad = feed.write(rows, out, piece.start, watch)
             note(bad, name, range(piece.start + position, piece.start + piece.rows), self._failures)
+            for place, size in bad.encoded.items():
+                sizes = self._encoded.setdefault(name, np.zeros(self._batch_size, np.int64))
+                sizes[self.filled + place] = size
         self._gather(piece, position, taken)
 
     def _gather(self, piece: LoadedRows, position: int, taken: int) -> None:
@@ -175,6 +181,7 @@ class _Building:
             self._arrays,
             joined(self._kept),
             tuple(self._failures.values()),
+            encoded=self._encoded,
         )
 
     def next(self) -> _Building:

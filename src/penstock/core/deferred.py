@@ -24,11 +24,15 @@ IS_NULL = "is null"
 
 
 class BadRows(dict[int, str]):
-    """Position in a column to the reason why that row cannot be fed; `errors` holds the kind of error, where known."""
+    """Position in a column to the reason why that row cannot be fed; `errors` holds the kind of error, where known.
+
+    `encoded` are rows that are not decoded yet, and the number of bytes that lie in their places: see `routed`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: dict[int, str] = {}
+        self.encoded: dict[int, int] = {}
 
     def blame(self, position: int, error: BaseException) -> None:
         self[position] = one_line(error)
@@ -58,6 +62,10 @@ class Deferred(abc.ABC):
 
     def natural(self) -> Deferred:
         """The same rows, to be padded to a common size instead of resized to it."""
+        return self
+
+    def routed(self, share: float) -> Deferred:
+        """The same rows, of which a decoder at the replica decodes this share: `fill` leaves them as they are."""
         return self
 
     @abc.abstractmethod

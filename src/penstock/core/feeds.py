@@ -150,6 +150,8 @@ class Encoded:
             if one:
                 bad[place] = one[0]
                 bad.errors[place] = one.errors.get(0, "BadValue")
+            if one.encoded:
+                bad.encoded[place] = one.encoded[0]
         return bad
 
 

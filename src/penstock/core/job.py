@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.core.decoding import DeviceDecoder
 from penstock.core.preprocessing import Preprocess
 from penstock.core.records import Binding
 from penstock.core.source import Source
@@ -31,6 +32,8 @@ class Job:
     """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
     is_in_order: bool = False
     """Whether rows keep their order inside a span also where they differ in size, and are padded all the same."""
+    decoder: DeviceDecoder | None = None
+    """What decodes a share of the rows at the replica; None where loaders decode all of them."""
 
     @property
     def columns(self) -> tuple[str, ...]:

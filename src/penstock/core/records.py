@@ -368,6 +368,8 @@ class Recipe:
     """Whether rows of different sizes share a batch; where padding changes the answers, each batch has one size."""
     state: str = "none"
     """What a call changes in the model: `none`, `seeds` or `variables`; see `core.state`."""
+    engine_share: float = 0.0
+    """Of the JPEGs that the engine of a GPU takes, it decodes this share; loaders decode the others."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -256,6 +256,9 @@ def bring_up(engine: Engine, request: Request, setting: Setting) -> Started:
         decision = decisions.decide(fitted, signature, request, setting)
         decision = _shrink_if_slow(engine, decision)
         decision, prepared = _compile(engine, decision)
+        if prepared.undecoded is not None:
+            decision = decisions.without_decoder(decision, prepared.undecoded)
+            decision, prepared = _compile(engine, decision)
         if prepared.state.kind != NONE and decision.job.state == NONE:
             decision = decisions.with_state(decision, prepared.state)
             prepared = _prepare(engine, decision)

@@ -21,12 +21,13 @@ from penstock.core.preprocessing import Preprocess
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Binding, Placement, Recipe, Signature, Span
 from penstock.core.state import NONE, State
-from penstock.errors import InputError, ModelError
+from penstock.errors import DeviceError, InputError, ModelError
 from penstock.jobs import buckets as shapes
 from penstock.jobs import placement as placing
 from penstock.jobs import states, steps
 from penstock.jobs.batch_size import choose_batch_size, no_larger_than_input, size_with_state
 from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
+from penstock.jobs.device_decoding import with_decoder
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import SelectedRows
@@ -128,6 +129,7 @@ class Decision:
             self.job.buckets,
             is_padded=self.job.fewest_rows is None,
             state=self.job.state,
+            engine_share=self.job.decoder.share if self.job.decoder is not None else 0.0,
         )
 
 
@@ -200,6 +202,7 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         is_traced=options.trace is not None,
         seed=states.seed_of(options, is_live=setting.is_live),
     )
+    job = with_decoder(job, setting, options, request.recipe)
     placement = placing.with_loaders(setting.placement, job, options.loaders)
     if resumed is not None and resumed.recipe.state != NONE:
         job, placement = states.settled(job, placement, signature, resumed.recipe.state)
@@ -361,6 +364,22 @@ def with_state(decision: Decision, state: State) -> Decision:
         job = _of_one_size(job, setting, signature)
     asked = replace(decision.asked, is_alone=False, tolerance=None)
     return replace(decision, job=job, setting=setting, asked=asked, sample=_sample(job, asked))
+
+
+def without_decoder(decision: Decision, why: str) -> Decision:
+    """The job with all photos decoded by loaders, because the device has no memory for it.
+
+    Raises:
+        DeviceError: The job is resumed, and began with photos that were decoded there.
+    """
+    if decision.is_resumed:
+        raise DeviceError(
+            "the job was begun with a GPU that decodes its JPEGs, and there is no memory for that",
+            received=why,
+            hint="make room on the GPU",
+        )
+    note = f"loaders decode all photos: the GPU has no memory for decoding them ({why})"
+    return replace(decision, job=replace(decision.job, decoder=None), notes=(*decision.notes, note))
 
 
 def with_last_notes(decision: Decision, state: State) -> Decision:

@@ -6,7 +6,8 @@ from penstock.core import mapping
 from penstock.core.protocols import Source
 from penstock.core.records import STRING, Binding
 from penstock.jobs import steps
-from penstock.options.records import PredictOptions, ReadOptions
+from penstock.options.records import PredictOptions
+from penstock.options.value_kinds import engine_share
 
 
 def describe_inputs(source: Source, bindings: Sequence[Binding], options: PredictOptions) -> list[str]:
@@ -23,14 +24,17 @@ def describe_feeding(
     schema = source.schema()
     columns = {name for binding in bindings if binding.dtype != STRING for name in binding.columns}
     if any(name in schema and schema[name].encoding == "image" for name in columns):
-        lines.append(_describe_images(options.reading))
+        lines.append(_describe_images(options))
         if steps.make_scaling(options) is None and not has_function:
             lines.append("pixels are fed as 0 to 255; --preset or --scale changes that on the device")
     return lines
 
 
-def _describe_images(reading: ReadOptions) -> str:
+def _describe_images(options: PredictOptions) -> str:
+    reading = options.reading
     scale = "; JPEGs at a smaller scale" if reading.fast_decode else ""
+    if engine_share(options.decoder):
+        scale += "; JPEGs with the exact transform, on the GPU and by loaders alike"
     return (
         f"images are decoded and resized as by {reading.interpolation} ({reading.resize}{scale}); see --interpolation"
     )

@@ -16,6 +16,7 @@ from penstock.jobs.decide import Resumed
 from penstock.jobs.placement import devices_for
 from penstock.options.records import PredictOptions
 from penstock.pool.devices import inventory
+from penstock.sources.images import engine
 from penstock.storage.manifest import Manifest, NodeKind
 
 
@@ -86,6 +87,11 @@ def _device_for(kind: NodeKind, options: PredictOptions) -> Device | None:
     return device if device.kind == kind.recipe.device_kind else None
 
 
+def versions_for(recipe: Recipe, packages: Iterable[str]) -> dict[str, str]:
+    """The versions that decide the bits of a recipe."""
+    return versions(recipe.runtime, packages) | ({"nvimgcodec": engine.version()} if recipe.engine_share else {})
+
+
 def versions(runtime: str, packages: Iterable[str] = ()) -> dict[str, str]:
     """The versions that a manifest records; of `packages`, those that are installed."""
     known = {"python": platform.python_version(), "platform": sys.platform}
@@ -121,7 +127,7 @@ def settled_by(started: Started) -> Settled:
         part_rows or division.rows_per_part(schema.row_bytes, started.rows_per_second()),
         started.is_streamed,
         kind_here(started),
-        versions(started.recipe.runtime, started.source.traits.packages),
+        versions_for(started.recipe, started.source.traits.packages),
     )
 
 

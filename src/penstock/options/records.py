@@ -343,6 +343,9 @@ class PredictOptions:
         help="Processes that share each device; auto takes more than one where measuring shows a gain.")
     memory_fraction: float = _run(_MEMORY, SPEED, RUN, default=0.85,
         help="The share of a device's free memory that may be taken.")
+    decoder: str = _run(kinds.DECODER, SPEED, NO_KEY, default="auto",
+        help="Who decodes JPEGs: cpu: the loaders; gpu: the engine of the GPU, where it takes them; gpu:0.4: it takes "
+        "that share. Default: the loaders.")
     plan: Any = _run(kinds.PLAN, OUTPUT, NO_KEY,
         help="Go by this plan of `penstock plan --json`; off: by rules of thumb. Default: a cached one, or a search.")
     trace: str | None = _run(kinds.path("FILE"), NOTHING, NO_KEY,

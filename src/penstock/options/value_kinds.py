@@ -62,6 +62,28 @@ def choice(*names: str) -> Kind:
     return Kind(check=check, choices=lambda: names)
 
 
+_DECODER = re.compile(r"auto|cpu|gpu(:0?\.0*[1-9][0-9]{0,5}|:1(\.0*)?)?")
+
+
+def engine_share(decoder: str) -> float:
+    """The share of photos that the engine of a GPU decodes.
+
+    >>> engine_share("cpu"), engine_share("gpu"), engine_share("gpu:0.4")
+    (0.0, 1.0, 0.4)
+    """
+    who, _, share = decoder.partition(":")
+    return float(share or 1) if who == "gpu" else 0.0
+
+
+def _check_decoder(name: str, value: Any) -> None:
+    if not _DECODER.fullmatch(value):
+        allowed = "auto, cpu, gpu, gpu:SHARE (that share of the photos on the GPU, above 0 and up to 1)"
+        raise UsageError(f"unknown {name}", received=f"{name}={value!r}", allowed=allowed)
+
+
+DECODER = Kind(check=_check_decoder, metavar="auto|cpu|gpu")
+
+
 def plugin(group: str, *, has_auto: bool = False) -> Kind:
     """The name of a plugin: of penstock's own, or of other packages."""
 

@@ -120,7 +120,7 @@ def _piece(job: Job, read: Block, made: Block, watch: Watch) -> LoadedRows:
     feeds: dict[str, Feed] = {}
     for binding in job.bindings:
         if binding.mask_of is None:
-            feeds[binding.input] = _feed(binding, made, failures)
+            feeds[binding.input] = _feed(job, binding, made, failures)
     for binding in job.bindings:
         if binding.mask_of is not None:
             feeds[binding.input] = _mask(binding, feeds[binding.mask_of])
@@ -146,7 +146,7 @@ def _mask(binding: Binding, masked: Feed) -> Feed:
     return Dense(np.ones((len(masked), *known(masked)[:1]), binding.dtype))
 
 
-def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:
+def _feed(job: Job, binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Feed:
     if binding.features:
         return Dense(_records(binding, block, failures))
     if len(binding.columns) > 1:
@@ -154,6 +154,7 @@ def _feed(binding: Binding, block: Block, failures: dict[int, RowFailure]) -> Fe
     column = block.columns[binding.columns[0]]
     if isinstance(column, Deferred) and binding.dtype != STRING:
         rows = column.natural() if None in binding.shape else column
+        rows = rows.routed(job.decoder.share) if job.decoder is not None else rows
         return Encoded(rows, np.dtype(binding.dtype), binding.shape)
     values = filled(column.raw() if isinstance(column, Deferred) else column, binding.nulls, binding.dtype)
     bad = BadRows()

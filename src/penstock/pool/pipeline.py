@@ -25,6 +25,7 @@ from penstock.core.records import Array, Column, Columns, Result, RowFailure, Sp
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError
+from penstock.pool.decoding import BatchDecoder
 from penstock.pool.guard.bisection import check_rows
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
@@ -83,6 +84,7 @@ class Pipeline:
         follows: Outputs that have one value for each value of an input's row, and that input.
         outputs: What the first batch gave: every other must give rows of the same shapes.
         room: Slots that its own loaders put batches into; without them, batches lie on the heap.
+        decoder: Decodes what loaders left encoded; None where they decode all rows.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Pipeline:
         follows: Mapping[str, str] = EVERY_OUTPUT_HAS_ONE_SHAPE,
         outputs: Sequence[TensorSpec] = (),
         room: Writable | None = None,
+        decoder: BatchDecoder | None = None,
     ) -> None:
         self._replica = replica
         self._room = room
@@ -109,6 +112,7 @@ class Pipeline:
         self._sent: dict[int, _OpenSpan] = {}
         self._lock = threading.Lock()
         self._copied_s = replica.replica.copied_s if isinstance(replica.replica, Copying) else (lambda: 0.0)
+        self._decoder = decoder
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
@@ -277,6 +281,7 @@ class Pipeline:
         started = time.perf_counter()
         if started - idle_since > tracing.SHORT_S:
             self._mark(work, tracing.WAIT_FOR_DATA, idle_since, started, batch)
+        undecoded = self._decoded(work, batch)
         trim(self._job, batch)
         self._check_turn(work.span, batch)
         copied_before = self._copied_s()
@@ -298,11 +303,20 @@ class Pipeline:
             work.timings.rows += batch.rows
             work.outputs[batch.index] = trimmed
             work.reduced_to += [] if batch.reduced_to is None else [batch.reduced_to]
-            for failure in rejected:
+            for failure in (*undecoded, *rejected):
                 work.failures.setdefault(failure.row, failure)
             is_done = len(work.outputs) == work.num_batches
         if is_done:
             self._finish(work)
+
+    def _decoded(self, work: _OpenSpan, batch: Batch) -> tuple[RowFailure, ...]:
+        """Decode what the loader left encoded; returns the rows that failed."""
+        if self._decoder is None or not batch.encoded:
+            return ()
+        started = time.perf_counter()
+        failures = self._decoder(batch, work.span.start)
+        self._mark(work, tracing.DECODE, started, time.perf_counter(), batch)
+        return failures
 
     def _trimmed(self, outputs: Columns, batch: Batch, release: Release) -> dict[str, Column]:
         """The answers to the real rows, which must look as those of every other batch do."""

@@ -17,7 +17,7 @@ def recipe_in_words(recipe: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} {value}"
         for name, value in recipe.items()
-        if name not in ("buckets", "is_padded") and (name, value) != ("state", "none")
+        if name not in ("buckets", "is_padded") and (name, value) not in (("state", "none"), ("engine_share", 0.0))
     )
 
 

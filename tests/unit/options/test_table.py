@@ -79,6 +79,7 @@ ANOTHER: dict[str, Any] = {
     "devices": "cpu:2",
     "replicas_per_device": 2,
     "memory_fraction": 0.5,
+    "decoder": "gpu:0.5",
     "plan": Plan(Choice("jax", 64, 2)),
     "trace": "trace.json",
     "threads": 3,
@@ -155,8 +156,8 @@ def test_fingerprint_and_keys_of_plans_cover_exactly_these() -> None:
     """A change here is a decision: jobs that were begun before are other jobs then, or old plans fit no more."""
     decided = [name for name, each in OPTIONS.items() if each.decides is not Decides.OUTPUT]
     assert decided == [
-        "check", "max_failures", "devices", "replicas_per_device", "memory_fraction", "trace", "loaders",
-            "hang_timeout", "start_timeout", "engine", "address", "resources", "max_nodes",
+        "check", "max_failures", "devices", "replicas_per_device", "memory_fraction", "decoder", "trace",
+        "loaders", "hang_timeout", "start_timeout", "engine", "address", "resources", "max_nodes",
     ]  # fmt: skip
     assert [name for name, each in OPTIONS.items() if each.plan is PlanKey.RUN] == [
         "runtime", "tolerance", "batch_size", "devices", "replicas_per_device", "memory_fraction", "threads",

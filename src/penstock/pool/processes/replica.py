@@ -27,6 +27,8 @@ from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
 from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, TRACE, Mark
+from penstock.errors import OutOfMemory
+from penstock.pool.decoding import BatchDecoder
 from penstock.pool.devices.memory import available_bytes
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
@@ -109,6 +111,7 @@ class ReplicaProcess:
         self._keeper: Keeper | None = None
         self._guarded: GuardedReplica | None = None
         self._pipeline: Pipeline | None = None
+        self._decoder: BatchDecoder | None = None
         self._bindings: tuple[Binding, ...] = ()
         self._first_rows: Columns = {}
         self._marks: list[Mark] = []
@@ -185,9 +188,13 @@ class ReplicaProcess:
         if self._pipeline is not None:
             self._pipeline.close()
         self._let_go_of_memory()
-        with self._doing(FIRST_ROWS):
-            more = self._first_batches(message)
-            batch = next(more)
+        try:
+            with self._doing(FIRST_ROWS):
+                self._open_decoder(message)
+                more = self._decoded(self._first_batches(message), message.sample)
+                batch = next(more)
+        except OutOfMemory as error:
+            return messages.Prepared((), 0.0, undecoded=error.received or error.problem)
         self._room = self._room_of(batch, message)
         with self._doing(TRACE):
             state = self._keeper.look(batch)
@@ -227,8 +234,25 @@ class ReplicaProcess:
             follows=prepared.follows,
             outputs=prepared.outputs,
             room=self._room.result() if self._room is not None else None,
+            decoder=self._decoder,
         )
         return replace(prepared, state=state)
+
+    def _open_decoder(self, message: messages.Prepare) -> None:
+        """Start what decodes for this job; one that runs already goes on."""
+        kind = message.job.decoder
+        if kind is None:
+            self._decoder = None
+        elif self._decoder is None or self._decoder.kind != kind:
+            self._decoder = BatchDecoder(kind)
+
+    def _decoded(self, batches: Iterator[Batch], sample: Span) -> Iterator[Batch]:
+        for batch in batches:
+            if self._decoder is not None and batch.encoded:
+                # The slot stays as it is: other replicas get the same first batch.
+                batch.arrays = {name: array.copy() for name, array in batch.arrays.items()}
+                self._decoder(batch, sample.start)
+            yield batch
 
     def _first_batches(self, message: messages.Prepare) -> Iterator[Batch]:
         """The batches of the sample: the one that loader processes read, or all of them, read here."""

@@ -19,7 +19,7 @@ from penstock.pool.transfer.results import Assembly, Writable, lay_out, restore,
 from penstock.pool.transfer.slots import Slots
 
 _ALIGNMENT = 64
-_INPUT, _KEPT, _SIZES, _POSITIONS = "input:", "kept:", "sizes:", "positions"
+_INPUT, _KEPT, _SIZES, _ENCODED, _POSITIONS = "input:", "kept:", "sizes:", "encoded:", "positions"
 
 
 class SlotRoom:
@@ -74,6 +74,7 @@ class SlotRoom:
         else:
             rest[_POSITIONS] = batch.positions
         rest |= {_SIZES + name: sizes for name, sizes in batch.sizes.items()}
+        rest |= {_ENCODED + name: sizes for name, sizes in batch.encoded.items()}
         spilled = self._add(span, batch, rest)
         filled = Filled(
             span,
@@ -137,6 +138,9 @@ def open_batch(filled: Filled, slots: Slots, assembly: Assembly) -> Batch:
         {name.removeprefix(_SIZES): _array(column) for name, column in columns.items() if name.startswith(_SIZES)},
         filled.values,
         filled.padded,
+        encoded={
+            name.removeprefix(_ENCODED): _array(column) for name, column in columns.items() if name.startswith(_ENCODED)
+        },
     )
 
 

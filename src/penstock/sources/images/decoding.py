@@ -8,13 +8,12 @@ keep their upper 8 bits.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import threading
 import warnings
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,9 +40,9 @@ from penstock.sources.images.resizing import (
     Rendition,
     Size,
     fitted,
-    needed,
     pillow,
     place,
+    simplejpeg,
     takes_fourth_byte,
 )
 
@@ -60,11 +59,6 @@ _SPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 _EIGHTHS = (1, 2, 4)
 """Scales at which decoding a JPEG costs less than in full. libjpeg-turbo also knows 3/8, 5/8, 6/8 and 7/8, but
 without SIMD: measured on photographs, these cost as much as the next larger one or more."""
-
-
-@functools.cache
-def simplejpeg() -> Any:
-    return needed("simplejpeg", "simplejpeg")
 
 
 def channels_of(out: Array) -> int:
@@ -128,13 +122,14 @@ def _decode_jpeg(data: bytes | memoryview, out: Array, rendition: Rendition) -> 
     except ValueError:
         return None  # an unusual one, or none: Pillow finds out
     check_size(height, width)
-    is_fast = rendition.library == "keras"
+    is_fast = rendition.has_fast_transform
     channels = int(out.shape[2])
     if space in ("CMYK", "YCCK"):
         check_size(height, width, 4)
         # libjpeg-turbo does not turn these into RGB, and Pillow does not notice damage: so both decode it.
         inks = decoder.decode_jpeg(data, "CMYK", fastdct=is_fast)
-        return _rgb_of_inks(inks, is_from_adobe(data)) if is_fast and channels == 3 else None
+        is_like_tensorflow = rendition.library == "keras" and channels == 3
+        return _rgb_of_inks(inks, is_from_adobe(data)) if is_like_tensorflow else None
     turn = jpeg_orientation(data) if rendition.is_turned else 1
     room: Size = (int(out.shape[0]), int(out.shape[1]))
     eighths = _eighths(_turned_size((height, width), turn), room, rendition)

@@ -24,6 +24,7 @@ from penstock.sources.files import paths as files
 from penstock.sources.images.decoding import channels_of, decode_into, image_size
 from penstock.sources.images.headers import BadImage, is_jpeg
 from penstock.sources.images.resizing import KEEP, Rendition
+from penstock.sources.images.routing import goes_to_engine
 
 T = TypeVar("T")
 Data = bytes | memoryview
@@ -59,6 +60,11 @@ class Images(Deferred):
         kept.rendition = replace(self.rendition, resize=KEEP)
         return kept
 
+    def routed(self, share: float) -> Self:
+        routed = self[:]
+        routed.rendition = replace(self.rendition, engine_share=share)
+        return routed
+
     @abc.abstractmethod
     def read(self, position: int) -> Data:
         """An encoded image."""
@@ -77,11 +83,17 @@ class Images(Deferred):
         rows = out if out.ndim == 4 else out[:, :, :, np.newaxis]
         is_straight = rows.dtype == np.uint8 and rows.strides[2:] == (channels, 1)
         buffer = None if is_straight else np.empty(rows.shape[1:], np.uint8)
+        has_engine = self.rendition.engine_share > 0 and channels == 3 and out.flags.c_contiguous and is_straight
         with self._reading(self.read) as read:
             for position in range(len(self)):
                 announce(position)
                 try:
-                    decode_into(read(position), rows[position] if buffer is None else buffer, self.rendition)
+                    data = read(position)
+                    if has_engine and goes_to_engine(data, rows[position].nbytes, self.rendition):
+                        rows[position].reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+                        bad.encoded[position] = len(data)
+                        continue
+                    decode_into(data, rows[position] if buffer is None else buffer, self.rendition)
                     if buffer is not None:
                         rows[position] = buffer
                 except DeviceError:

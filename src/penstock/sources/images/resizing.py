@@ -34,6 +34,8 @@ class Rendition:
     resize: str = "stretch"
     interpolation: str = "keras"
     fast_decode: bool = False
+    engine_share: float = 0.0
+    """Of the JPEGs that the engine of a GPU takes, it decodes this share."""
 
     @classmethod
     def of(cls, reading: ReadOptions) -> Rendition:
@@ -42,6 +44,12 @@ class Rendition:
     @property
     def library(self) -> str:
         return self.interpolation.partition("-")[0]
+
+    @property
+    def has_fast_transform(self) -> bool:
+        """Whether JPEGs are decoded with the fast transform, as in TensorFlow. Engines have the exact one alone: beside
+        one, loaders have it, too, so that it makes no difference who decodes an image."""
+        return self.library == "keras" and not self.engine_share
 
     @property
     def is_turned(self) -> bool:
@@ -215,6 +223,11 @@ def pillow() -> Any:
     return needed("PIL.Image", "Pillow")
 
 
+@functools.cache
+def simplejpeg() -> Any:
+    return needed("simplejpeg", "simplejpeg")
+
+
 def needed(name: str, known_as: str) -> ModuleType:
     """Import a package that decides pixels. Without it the job ends: another package would give other pixels.
 
@@ -339,7 +352,7 @@ def _like_torch(pixels: Array, box: Box, out: Array) -> None:
     if pixels.shape[1] != out.shape[1]:
         across = np.empty((pixels.shape[0], out.shape[1], out.shape[2]), np.uint8)
         _pillow_bilinear(pixels, box, across)
-    first, weights, bits = _torch_weights(across.shape[0], out.shape[0])
+    first, weights, bits = torch_weights(across.shape[0], out.shape[0])
     lines = across.reshape(across.shape[0], -1)
     total = np.full((out.shape[0], lines.shape[1]), 1 << (bits - 1), np.int32)
     for nth, weight in enumerate(weights):
@@ -351,7 +364,7 @@ def _like_torch(pixels: Array, box: Box, out: Array) -> None:
 
 
 @functools.lru_cache(1024)
-def _torch_weights(size: int, wanted: int) -> tuple[Array, Array, int]:
+def torch_weights(size: int, wanted: int) -> tuple[Array, Array, int]:
     """The first row that each wanted one is made of, the weights as (nth of them, wanted row), and the bits of these.
 
     Weights are 16-bit integers, with as many bits behind the point as the largest of them allows.

@@ -96,6 +96,9 @@ def same(arrived: Batch, sent: Batch) -> None:
         name: each.tolist() for name, each in sent.lengths.items()
     }
     assert (arrived.values, arrived.padded) == (sent.values, sent.padded)
+    assert {name: each.tolist() for name, each in arrived.encoded.items()} == {
+        name: each.tolist() for name, each in sent.encoded.items()
+    }
 
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
@@ -121,6 +124,14 @@ def test_numbers_are_written_into_the_slot_and_read_there_without_a_copy() -> No
         same(arrived, batch)
         assert between.chunks == []
         assert between.room.waited_s >= 0
+
+
+def test_rows_that_are_still_encoded_are_known_behind_the_slot() -> None:
+    with line() as between:
+        (batch,) = cut([piece(x=X, pixels=PIXELS)], 8, between.room)
+        batch.encoded = {"pixels": np.array([0, 4, 0, 0, 3, 0, 0, 0])}
+        _, arrived = between.hand_over(batch)
+        same(arrived, batch)
 
 
 def test_message_is_small_whatever_the_batch() -> None:

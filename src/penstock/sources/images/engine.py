@@ -1,0 +1,265 @@
+"""The JPEG engine of a GPU, through nvImageCodec: photos are decoded there and resized by one small kernel.
+
+They come back to their places in the batch on the host: 150 KB of pixels are little for the bus, and all that runs
+batches stays as it is. Only the engine itself is asked for, never the GPU's cores or the CPU in its place: which one
+decodes an image decides its bits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.deferred import BadRows
+from penstock.core.records import Array
+from penstock.errors import DeviceError, OutOfMemory, one_line
+from penstock.sources.images.coefficients import sums_of
+from penstock.sources.images.decoding import decode_into
+from penstock.sources.images.resizing import Rendition, Size, simplejpeg
+
+INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
+AT_ONCE = 256
+"""Measured on an H200: 20,600 images/s in batches of 256 on one thread; less with smaller ones, or more threads."""
+CPU_THREADS = 1
+"""They look at headers; loaders need the cores."""
+_SIDES, _NUMBERS = (32, 8), 12
+"""Threads of a block, across and down; the numbers of an image in the table that the kernel reads."""
+
+_KERNEL = r"""
+// Axes: the inner one is summed first. `bits` < 0: floats, with nothing rounded between.
+struct Axis { const int* first; const int* weights; long long taps, bits, stride; };
+
+__device__ float in_floats(const unsigned char* from, const Axis& inner, const Axis& outer, int i, int o) {
+    const float* wi = (const float*)inner.weights + i * inner.taps;
+    const float* wo = (const float*)outer.weights + o * outer.taps;
+    float total = 0;
+    for (int k = 0; k < outer.taps; k++) {
+        if (wo[k] == 0) continue;
+        const unsigned char* line = from + (outer.first[o] + k) * outer.stride + inner.first[i] * inner.stride;
+        float sum = 0;
+        for (int n = 0; n < inner.taps; n++) if (wi[n] != 0) sum += wi[n] * line[n * inner.stride];
+        total += wo[k] * sum;
+    }
+    return total;
+}
+
+__device__ int in_bytes(const unsigned char* from, const Axis& inner, const Axis& outer, int i, int o) {
+    const int* wi = inner.weights + i * inner.taps;
+    const int* wo = outer.weights + o * outer.taps;
+    int total = 1 << (outer.bits - 1);
+    for (int k = 0; k < outer.taps; k++) {
+        if (wo[k] == 0) continue;
+        const unsigned char* line = from + (outer.first[o] + k) * outer.stride + inner.first[i] * inner.stride;
+        int sum = 1 << (inner.bits - 1);
+        for (int n = 0; n < inner.taps; n++) if (wi[n] != 0) sum += wi[n] * line[n * inner.stride];
+        total += wo[k] * min(max(sum >> inner.bits, 0), 255);
+    }
+    return min(max(total >> outer.bits, 0), 255);
+}
+
+extern "C" __global__ void resize(const long long* table, const int* words, unsigned char* out, int height, int width) {
+    const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x >= width || y >= height) return;
+    const long long* t = table + blockIdx.z * 12LL;
+    const unsigned char* from = (const unsigned char*)t[0];
+    const Axis down = {words + t[2], words + t[3], t[4], t[5], t[1]};
+    const Axis across = {words + t[6], words + t[7], t[8], t[9], 3};
+    const bool is_down_first = t[10];
+    const Axis& inner = is_down_first ? down : across;
+    const Axis& outer = is_down_first ? across : down;
+    const int i = is_down_first ? y : x, o = is_down_first ? x : y;
+    unsigned char* to = out + ((blockIdx.z * (long long)height + y) * width + x) * 3;
+    for (int c = 0; c < 3; c++)
+        to[c] = down.bits < 0 ? (unsigned char)min(max(rintf(in_floats(from + c, inner, outer, i, o)), 0.f), 255.f)
+                              : (unsigned char)in_bytes(from + c, inner, outer, i, o);
+}
+"""
+
+
+def is_installed() -> bool:
+    """Whether the libraries are there; nothing is imported but the folder that NVIDIA's packages share."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in ("cupy", "nvidia.nvimgcodec"))
+    except ImportError:
+        return False
+
+
+def version() -> str:
+    """The version of nvImageCodec, for a manifest."""
+    for name in ("nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed as a package"
+
+
+@dataclass(frozen=True)
+class EngineDecoder:
+    """See `core.decoding.DeviceDecoder`."""
+
+    rendition: Rendition
+
+    @property
+    def share(self) -> float:
+        return self.rendition.engine_share
+
+    def open(self) -> JpegEngine:
+        try:
+            cupy, codec = (importlib.import_module(name) for name in ("cupy", "nvidia.nvimgcodec"))
+        except ImportError as error:
+            raise DeviceError(
+                "what decodes JPEGs on a GPU is not installed", received=one_line(error), hint=INSTALL
+            ) from None
+        try:
+            engine = JpegEngine(cupy, codec, self.rendition)
+            is_there = engine.can_decode()
+        except Exception as error:
+            _raise_if_short(cupy, error)
+            raise DeviceError(
+                "the JPEG engine of the GPU does not start", received=one_line(error), hint="--decoder cpu"
+            ) from error
+        if not is_there:
+            raise DeviceError(
+                "this GPU has no JPEG engine, or libnvjpeg is not found",
+                received=f"nvImageCodec {codec.__version__} decodes nothing on it",
+                allowed="GPUs such as A100, H100, H200 and B200",
+                hint="--decoder cpu",
+            )
+        return engine
+
+
+class JpegEngine:
+    """The live engine, on the only GPU of this process. One thread at a time decodes; others copy meanwhile."""
+
+    def __init__(self, cupy: Any, codec: Any, rendition: Rendition) -> None:
+        # Images must be gone before the decoder and its stream are, else the process dies: they go in this order.
+        self._images: list[Any] = []
+        backends = [codec.Backend(codec.BackendKind.HW_GPU_ONLY)]
+        # As libjpeg does it, colours between two samples are interpolated.
+        options = ":fancy_upsampling=1"
+        self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
+        self._cupy, self._codec, self._rendition = cupy, codec, rendition
+        self._kernel = cupy.RawKernel(_KERNEL, "resize")
+        self._turn = threading.Lock()
+        self._on_device: Any = None
+        self._of_thread = threading.local()
+
+    def can_decode(self) -> bool:
+        """Whether it decodes a picture: a GPU without an engine gives none."""
+        picture = np.arange(256 * 256 * 3, dtype=np.uint32).reshape(256, 256, 3).astype(np.uint8)
+        data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
+        return self._decode([self._codec.CodeStream(data)])[0] is not None
+
+    def decode(self, rows: Array, encoded: Array) -> BadRows:
+        """See `core.decoding.Decoder`."""
+        bad = BadRows()
+        places = np.flatnonzero(encoded)
+        for start in range(0, len(places), AT_ONCE):
+            try:
+                self._decode_some(rows, encoded, places[start : start + AT_ONCE], bad)
+            except Exception as error:
+                _raise_if_short(self._cupy, error)
+                raise
+        return bad
+
+    def _decode_some(self, rows: Array, encoded: Array, places: Array, bad: BadRows) -> None:
+        data = [rows[place].reshape(-1)[: encoded[place]] for place in places.tolist()]
+        streams = [self._codec.CodeStream(each) for each in data]
+        with self._turn:
+            images = self._decode(streams)
+            done = [nth for nth, image in enumerate(images) if image is not None]
+            pixels = self._resized([images[nth] for nth in done], (rows.shape[1], rows.shape[2])) if done else None
+        left = {int(places[nth]): bytes(data[nth]) for nth, image in enumerate(images) if image is None}
+        del streams, data  # they read what is overwritten now
+        if pixels is not None:
+            rows[places[done]] = pixels
+        for place, content in left.items():
+            # What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it.
+            try:
+                decode_into(content, rows[place], self._rendition)
+            except Exception as error:
+                bad.blame(place, error)
+                rows[place] = 0
+
+    def _decode(self, streams: Sequence[Any]) -> list[Any]:
+        """An image of the GPU for each; None where the engine gives none."""
+        options = {"params": self._params, "cuda_stream": self._stream.ptr}
+        if len(self._images) < len(streams):
+            self._images = []
+            images = self._decoder.decode(streams, **options)
+            self._images = images if None not in images else []
+        else:
+            images = self._decoder.decode(streams, images=self._images[: len(streams)], **options)
+        if None in images and len(images) > 1:
+            # One that it does not take may cost others that came with it: each once more, alone.
+            pairs = zip(images, streams, strict=True)
+            images = [image if image is not None else self._alone(stream) for image, stream in pairs]
+        return list(images)
+
+    def _alone(self, stream: Any) -> Any:
+        return self._decoder.decode([stream], params=self._params, cuda_stream=self._stream.ptr)[0]
+
+    def _resized(self, images: Sequence[Any], room: Size) -> Array:
+        """Pixels of all of them on the host, until the next call of this thread."""
+        table, words = self._table(images, room)
+        pixels = self._pinned((AT_ONCE, *room, 3))[: len(images)]
+        if self._on_device is None or self._on_device.shape[1:3] != room:
+            self._on_device = self._cupy.empty((AT_ONCE, *room, 3), self._cupy.uint8)
+        grid = (-(-room[1] // _SIDES[0]), -(-room[0] // _SIDES[1]), len(images))
+        with self._stream:
+            # Held until the stream has done its work: the arguments are read only then.
+            arguments = (self._cupy.asarray(table), self._cupy.asarray(words), self._on_device, *map(np.int32, room))
+            self._kernel(grid, _SIDES, arguments)
+            self._on_device[: len(images)].get(out=pixels, stream=self._stream, blocking=False)
+        self._stream.synchronize()
+        return pixels
+
+    def _pinned(self, shape: tuple[int, ...]) -> Array:
+        """This thread's own memory on the host, which the GPU writes to."""
+        known: Array | None = getattr(self._of_thread, "pixels", None)
+        if known is None or known.shape != shape:
+            num_bytes = int(np.prod(shape))
+            self._of_thread.memory = self._cupy.cuda.alloc_pinned_memory(num_bytes)
+            known = np.frombuffer(self._of_thread.memory, np.uint8, num_bytes).reshape(shape)
+            self._of_thread.pixels = known
+        return known
+
+    def _table(self, images: Sequence[Any], room: Size) -> tuple[Array, Array]:
+        """What the kernel reads: numbers of each image, and the weights of all, those of equal sizes once."""
+        words: list[Array] = []
+        placed: dict[Size, list[int]] = {}
+        length = 0
+        table = np.zeros((len(images), _NUMBERS), np.int64)
+        for nth, image in enumerate(images):
+            interface = image.__cuda_array_interface__
+            height, width, _ = interface["shape"]
+            if (height, width) not in placed:
+                sums = sums_of((height, width), room, self._rendition)
+                numbers: list[int] = []
+                for axis in (sums.down, sums.across):
+                    weights = axis.weights.reshape(-1).view(np.int32)
+                    bits = -1 if axis.bits is None else axis.bits
+                    numbers += [length, length + len(axis.first), axis.weights.shape[1], bits]
+                    words += [axis.first, weights]
+                    length += len(axis.first) + len(weights)
+                placed[height, width] = [*numbers, int(sums.is_down_first)]
+            strides = interface.get("strides")
+            table[nth, :2] = interface["data"][0], strides[0] if strides else width * 3
+            table[nth, 2:11] = placed[height, width]
+        return table, np.concatenate(words)
+
+
+def _raise_if_short(cupy: Any, error: Exception) -> None:
+    """Raise where it was the memory of the GPU."""
+    if isinstance(error, cupy.cuda.memory.OutOfMemoryError) or "out of memory" in str(error).lower():
+        raise OutOfMemory("the GPU has no memory left for decoding JPEGs", received=one_line(error)) from None

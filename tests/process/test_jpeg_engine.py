@@ -1,0 +1,155 @@
+"""Photos that a GPU decodes, as far as that can be tried without one: the kernel that resizes them, compiled for this
+machine; what becomes of photos that the engine refuses; and jobs that ask for it where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import simplejpeg
+from PIL import Image
+
+from penstock.core.job import Job
+from penstock.core.records import Array, Binding
+from penstock.options.records import INTERPOLATIONS, RESIZES
+from penstock.pool.decoding import BatchDecoder
+from penstock.pool.loading import load_batches
+from penstock.sources.images.encoded import EncodedImages
+from penstock.sources.images.engine import EngineDecoder, JpegEngine
+from penstock.sources.images.files import ImageFiles
+from penstock.sources.images.resizing import Rendition
+from penstock.storage.seal import sealed
+from tests.conftest import Penstock
+from tests.support.host_engine import Codec, host_engine
+from tests.support.photos import draw_folder
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
+BINDING = Binding("x", ("image",), "uint8", (32, 40, 3))
+
+
+def jpegs(count: int) -> list[bytes]:
+    made = []
+    for number in range(count):
+        coarse = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+        size = (60 + 23 * number, 150 - 11 * number)
+        made.append(bytes(simplejpeg.encode_jpeg(np.asarray(Image.fromarray(coarse).resize(size)))))
+    return made
+
+
+def by_loader(photos: list[bytes], rendition: Rendition, room: tuple[int, int]) -> Array:
+    out = np.empty((len(photos), *room, 3), np.uint8)
+    exact = replace(rendition, engine_share=1e-12)
+    assert not EncodedImages(pa.array(photos, pa.large_binary()), exact).fill(out, lambda position: None)
+    return out
+
+
+def stowed(photos: list[bytes], room: tuple[int, int]) -> tuple[Array, Array]:
+    rows = np.zeros((len(photos), *room, 3), np.uint8)
+    for row, photo in zip(rows, photos, strict=True):
+        row.reshape(-1)[: len(photo)] = np.frombuffer(photo, np.uint8)
+    return rows, np.array([len(photo) for photo in photos])
+
+
+@needs_compiler
+def test_photos_are_resized_as_loaders_do_it_in_all_modes(tmp_path: Path) -> None:
+    photos, room = jpegs(6), (64, 48)
+    for resize in RESIZES:
+        for interpolation in INTERPOLATIONS:
+            rendition = Rendition(resize, interpolation, engine_share=1.0)
+            rows, sizes = stowed(photos, room)
+            assert not host_engine(tmp_path, rendition, Codec()).decode(rows, sizes)
+            most = 1 if rendition.library in ("keras", "opencv") else 0
+            far = np.abs(rows.astype(int) - by_loader(photos, rendition, room))
+            assert far.max() <= most, (resize, interpolation)
+
+
+@needs_compiler
+def test_a_photo_that_the_engine_refuses_costs_no_other_and_fails_as_ever(tmp_path: Path) -> None:
+    photos, room = jpegs(6), (64, 48)
+    rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec()
+    expected = by_loader(photos, rendition, room)
+    photos[2] = photos[2][:-40] + photos[2][-2:]
+    rows, sizes = stowed(photos, room)
+    sizes[5] = 0  # decoded before
+    rows[5] = 7
+    bad = host_engine(tmp_path, rendition, codec).decode(rows, sizes)
+    assert list(bad) == [2]
+    assert bad.errors == {2: "ValueError"}
+    assert "Corrupt JPEG" in bad[2]
+    assert not rows[2].any()
+    assert (rows[5] == 7).all()
+    assert all((rows[place] == expected[place]).all() for place in (0, 1, 3, 4))
+    assert codec.calls == [5, 1, 1, 1, 1]  # the minibatch of the bad one, each alone
+
+
+class HostDecoder(EngineDecoder):
+    """Starts the engine of this machine."""
+
+    folder: Path
+
+    def open(self) -> JpegEngine:
+        return host_engine(self.folder, self.rendition, Codec())
+
+
+@needs_compiler
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_batches_with_encoded_rows_become_what_loaders_make_of_them(tmp_path: Path, share: float) -> None:
+    draw_folder(tmp_path / "photos", 11)
+    (tmp_path / "photos" / "00004.jpg").write_bytes(b"no photo")
+    paths = [str(path) for path in sorted((tmp_path / "photos").iterdir())]
+    decoder = HostDecoder(Rendition(engine_share=share))
+    HostDecoder.folder = tmp_path
+    job = Job(ImageFiles(paths), (BINDING,), (), 4, decoder=decoder)
+    run, span = BatchDecoder(decoder), next(iter(job.source.divide(11)))
+    plain = list(load_batches(replace(job, decoder=HostDecoder(Rendition(engine_share=1e-12))), span))
+    batches = list(load_batches(job, span))
+    routed = sum(np.count_nonzero(batch.encoded["x"]) for batch in batches if batch.encoded)
+    assert routed == 10 if share == 1.0 else 0 < routed < 10
+    for batch, expected in zip(batches, plain, strict=True):
+        assert run(batch, span.start) == ()
+        assert not batch.encoded
+        # The last batch is filled up with its last row, decoded.
+        np.testing.assert_allclose(batch.arrays["x"].astype(int), expected.arrays["x"], atol=1)
+        assert [failure.row for failure in batch.failures] == [failure.row for failure in expected.failures]
+
+
+def test_a_decoder_on_a_gpu_is_refused_where_there_is_none(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    draw_folder(tmp_path / "photos", 20)
+    command = ("predict", light_models / "colour.onnx", tmp_path / "photos", "--output", tmp_path / "out")
+    refused = penstock_run(*command, "--decoder", "gpu", "--devices", "cpu")
+    assert refused.returncode == 8, refused.stderr
+    assert "--decoder gpu: the model runs on cpu:0" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    misspelt = penstock_run(*command, "--decoder", "gpu:2")
+    assert misspelt.returncode == 2
+    assert "gpu:SHARE" in misspelt.stderr
+
+
+def test_a_job_that_began_with_an_engine_goes_on_with_one_alone(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    draw_folder(tmp_path / "photos", 60)
+    output = tmp_path / "out"
+    command = ("predict", light_models / "colour.onnx", tmp_path / "photos", "--output", output, "--devices", "cpu")
+    assert penstock_run(*command, "--part-rows", 20, "--batch-size", 4, "--decoder", "cpu").returncode == 0
+    path = output / "_penstock" / "manifest.json"
+    manifest = {name: value for name, value in json.loads(path.read_text()).items() if name != "checksum"}
+    assert manifest["recipe"]["engine_share"] == 0
+    for kind in (manifest, *manifest["kinds"].values()):
+        kind["recipe"]["engine_share"] = 0.5
+    path.write_bytes(sealed(manifest))
+    next(output.glob("part-*")).unlink()
+    for more in ((), ("--decoder", "gpu:0.5")):
+        refused = penstock_run(*command, "--part-rows", 20, "--batch-size", 4, *more)
+        assert refused.returncode == 8, refused.stderr
+        assert "begun with a GPU that decodes its JPEGs" in refused.stderr
+    other = penstock_run(*command, "--part-rows", 20, "--batch-size", 4, "--decoder", "cpu")
+    assert other.returncode == 7, other.stderr
+    assert "begun with another decoder" in other.stderr

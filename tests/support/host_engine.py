@@ -1,0 +1,113 @@
+"""The JPEG engine without a GPU: its kernel compiled for this machine, and libjpeg in the place of nvImageCodec."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from penstock.sources.images import engine
+from penstock.sources.images.engine import JpegEngine
+from penstock.sources.images.resizing import Rendition
+
+_HOST = r"""
+#include <algorithm>
+#include <cmath>
+using std::max; using std::min;
+#define __device__ static
+#define __global__
+struct Place { int x, y, z; };
+static Place blockIdx, blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
+%s
+extern "C" void run(const long long* table, const int* words, unsigned char* out, int height, int width, int images) {
+    for (int z = 0; z < images; z++) for (int y = 0; y < height; y++) for (int x = 0; x < width; x++) {
+        blockIdx = {x, y, z};
+        resize(table, words, out, height, width);
+    }
+}
+"""
+
+
+class _Pixels(np.ndarray):  # type: ignore[type-arg]
+    def get(self, out: Any, **options: Any) -> None:
+        out[:] = self
+
+
+class _Stream:
+    ptr = 0
+
+    def __init__(self, **options: Any) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class _Image:
+    def __init__(self, pixels: Any) -> None:
+        self._pixels = pixels
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self._pixels.__array_interface__
+
+
+class Codec:
+    """What of nvImageCodec is called. As the engine does, it refuses a whole minibatch for one bad photo in it."""
+
+    Backend = BackendKind = ColorSpec = DecodeParams = staticmethod(lambda *given, **options: None)
+    __version__ = "of libjpeg"
+    minibatch = 4
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.BackendKind = SimpleNamespace(HW_GPU_ONLY=None)  # type: ignore[assignment]
+        self.ColorSpec = SimpleNamespace(SRGB=None)  # type: ignore[assignment]
+
+    def Decoder(self, **options: Any) -> Codec:
+        return self
+
+    def CodeStream(self, data: Any) -> bytes:
+        return bytes(data)
+
+    def decode(self, streams: Sequence[bytes], images: Sequence[Any] | None = None, **options: Any) -> list[Any]:
+        self.calls.append(len(streams))
+        assert images is None or len(images) == len(streams)
+        found: list[Any] = []
+        for start in range(0, len(streams), self.minibatch):
+            some = streams[start : start + self.minibatch]
+            try:
+                found += [_Image(simplejpeg.decode_jpeg(each)) for each in some]
+            except ValueError:
+                found += [None] * len(some)
+        return found
+
+
+def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
+    """The engine; the kernel is compiled into `folder`, once."""
+    library = folder / "kernel.so"
+    if not library.exists():
+        (folder / "kernel.cpp").write_text(_HOST % engine._KERNEL)
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-o", library, folder / "kernel.cpp"], check=True)
+    run = ctypes.CDLL(str(library)).run
+
+    def kernel(grid: Any, block: Any, arguments: Any) -> None:
+        table, words, out, height, width = arguments
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (table, words, out))
+        run(*pointers, int(height), int(width), grid[2])
+
+    memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+    cuda = SimpleNamespace(Stream=_Stream, alloc_pinned_memory=bytearray, memory=memory)
+    cupy = SimpleNamespace(
+        cuda=cuda,
+        RawKernel=lambda source, name: kernel,
+        empty=lambda shape, dtype: np.empty(shape, dtype).view(_Pixels),
+        asarray=np.ascontiguousarray,
+        uint8=np.uint8,
+    )
+    return JpegEngine(cupy, codec, rendition)
