@@ -35,8 +35,13 @@ extern "C" void run(const long long* table, const int* words, unsigned char* out
 
 
 class _Pixels(np.ndarray):  # type: ignore[type-arg]
-    def get(self, out: Any, **options: Any) -> None:
-        out[:] = self
+    """What of CuPy's arrays is called."""
+
+    def get(self) -> Any:
+        return np.array(self)
+
+    def set(self, rows: Any, stream: Any) -> None:
+        self[...] = rows
 
 
 class _Stream:
@@ -102,9 +107,9 @@ def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
         run(*pointers, int(height), int(width), grid[2])
 
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
-    cuda = SimpleNamespace(Stream=_Stream, alloc_pinned_memory=bytearray, memory=memory)
     cupy = SimpleNamespace(
-        cuda=cuda,
+        cuda=SimpleNamespace(Stream=_Stream, memory=memory),
+        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
         RawKernel=lambda source, name: kernel,
         empty=lambda shape, dtype: np.empty(shape, dtype).view(_Pixels),
         asarray=np.ascontiguousarray,

@@ -1,4 +1,4 @@
-"""Which stage limits a job: loading, copying, computing, the postprocess function or writing; what would help. Pure.
+"""Which stage limits a job: loading, decoding, copying, computing, the postprocess function or writing. Pure.
 
 Before a run it follows from how fast each stage is by itself (`predict`), after it and meanwhile from what the threads
 waited for (`measured`); the words are the same.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from penstock.core.records import Timings
 
 LOADING, COPYING, COMPUTING, POSTPROCESS, WRITING = "loading", "copying", "computing", "postprocess", "writing"
+DECODING = "decoding"
 
 WAITING = 0.25
 """A stage that waits for more than this share of the time is limited by the stage it waits for."""
@@ -203,6 +204,8 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
     if waited_s > WAITING * elapsed_s:
         return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time")
     if spent.wait_for_data > WAITING * lanes:
+        if spent.decode and spent.wait_for_room > WAITING * (spent.read + spent.wait_for_room):
+            return Bound(rate, DECODING, "loaders and the model wait for the device's decoder; give it a smaller share")
         return Bound(rate, LOADING, f"waiting for data took {spent.wait_for_data / lanes:.0%} of the model's time")
     copying = min(spent.copy, spent.compute) + handing
     if copying > lanes / 2:

@@ -1,16 +1,57 @@
 """Rows that are decoded at the replica, where the device can do that."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from penstock.core.deferred import BadRows
 from penstock.core.records import Array
 
 
-class Decoder(Protocol):
-    """A live decoder. Several threads use it at once."""
+class OnDevice:
+    """Rows of a batch that lie on the device. A runtime that can takes `array` over, without a copy.
 
-    def decode(self, rows: Array, encoded: Array) -> BadRows:
-        """Decode rows in their places, where so many bytes of each lie; 0 for one that is decoded already.
+    All others use it as an array that is never written to: they get the rows from the host, to which they are copied
+    once. One thread at a time does that.
+    """
+
+    def __init__(self, array: Any, fetch: Callable[[], Array]) -> None:
+        self.array = array
+        self.shape: tuple[int, ...] = tuple(array.shape)
+        self.dtype = array.dtype
+        self.nbytes = int(array.nbytes)
+        self._fetch = fetch
+        self._host: Array | None = None
+
+    def on_host(self) -> Array:
+        if self._host is None:
+            self._host = self._fetch()
+        return self._host
+
+    def copy(self) -> Array:
+        return self.on_host().copy()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Any:
+        is_whole = isinstance(rows, slice) and rows.indices(len(self)) == (0, len(self), 1)
+        return self if is_whole else self.on_host()[rows]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        host = self.on_host()
+        return host.astype(dtype, copy=bool(copy)) if dtype is not None else host
+
+
+class Decoder(Protocol):
+    """A live decoder. One thread at a time uses it."""
+
+    def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
+        """All rows on the device, decoded; and those that cannot be decoded, which are zero.
+
+        Args:
+            rows: A batch; it is not read any more afterwards.
+            encoded: How many bytes of each row lie in its place; 0 for one that is decoded already.
+            real: So many rows are real; the others become what the last of these is.
 
         Raises:
             OutOfMemory: The device has no memory left for it.

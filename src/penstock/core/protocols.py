@@ -134,6 +134,15 @@ class Registering(Protocol):
 
 
 @runtime_checkable
+class TakingOver(Protocol):
+    """A replica that may take over what lies on its device already: see `decoding.OnDevice`."""
+
+    def takes_over(self) -> bool:
+        """Whether it does; otherwise it gets arrays on the host alone."""
+        ...
+
+
+@runtime_checkable
 class Noting(Protocol):
     """A replica that notes the steps of its start."""
 

@@ -33,8 +33,8 @@ WAIT_FOR_ROOM = "wait for room"
 WAIT_FOR_SLOT = "wait for a slot"
 WAIT_FOR_DATA = "wait for data"
 PREDICT = "predict"
-"""A batch ran. What of it was decoding on the device lies inside."""
 DECODE = "decode"
+"""The device decoded the rows of a batch, for a lane to come."""
 HAND_OVER = "hand over"
 WAIT_FOR_WRITER = "wait for the writer"
 WRITE = "write"
@@ -109,8 +109,9 @@ class Timings:
     """Seconds that threads spent on a span, or a run, by what they did; sums over threads.
 
     Loaders `read`, or `wait_for_room`. Lanes `wait_for_data`, `compute`, and `hand_over` what came out, for which they
-    may have to `wait_for_slot`. `copy` is the part of `compute` in which rows went to the device and back, as far as
-    the runtime can tell. `marks` say when it was, where the job is traced; they are not added up.
+    may have to `wait_for_slot`; a thread before them may `decode` what loaders leave to the device. `copy` is the part
+    of `compute` in which rows went to the device and back, as far as the runtime can tell. `marks` say when it was,
+    where the job is traced; they are not added up.
     """
 
     read: float = 0.0
@@ -123,6 +124,7 @@ class Timings:
     copy: float = 0.0
     hand_over: float = 0.0
     wait_for_slot: float = 0.0
+    decode: float = 0.0
     marks: list[Mark | Level] = field(default_factory=list)
 
     def add(self, other: Timings) -> None:

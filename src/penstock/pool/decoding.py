@@ -1,27 +1,88 @@
 """Batches of which rows are still encoded, on their way to the model."""
 
+from __future__ import annotations
+
+import threading
+from typing import cast
+
 from penstock.core.batching import Batch, note
 from penstock.core.decoding import Decoder, DeviceDecoder
-from penstock.core.records import RowFailure
+from penstock.core.records import Array, RowFailure
+
+AHEAD = 3
+"""So many batches are decoded before a lane is free for them."""
 
 
 class BatchDecoder:
-    """Decodes batches in place. Several threads may call it."""
+    """Decodes batches. Their rows stay on the device where the replica takes them from there."""
 
-    def __init__(self, kind: DeviceDecoder) -> None:
+    def __init__(self, kind: DeviceDecoder, *, stays_on_device: bool) -> None:
         self.kind = kind
+        self._stays_on_device = stays_on_device
         self._decoder: Decoder = kind.open()
+        self._turn = threading.Lock()
 
-    def __call__(self, batch: Batch, span_start: int) -> tuple[RowFailure, ...]:
-        """Decode what is encoded; returns the rows that cannot be, which are zero now."""
+    def __call__(self, batch: Batch, span_start: int, *, for_host: bool = False) -> tuple[RowFailure, ...]:
+        """Decode what is encoded, and return the rows that cannot be. Arrays in which some are encoded are let go of.
+
+        Args:
+            batch: Its arrays are replaced.
+            span_start: The number of the first row of its span.
+            for_host: Whether the rows are to lie on the host in any case.
+
+        Raises:
+            OutOfMemory: The device has no memory left for it; the batch is as it was.
+        """
         failures: dict[int, RowFailure] = {}
         numbers = [span_start + int(position) for position in batch.positions]
+        decoded: dict[str, Array] = {}
         for name, sizes in batch.encoded.items():
-            array = batch.arrays[name]
-            bad = self._decoder.decode(array[: batch.rows], sizes[: batch.rows])
-            if sizes[batch.rows - 1]:
-                array[batch.rows :] = array[batch.rows - 1]  # what fills the batch up is its last row
+            with self._turn:
+                rows, bad = self._decoder.decode(batch.arrays[name], sizes, batch.rows)
+                is_kept = self._stays_on_device and not for_host
+                # What takes arrays of a batch takes these, too: see `OnDevice`.
+                decoded[name] = cast("Array", rows) if is_kept else rows.on_host()
             note(bad, name, numbers, failures)
+        batch.arrays = batch.arrays | decoded
         batch.encoded = {}
         batch.failures = (*batch.failures, *failures.values())
         return tuple(failures.values())
+
+
+class Places:
+    """How many decoded batches there may be at once, from the beginning of their decoding to the end of their run."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def take(self) -> bool:
+        """Wait for a place and take it; False where they are closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken < self._most or self._is_closed)
+            self._taken += 1
+            return not self._is_closed
+
+    def give_back(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+
+    def leave_one(self) -> bool:
+        """There is one place from now on; wait until all but the caller's were given back.
+
+        False where no other was taken, so that nothing has changed, or where they are closed.
+        """
+        with self._changed:
+            was_alone = self._taken == 1
+            self._most = 1
+            self._changed.wait_for(lambda: self._taken == 1 or self._is_closed)
+            return not was_alone and not self._is_closed
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

@@ -1,10 +1,11 @@
 """The pipe inside a replica: batches of spans go in, lanes run the model, whole results come out.
 
-    spans ─► loaders (threads) ─► batches, bounded ─► lanes (threads) ─► results
+    spans ─► loaders (threads) ─► batches, bounded ─► decoder (a thread, if any) ─► lanes (threads) ─► results
     batches from loader processes, bounded by their slots ─┘
 
 Several lanes keep several batches in flight: while one computes, the next is copied in and the last is copied out. All
 of reading, copying and computing releases the GIL. The queue of batches, or the number of slots, bounds the memory.
+Where a device decodes rows, one thread has it do so a few batches ahead of the lanes.
 """
 
 import queue
@@ -24,8 +25,8 @@ from penstock.core.protocols import Copying
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
-from penstock.errors import InputError
-from penstock.pool.decoding import BatchDecoder
+from penstock.errors import InputError, OutOfMemory
+from penstock.pool.decoding import AHEAD, BatchDecoder, Places
 from penstock.pool.guard.bisection import check_rows
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
@@ -85,6 +86,8 @@ class Pipeline:
         outputs: What the first batch gave: every other must give rows of the same shapes.
         room: Slots that its own loaders put batches into; without them, batches lie on the heap.
         decoder: Decodes what loaders left encoded; None where they decode all rows.
+        ahead: So many batches are decoded before a lane is free for them; one batch at a time is on the device where
+            it is less than 0.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Pipeline:
         outputs: Sequence[TensorSpec] = (),
         room: Writable | None = None,
         decoder: BatchDecoder | None = None,
+        ahead: int = AHEAD,
     ) -> None:
         self._replica = replica
         self._room = room
@@ -113,6 +117,8 @@ class Pipeline:
         self._lock = threading.Lock()
         self._copied_s = replica.replica.copied_s if isinstance(replica.replica, Copying) else (lambda: 0.0)
         self._decoder = decoder
+        self._decoded: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._places = Places(lanes + ahead if ahead >= 0 else 1)
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
@@ -120,6 +126,7 @@ class Pipeline:
         self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
         self._threads = [
             *(threading.Thread(target=self._load, name=f"loader-{i}", daemon=True) for i in range(loaders)),
+            *(threading.Thread(target=self._decode, name="decoder", daemon=True) for _ in [decoder] if decoder),
             *(threading.Thread(target=self._run, name=f"lane-{i}", daemon=True) for i in range(lanes)),
         ]
         self._loaders, self._lanes = loaders, lanes
@@ -172,7 +179,9 @@ class Pipeline:
                 self._batches.get_nowait()
             except queue.Empty:
                 break
+        self._places.close()
         for _ in range(self._lanes):
+            self._decoded.put(None)
             try:
                 self._batches.put_nowait(None)
             except queue.Full:
@@ -264,10 +273,46 @@ class Pipeline:
         if is_done:
             self._finish(work)
 
+    def _decode(self) -> None:
+        """Decode batches in the order in which they come, for lanes that will be free for them."""
+        while (item := self._batches.get()) is not None and self._places.take():
+            try:
+                if item.batch.encoded:
+                    item = self._decode_batch(item)
+            except BaseException as error:
+                if not self._closed:
+                    self._fail(error)
+                return
+            self._decoded.put(item)
+
+    def _decode_batch(self, item: _Waiting) -> _Waiting:
+        assert self._decoder is not None
+        work, batch = item.work, item.batch
+        started = time.perf_counter()
+        is_all_encoded = batch.encoded.keys() == batch.arrays.keys()
+        try:
+            failures = self._decoder(batch, work.span.start)
+        except OutOfMemory:
+            # What other batches hold is free once they have run.
+            if not self._places.leave_one():
+                raise
+            failures = self._decoder(batch, work.span.start)
+        ended = time.perf_counter()
+        self._mark(work, tracing.DECODE, started, ended, batch, item.slot)
+        with self._lock:
+            work.timings.decode += ended - started
+            for failure in failures:
+                work.failures.setdefault(failure.row, failure)
+        if not is_all_encoded:
+            return item
+        item.release()  # nothing of the batch is in its slot any more
+        return _Waiting(work, batch)
+
     def _run(self) -> None:
+        batches = self._batches if self._decoder is None else self._decoded
         while True:
             started = time.perf_counter()
-            item = self._batches.get()
+            item = batches.get()
             if item is None or self._closed:
                 return
             try:
@@ -281,7 +326,6 @@ class Pipeline:
         started = time.perf_counter()
         if started - idle_since > tracing.SHORT_S:
             self._mark(work, tracing.WAIT_FOR_DATA, idle_since, started, batch)
-        undecoded = self._decoded(work, batch)
         trim(self._job, batch)
         self._check_turn(work.span, batch)
         copied_before = self._copied_s()
@@ -291,6 +335,8 @@ class Pipeline:
         # Nothing may read the memory of the batch after this, not even a name in a frame that lives on.
         batch.arrays.clear()
         release()
+        if self._decoder is not None:
+            self._places.give_back()
         ended = time.perf_counter()
         self._mark(work, tracing.PREDICT, started, ended, batch, item.slot)
         if self._job.is_traced and (waiting := self._batches.qsize()) != self._waiting:
@@ -303,20 +349,11 @@ class Pipeline:
             work.timings.rows += batch.rows
             work.outputs[batch.index] = trimmed
             work.reduced_to += [] if batch.reduced_to is None else [batch.reduced_to]
-            for failure in (*undecoded, *rejected):
+            for failure in rejected:
                 work.failures.setdefault(failure.row, failure)
             is_done = len(work.outputs) == work.num_batches
         if is_done:
             self._finish(work)
-
-    def _decoded(self, work: _OpenSpan, batch: Batch) -> tuple[RowFailure, ...]:
-        """Decode what the loader left encoded; returns the rows that failed."""
-        if self._decoder is None or not batch.encoded:
-            return ()
-        started = time.perf_counter()
-        failures = self._decoder(batch, work.span.start)
-        self._mark(work, tracing.DECODE, started, time.perf_counter(), batch)
-        return failures
 
     def _trimmed(self, outputs: Columns, batch: Batch, release: Release) -> dict[str, Column]:
         """The answers to the real rows, which must look as those of every other batch do."""
@@ -368,7 +405,8 @@ def _own(output: Array, batch: Batch, release: Release) -> Array:
     """An output that may outlive the batch: a model that hands its input through may answer with the slot itself."""
     if release is _nothing_to_release or not isinstance(output, np.ndarray):
         return output  # lists are made anew
-    is_shared = any(np.may_share_memory(output, array) for array in batch.arrays.values())
+    on_host = [array for array in batch.arrays.values() if isinstance(array, np.ndarray)]
+    is_shared = any(np.may_share_memory(output, array) for array in on_host)
     return output.copy() if is_shared else output
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.decoding import OnDevice
 from penstock.core.records import Array
 from penstock.runtimes.frameworks import jax, tf
 from penstock.runtimes.registered_memory import is_registered
@@ -47,7 +48,8 @@ def _feed(
 
 
 class CudaFeed:
-    """A function from a numpy array to one on the GPU. Threads may call it at the same time.
+    """A function from a numpy array, or what is on the GPU already, to the framework's array there. Threads may call it
+    at the same time.
 
     Its memory there is not the framework's: it comes on top of what the framework counts.
 
@@ -68,7 +70,9 @@ class CudaFeed:
         self._idle: queue.SimpleQueue[_Upload] = queue.SimpleQueue()
         self._thread = threading.local()
 
-    def __call__(self, array: Array) -> Any:
+    def __call__(self, array: Array | OnDevice) -> Any:
+        if isinstance(array, OnDevice):
+            return self._take(array.array)
         started = time.perf_counter()
         on_device = self._copy(array)
         self._thread.copied_s = self.copied_s() + time.perf_counter() - started

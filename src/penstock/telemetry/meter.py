@@ -215,6 +215,7 @@ class Meter:
         copied = min(total.copy, total.compute)
         spent = {
             "reading": total.read,
+            "decoding": total.decode,
             "copying": copied,
             "computing": total.compute - copied,
             "waiting_for_data": total.wait_for_data,
@@ -229,6 +230,8 @@ class Meter:
             del spent["waiting_for_the_function"]
         if not copied:
             del spent["copying"]  # no runtime measures it
+        if not total.decode:
+            del spent["decoding"]  # loaders do it, while they read
         return {name: round(value, 3) for name, value in spent.items()}
 
     def padding(self) -> float | None:

@@ -28,6 +28,7 @@ from penstock.core.records import (
     TensorSpec,
     Timings,
 )
+from penstock.pool.decoding import AHEAD, BatchDecoder
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.pipeline import Pipeline
 from penstock.pool.transfer.results import Writable
@@ -158,10 +159,20 @@ def piping(
     lanes: int = 1,
     emit: Callable[[Result, Timings], None] | None = None,
     room: Writable | None = None,
+    decoder: BatchDecoder | None = None,
+    ahead: int = AHEAD,
 ) -> Iterator[tuple[Pipeline, Outlet]]:
     outlet = Outlet()
     pipeline = Pipeline(
-        guarded(replica, job), job, emit or outlet.emit, outlet.errors.put, loaders=loaders, lanes=lanes, room=room
+        guarded(replica, job),
+        job,
+        emit or outlet.emit,
+        outlet.errors.put,
+        loaders=loaders,
+        lanes=lanes,
+        room=room,
+        decoder=decoder,
+        ahead=ahead,
     )
     try:
         yield pipeline, outlet

@@ -22,13 +22,13 @@ from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
-from penstock.core.protocols import Exporting, Noting, Registering, Replica, TakesAnySize
+from penstock.core.protocols import Exporting, Noting, Registering, Replica, TakesAnySize, TakingOver
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
 from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, TRACE, Mark
 from penstock.errors import OutOfMemory
-from penstock.pool.decoding import BatchDecoder
+from penstock.pool.decoding import AHEAD, BatchDecoder
 from penstock.pool.devices.memory import available_bytes
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
@@ -235,6 +235,7 @@ class ReplicaProcess:
             outputs=prepared.outputs,
             room=self._room.result() if self._room is not None else None,
             decoder=self._decoder,
+            ahead=-1 if message.is_alone else AHEAD,
         )
         return replace(prepared, state=state)
 
@@ -244,14 +245,13 @@ class ReplicaProcess:
         if kind is None:
             self._decoder = None
         elif self._decoder is None or self._decoder.kind != kind:
-            self._decoder = BatchDecoder(kind)
+            takes_over = isinstance(self._replica, TakingOver) and self._replica.takes_over()
+            self._decoder = BatchDecoder(kind, stays_on_device=takes_over)
 
     def _decoded(self, batches: Iterator[Batch], sample: Span) -> Iterator[Batch]:
         for batch in batches:
             if self._decoder is not None and batch.encoded:
-                # The slot stays as it is: other replicas get the same first batch.
-                batch.arrays = {name: array.copy() for name, array in batch.arrays.items()}
-                self._decoder(batch, sample.start)
+                self._decoder(batch, sample.start, for_host=True)
             yield batch
 
     def _first_batches(self, message: messages.Prepare) -> Iterator[Batch]:

@@ -320,6 +320,9 @@ class FedReplica(JaxReplica):
     def register(self, memory: memoryview) -> Callable[[], None] | None:
         return register(memory)
 
+    def takes_over(self) -> bool:
+        return True
+
     def peak_bytes(self) -> int | None:
         peak = super().peak_bytes()
         return None if peak is None else peak + self._feed.held_bytes()

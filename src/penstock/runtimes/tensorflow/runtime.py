@@ -357,6 +357,9 @@ class TensorFlowOnGpu(TensorFlowReplica):
     def register(self, memory: memoryview) -> Callable[[], None] | None:
         return register(memory) if isinstance(self._to_device, CudaFeed) else None
 
+    def takes_over(self) -> bool:
+        return isinstance(self._to_device, CudaFeed)
+
     def peak_bytes(self) -> int:
         peak = int(tf.config.experimental.get_memory_info(self._device_name.removeprefix("/"))["peak"])
         return peak + (self._to_device.held_bytes() if isinstance(self._to_device, CudaFeed) else 0)

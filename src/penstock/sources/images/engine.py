@@ -1,8 +1,7 @@
 """The JPEG engine of a GPU, through nvImageCodec: photos are decoded there and resized by one small kernel.
 
-They come back to their places in the batch on the host: 150 KB of pixels are little for the bus, and all that runs
-batches stays as it is. Only the engine itself is asked for, never the GPU's cores or the CPU in its place: which one
-decodes an image decides its bits.
+All rows of a batch come together in one array there, which frameworks take over. Only the engine itself is asked for,
+never the GPU's cores or the CPU in its place: which one decodes an image decides its bits.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.core.decoding import OnDevice
 from penstock.core.deferred import BadRows
+from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
@@ -30,7 +30,8 @@ AT_ONCE = 256
 CPU_THREADS = 1
 """They look at headers; loaders need the cores."""
 _SIDES, _NUMBERS = (32, 8), 12
-"""Threads of a block, across and down; the numbers of an image in the table that the kernel reads."""
+"""Threads of a block, across and down; the numbers of an image in the table that the kernel reads: address, stride,
+4 for each direction, which of them is the first, and the row that its pixels go to."""
 
 _KERNEL = r"""
 // Axes: the inner one is summed first. `bits` < 0: floats, with nothing rounded between.
@@ -75,7 +76,7 @@ extern "C" __global__ void resize(const long long* table, const int* words, unsi
     const Axis& inner = is_down_first ? down : across;
     const Axis& outer = is_down_first ? across : down;
     const int i = is_down_first ? y : x, o = is_down_first ? x : y;
-    unsigned char* to = out + ((blockIdx.z * (long long)height + y) * width + x) * 3;
+    unsigned char* to = out + ((t[11] * height + y) * width + x) * 3;
     for (int c = 0; c < 3; c++)
         to[c] = down.bits < 0 ? (unsigned char)min(max(rintf(in_floats(from + c, inner, outer, i, o)), 0.f), 255.f)
                               : (unsigned char)in_bytes(from + c, inner, outer, i, o);
@@ -122,7 +123,9 @@ class EngineDecoder:
             engine = JpegEngine(cupy, codec, self.rendition)
             is_there = engine.can_decode()
         except Exception as error:
-            _raise_if_short(cupy, error)
+            short = _what_was_short(cupy, error)
+            if short is not None:
+                raise short from None
             raise DeviceError(
                 "the JPEG engine of the GPU does not start", received=one_line(error), hint="--decoder cpu"
             ) from error
@@ -137,7 +140,7 @@ class EngineDecoder:
 
 
 class JpegEngine:
-    """The live engine, on the only GPU of this process. One thread at a time decodes; others copy meanwhile."""
+    """The live engine, on the only GPU of this process."""
 
     def __init__(self, cupy: Any, codec: Any, rendition: Rendition) -> None:
         # Images must be gone before the decoder and its stream are, else the process dies: they go in this order.
@@ -150,9 +153,6 @@ class JpegEngine:
         self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         self._cupy, self._codec, self._rendition = cupy, codec, rendition
         self._kernel = cupy.RawKernel(_KERNEL, "resize")
-        self._turn = threading.Lock()
-        self._on_device: Any = None
-        self._of_thread = threading.local()
 
     def can_decode(self) -> bool:
         """Whether it decodes a picture: a GPU without an engine gives none."""
@@ -160,36 +160,54 @@ class JpegEngine:
         data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
         return self._decode([self._codec.CodeStream(data)])[0] is not None
 
-    def decode(self, rows: Array, encoded: Array) -> BadRows:
+    def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """See `core.decoding.Decoder`."""
-        bad = BadRows()
-        places = np.flatnonzero(encoded)
-        for start in range(0, len(places), AT_ONCE):
-            try:
-                self._decode_some(rows, encoded, places[start : start + AT_ONCE], bad)
-            except Exception as error:
-                _raise_if_short(self._cupy, error)
+        try:
+            return self._decode_batch(rows, encoded, real)
+        except Exception as error:
+            short = _what_was_short(self._cupy, error)
+            if short is None:
                 raise
-        return bad
+        # Outside the except block: the traceback of the error holds what is on the GPU.
+        self._images = []
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        raise short
 
-    def _decode_some(self, rows: Array, encoded: Array, places: Array, bad: BadRows) -> None:
+    def _decode_batch(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
+        bad = BadRows()
+        places = np.flatnonzero(encoded[:real])
+        with self._stream:
+            pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
+            if len(places) < len(rows):
+                # All of it in one copy: what is still encoded is overwritten on the GPU.
+                pixels.set(rows, stream=self._stream)
+            for start in range(0, len(places), AT_ONCE):
+                self._decode_some(rows, encoded, places[start : start + AT_ONCE], pixels, bad)
+            if encoded[real - 1]:
+                pixels[real:] = pixels[real - 1]
+        self._stream.synchronize()
+        return OnDevice(pixels, pixels.get), bad
+
+    def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
         data = [rows[place].reshape(-1)[: encoded[place]] for place in places.tolist()]
         streams = [self._codec.CodeStream(each) for each in data]
-        with self._turn:
-            images = self._decode(streams)
-            done = [nth for nth, image in enumerate(images) if image is not None]
-            pixels = self._resized([images[nth] for nth in done], (rows.shape[1], rows.shape[2])) if done else None
-        left = {int(places[nth]): bytes(data[nth]) for nth, image in enumerate(images) if image is None}
-        del streams, data  # they read what is overwritten now
-        if pixels is not None:
-            rows[places[done]] = pixels
-        for place, content in left.items():
-            # What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it.
-            try:
-                decode_into(content, rows[place], self._rendition)
-            except Exception as error:
-                bad.blame(place, error)
-                rows[place] = 0
+        images = self._decode(streams)
+        done = [nth for nth, image in enumerate(images) if image is not None]
+        if done:
+            self._resize([images[nth] for nth in done], places[done], pixels)
+        for nth, image in enumerate(images):
+            if image is None:
+                self._decode_here(bytes(data[nth]), int(places[nth]), pixels, bad)
+
+    def _decode_here(self, data: bytes, place: int, pixels: Any, bad: BadRows) -> None:
+        """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
+        row = np.zeros(pixels.shape[1:], np.uint8)
+        try:
+            decode_into(data, row, self._rendition)
+        except Exception as error:
+            bad.blame(place, error)
+            row[:] = 0
+        pixels[place].set(row, stream=self._stream)
 
     def _decode(self, streams: Sequence[Any]) -> list[Any]:
         """An image of the GPU for each; None where the engine gives none."""
@@ -209,30 +227,15 @@ class JpegEngine:
     def _alone(self, stream: Any) -> Any:
         return self._decoder.decode([stream], params=self._params, cuda_stream=self._stream.ptr)[0]
 
-    def _resized(self, images: Sequence[Any], room: Size) -> Array:
-        """Pixels of all of them on the host, until the next call of this thread."""
+    def _resize(self, images: Sequence[Any], places: Array, pixels: Any) -> None:
+        room: Size = (int(pixels.shape[1]), int(pixels.shape[2]))
         table, words = self._table(images, room)
-        pixels = self._pinned((AT_ONCE, *room, 3))[: len(images)]
-        if self._on_device is None or self._on_device.shape[1:3] != room:
-            self._on_device = self._cupy.empty((AT_ONCE, *room, 3), self._cupy.uint8)
+        table[:, -1] = places
         grid = (-(-room[1] // _SIDES[0]), -(-room[0] // _SIDES[1]), len(images))
-        with self._stream:
-            # Held until the stream has done its work: the arguments are read only then.
-            arguments = (self._cupy.asarray(table), self._cupy.asarray(words), self._on_device, *map(np.int32, room))
-            self._kernel(grid, _SIDES, arguments)
-            self._on_device[: len(images)].get(out=pixels, stream=self._stream, blocking=False)
+        arguments = (self._cupy.asarray(table), self._cupy.asarray(words), pixels, *map(np.int32, room))
+        self._kernel(grid, _SIDES, arguments)
+        # The next images are decoded into the memory of these.
         self._stream.synchronize()
-        return pixels
-
-    def _pinned(self, shape: tuple[int, ...]) -> Array:
-        """This thread's own memory on the host, which the GPU writes to."""
-        known: Array | None = getattr(self._of_thread, "pixels", None)
-        if known is None or known.shape != shape:
-            num_bytes = int(np.prod(shape))
-            self._of_thread.memory = self._cupy.cuda.alloc_pinned_memory(num_bytes)
-            known = np.frombuffer(self._of_thread.memory, np.uint8, num_bytes).reshape(shape)
-            self._of_thread.pixels = known
-        return known
 
     def _table(self, images: Sequence[Any], room: Size) -> tuple[Array, Array]:
         """What the kernel reads: numbers of each image, and the weights of all, those of equal sizes once."""
@@ -259,7 +262,8 @@ class JpegEngine:
         return table, np.concatenate(words)
 
 
-def _raise_if_short(cupy: Any, error: Exception) -> None:
-    """Raise where it was the memory of the GPU."""
-    if isinstance(error, cupy.cuda.memory.OutOfMemoryError) or "out of memory" in str(error).lower():
-        raise OutOfMemory("the GPU has no memory left for decoding JPEGs", received=one_line(error)) from None
+def _what_was_short(cupy: Any, error: Exception) -> OutOfMemory | None:
+    """The error to raise where it was the memory of the GPU."""
+    if not isinstance(error, cupy.cuda.memory.OutOfMemoryError) and not speaks_of_memory(str(error)):
+        return None
+    return OutOfMemory("the GPU has no memory left for decoding JPEGs", received=one_line(error), hint="--decoder cpu")

@@ -1,0 +1,281 @@
+"""Rows that a device decodes ahead of the lanes, with real threads, a small real decoder and a small real model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from penstock.core.batching import Batch
+from penstock.core.decoding import OnDevice
+from penstock.core.deferred import BadRows
+from penstock.core.job import Job
+from penstock.core.records import Array, Columns, Result, Span
+from penstock.errors import OutOfMemory
+from penstock.pool.decoding import AHEAD, BatchDecoder, Places
+from penstock.pool.pipeline import Pipeline
+
+from .piping import TIMEOUT_S, Blocks, Doubler, Outlet, Waiting, X, inputs_of, piping, spans_of
+
+SIZE = 4
+JOB = Job(Blocks([SIZE]), (X,), (), batch_size=SIZE)
+CANNOT_BE_READ = np.float32(np.nan)
+
+
+@dataclass
+class Negatives:
+    """A decoder, and how it is opened: an encoded row has the wrong sign, and one that is broken has no numbers."""
+
+    share: float = 1.0
+    fetched: int = 0
+    decoded: list[int] = field(default_factory=list)
+    """The first value of every batch, in the order in which they were decoded."""
+    begin: Callable[[], None] = lambda: None
+
+    def open(self) -> Negatives:
+        return self
+
+    def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
+        self.begin()
+        decoded, bad = rows.copy(), BadRows()
+        for place in np.flatnonzero(encoded[:real]).tolist():
+            decoded[place] = -rows[place]
+            if np.isnan(rows[place]).any():
+                bad.blame(place, ValueError("broken"))
+                decoded[place] = 0
+        decoded[real:] = decoded[real - 1]
+        self.decoded.append(int(decoded[0, 0]))
+        return OnDevice(decoded, lambda: self._fetch(decoded)), bad
+
+    def _fetch(self, decoded: Array) -> Array:
+        self.fetched += 1
+        return decoded
+
+
+class TakesOver(Doubler):
+    """A model that takes rows over from the device."""
+
+    def __init__(self, *, poison: float | None = None) -> None:
+        super().__init__(poison=poison)
+        self.taken_over = 0
+
+    def predict(self, batch: Columns) -> Columns:
+        x = batch["x"]
+        self.taken_over += isinstance(x, OnDevice)
+        return super().predict({"x": x.array if isinstance(x, OnDevice) else x})
+
+
+class Slot:
+    """A batch of a span, every second row of it encoded, in memory that is overwritten when it is released."""
+
+    def __init__(self, span: Span, broken: tuple[int, ...] = ()) -> None:
+        rows = inputs_of(np.arange(span.start, span.stop))
+        rows[::2] *= -1
+        rows[list(broken)] = CANNOT_BE_READ
+        self._memory = np.concatenate([rows, np.repeat(rows[-1:], SIZE - len(rows), axis=0)])
+        sizes = np.zeros(SIZE, np.int64)
+        sizes[: span.rows : 2] = 1
+        self.batch = Batch(0, range(span.rows), span.rows, {"x": self._memory}, encoded={"x": sizes})
+        self.released = threading.Event()
+
+    def release(self) -> None:
+        assert not self.released.is_set(), "released twice"
+        self._memory[:] = -77
+        self.released.set()
+
+
+@contextmanager
+def decoding(
+    replica: Doubler, decoder: Negatives, *, lanes: int = 2, ahead: int = AHEAD, on_device: bool = True
+) -> Iterator[tuple[Pipeline, Outlet]]:
+    batches = BatchDecoder(decoder, stays_on_device=on_device)
+    with piping(replica, JOB, loaders=0, lanes=lanes, decoder=batches, ahead=ahead) as piped:
+        yield piped
+
+
+def give(pipeline: Pipeline, spans: list[Span], slots: list[Slot] | None = None) -> list[Slot]:
+    slots = slots or [Slot(span) for span in spans]
+    for span, slot in zip(spans, slots, strict=True):
+        pipeline.give(span, slot.batch, slot.release)
+        pipeline.end(span, 1, 0.0)
+    return slots
+
+
+def check(results: list[Result], spans: list[Span]) -> None:
+    for span, result in zip(spans, results, strict=True):
+        np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(span.start, span.stop)) * 2)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("ahead", [-1, 0, AHEAD])
+def test_rows_are_decoded_in_their_order_whatever_is_ahead(ahead: int, lanes: int, on_device: bool) -> None:
+    spans, decoder, model = spans_of(20, SIZE), Negatives(), TakesOver()
+    with decoding(model, decoder, lanes=lanes, ahead=ahead, on_device=on_device) as (pipeline, outlet):
+        slots = give(pipeline, spans)
+        check(outlet.take(20), spans)
+        assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
+    assert decoder.decoded == [span.start for span in spans]
+    # One that takes rows over has none of them copied, but the one row that the guard keeps.
+    assert (model.taken_over, decoder.fetched) == ((20, 1) if on_device else (0, 20))
+
+
+def test_a_few_batches_are_decoded_ahead_and_their_slots_are_free_at_once() -> None:
+    class Counting(Waiting):
+        def predict(self, batch: Columns) -> Columns:
+            answers = super().predict({"x": np.asarray(batch["x"])})
+            with lock:
+                unfinished.pop()
+            return answers
+
+    def begin() -> None:
+        with lock:
+            unfinished.append(1)
+            most.append(len(unfinished))
+
+    lock = threading.Lock()
+    unfinished: list[int] = []
+    most: list[int] = []
+    spans, model = spans_of(20, SIZE), Counting()
+    with decoding(model, Negatives(begin=begin), lanes=2, ahead=3) as (pipeline, outlet):
+        slots = give(pipeline, spans)
+        # No lane has run anything yet.
+        assert all(slot.released.wait(TIMEOUT_S) for slot in slots[:5])
+        model.may_go.set()
+        check(outlet.take(20), spans)
+    assert max(most) == 5
+
+
+def test_batches_in_which_nothing_is_encoded_pass_in_their_turn() -> None:
+    spans, decoder = spans_of(6, SIZE), Negatives()
+    slots = [Slot(span) for span in spans]
+    for span, slot in list(zip(spans, slots, strict=True))[::2]:
+        slot.batch.arrays["x"][:] = inputs_of(np.arange(span.start, span.stop))
+        slot.batch.encoded = {}
+    with decoding(TakesOver(), decoder) as (pipeline, outlet):
+        give(pipeline, spans, slots)
+        check(outlet.take(6), spans)
+        assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
+    assert decoder.decoded == [span.start for span in spans[1::2]]
+
+
+def test_a_row_that_cannot_be_decoded_is_a_failed_row_and_costs_no_other() -> None:
+    span = Span(0, 0, 3, ())
+    with decoding(TakesOver(), Negatives()) as (pipeline, outlet):
+        give(pipeline, [span], [Slot(span, broken=(2,))])
+        result = outlet.take(1)[0]
+    assert [(failure.row, failure.reason) for failure in result.failures] == [(2, "ValueError: broken")]
+    np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(2)) * 2)
+
+
+def test_rows_that_the_model_rejects_are_found_though_they_lie_on_the_device() -> None:
+    spans, decoder = spans_of(3, SIZE), Negatives()
+    with decoding(TakesOver(poison=11), decoder, lanes=1) as (pipeline, outlet):
+        give(pipeline, spans)
+        results = outlet.take(3)
+    check(results[:2], spans[:2])
+    assert [failure.row for failure in results[2].failures] == [11]
+    np.testing.assert_array_equal(results[2].columns["y"], inputs_of(np.arange(8, 11)) * 2)
+
+
+def test_a_batch_that_does_not_fit_is_run_in_pieces_though_it_lies_on_the_device() -> None:
+    class Small(TakesOver):
+        def predict(self, batch: Columns) -> Columns:
+            if len(batch["x"]) > 2:
+                raise OutOfMemory("the device ran out of memory", received="too many")
+            return super().predict(batch)
+
+    spans = spans_of(3, SIZE)
+    with decoding(Small(), Negatives(), lanes=1) as (pipeline, outlet):
+        give(pipeline, spans)
+        results = outlet.take(3)
+    check(results, spans)
+    assert {result.reduced_to for result in results} == {2}
+
+
+def test_an_error_of_the_decoder_ends_the_run() -> None:
+    def begin() -> None:
+        raise RuntimeError("the engine is gone")
+
+    with decoding(TakesOver(), Negatives(begin=begin)) as (pipeline, outlet):
+        give(pipeline, spans_of(3, SIZE))
+        assert str(outlet.errors.get(timeout=TIMEOUT_S)) == "the engine is gone"
+
+
+def test_a_decoder_without_memory_waits_for_the_batches_before_it_and_goes_on_with_one_at_a_time() -> None:
+    class LateStarter(TakesOver):
+        def predict(self, batch: Columns) -> Columns:
+            assert is_short.wait(TIMEOUT_S)
+            answers = super().predict(batch)
+            held.pop()
+            return answers
+
+    def begin() -> None:
+        if len(held) == 3:
+            is_short.set()
+            raise OutOfMemory("the GPU has no memory left", received="3 batches")
+        held.append(1)
+        if is_short.is_set():
+            since.append(len(held))
+
+    is_short = threading.Event()
+    held: list[int] = []
+    since: list[int] = []
+    spans = spans_of(12, SIZE)
+    with decoding(LateStarter(), Negatives(begin=begin), lanes=1) as (pipeline, outlet):
+        give(pipeline, spans)
+        check(outlet.take(12), spans)
+    assert since == [1] * 9
+
+
+def test_a_decoder_that_has_no_memory_by_itself_ends_the_run() -> None:
+    def begin() -> None:
+        raise OutOfMemory("the GPU has no memory left", received="one batch")
+
+    with decoding(TakesOver(), Negatives(begin=begin)) as (pipeline, outlet):
+        give(pipeline, spans_of(3, SIZE))
+        assert isinstance(outlet.errors.get(timeout=TIMEOUT_S), OutOfMemory)
+
+
+def test_closing_ends_the_decoder_that_waits_for_a_lane() -> None:
+    model, before = Waiting(), threading.active_count()
+    decoder = Negatives()
+    with decoding(model, decoder, lanes=1, ahead=1, on_device=False) as (pipeline, _):
+        slots = give(pipeline, spans_of(9, SIZE))
+        assert all(slot.released.wait(TIMEOUT_S) for slot in slots[:2])
+        model.may_go.set()
+    assert threading.active_count() == before
+
+
+def test_the_last_place_is_waited_for_only_where_others_are_taken() -> None:
+    places = Places(2)
+    assert places.take()
+    assert not places.leave_one()
+    places.give_back()
+    places.close()
+    assert not places.take()
+
+
+def test_rows_on_the_device_are_read_like_an_array_and_fetched_once() -> None:
+    decoder = Negatives()
+    span = spans_of(1, SIZE)[0]
+    slot = Slot(span)
+    rows, bad = decoder.decode(slot.batch.arrays["x"], slot.batch.encoded["x"], SIZE)
+    assert not bad
+    assert (rows.shape, rows.dtype, rows.nbytes, len(rows)) == ((4, 3), np.float32, 48, 4)
+    assert rows[:] is rows
+    assert rows[:4] is rows
+    assert decoder.fetched == 0
+    expected = inputs_of(np.arange(SIZE))
+    np.testing.assert_array_equal(rows[1:3], expected[1:3])
+    np.testing.assert_array_equal(rows[2], expected[2])
+    np.testing.assert_array_equal(np.asarray(rows), expected)
+    np.testing.assert_array_equal(np.asarray(rows, np.float64), expected)
+    copied = rows.copy()
+    copied[:] = 0
+    np.testing.assert_array_equal(rows[[0, 3]], expected[[0, 3]])
+    assert decoder.fetched == 1
