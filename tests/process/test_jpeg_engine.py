@@ -3,8 +3,11 @@ machine; what becomes of photos that the engine refuses; and jobs that ask for i
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +27,10 @@ from penstock.sources.images.encoded import EncodedImages
 from penstock.sources.images.engine import EngineDecoder, JpegEngine
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.images.resizing import Rendition
+from penstock.sources.images.routing import goes_to_engine
 from penstock.storage.seal import sealed
 from tests.conftest import Penstock
-from tests.support.host_engine import Codec, host_engine
+from tests.support.host_engine import Codec, Pixels, host_engine
 from tests.support.photos import draw_folder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
@@ -70,24 +74,87 @@ def test_photos_are_resized_as_loaders_do_it_in_all_modes(tmp_path: Path) -> Non
 
 
 @needs_compiler
-def test_a_photo_that_the_engine_refuses_costs_no_other_and_fails_as_ever(tmp_path: Path) -> None:
+def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_same(tmp_path: Path) -> None:
+    photos, room = jpegs(6), (64, 48)
+    rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec(refused=photos[2])
+    expected = by_loader(photos, rendition, room)
+    given, sizes = stowed(photos, room)
+    sizes[5] = 0  # decoded before
+    given[5] = expected[5] = 7
+    before = given.copy()
+    rows, bad = host_engine(tmp_path, rendition, codec).decode(given, sizes, 6)
+    assert not bad
+    assert (rows.on_host() == expected).all()
+    assert (given == before).all()  # other replicas may get the same first batch
+    assert codec.calls == [5, 1, 1, 1, 1]  # the minibatch of the bad one, each alone
+
+
+@needs_compiler
+def test_a_damaged_photo_fails_as_ever_and_never_reaches_the_engine(tmp_path: Path) -> None:
     photos, room = jpegs(6), (64, 48)
     rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec()
     expected = by_loader(photos, rendition, room)
+    expected[2] = 0
     photos[2] = photos[2][:-40] + photos[2][-2:]
-    given, sizes = stowed(photos, room)
-    sizes[5] = 0  # decoded before
-    given[5] = 7
-    before = given.copy()
-    rows, bad = host_engine(tmp_path, rendition, codec).decode(given, sizes, 6)
-    assert (given == before).all()  # other replicas may get the same first batch
+    rows, bad = host_engine(tmp_path, rendition, codec).decode(*stowed(photos, room), 6)
     assert list(bad) == [2]
     assert bad.errors == {2: "ValueError"}
     assert "Corrupt JPEG" in bad[2]
-    assert not rows[2].any()
-    assert (rows[5] == 7).all()
-    assert all((rows[place] == expected[place]).all() for place in (0, 1, 3, 4))
-    assert codec.calls == [5, 1, 1, 1, 1]  # the minibatch of the bad one, each alone
+    assert (rows.on_host() == expected).all()
+    assert codec.calls == [5]
+
+
+@needs_compiler
+def test_all_damage_that_libjpeg_sees_is_seen_on_the_gpu_before(tmp_path: Path) -> None:
+    engine = host_engine(tmp_path, Rendition(engine_share=1.0), Codec())
+    room, rng = (100, 100), random.Random(0)
+    whole = [*varied_jpegs(6)]
+    damaged = [damage_of(rng.choice(whole), rng) for _ in range(1200)]
+    damaged = [photo for photo in damaged if goes_to_engine(photo, 30_000, Rendition(engine_share=1.0))]
+    is_whole = []
+    for photos in (whole, damaged):
+        rows, sizes = stowed(photos, room)
+        is_whole.append(engine._is_whole(rows.view(Pixels), np.arange(len(photos)), sizes))
+    assert is_whole[0].all()
+    failed = np.array([not is_read(photo) for photo in damaged])
+    assert failed.sum() > 300
+    assert not is_whole[1][failed].any()
+    assert is_whole[1].sum() > 300  # libjpeg takes them, too
+
+
+def varied_jpegs(count: int) -> Iterator[bytes]:
+    """In all samplings that the engine gets, with restarts and without."""
+    for photo in jpegs(count):
+        pixels = simplejpeg.decode_jpeg(photo)
+        for sampling in ("444", "422", "420"):
+            yield bytes(simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=sampling))
+        for blocks in (1, 5):
+            stream = io.BytesIO()
+            Image.fromarray(pixels).save(stream, "JPEG", quality=80, restart_marker_blocks=blocks)
+            yield stream.getvalue()
+
+
+def damage_of(photo: bytes, rng: random.Random) -> bytes:
+    raw = bytearray(photo)
+    at = rng.randrange(2, len(raw) - 2)
+    way = rng.randrange(4)
+    if way == 0:
+        raw[at] ^= 1 << rng.randrange(8)
+    elif way == 1:
+        raw[at : at + 8] = rng.randbytes(8)
+    elif way == 2:
+        del raw[at : at + rng.randrange(1, 20)]
+    else:
+        raw[at:at] = rng.randbytes(rng.randrange(1, 9))
+    return bytes(raw)
+
+
+def is_read(photo: bytes) -> bool:
+    try:
+        simplejpeg.decode_jpeg(photo)
+    except ValueError:
+        return False
+    return True
 
 
 class HostDecoder(EngineDecoder):

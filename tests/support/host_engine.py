@@ -1,4 +1,4 @@
-"""The JPEG engine without a GPU: its kernel compiled for this machine, and libjpeg in the place of nvImageCodec."""
+"""The JPEG engine without a GPU: its kernels compiled for this machine, and libjpeg in the place of nvImageCodec."""
 
 from __future__ import annotations
 
@@ -12,29 +12,38 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from penstock.sources.images import engine
 from penstock.sources.images.engine import JpegEngine
+from penstock.sources.images.kernels import CHECK, RESIZE
 from penstock.sources.images.resizing import Rendition
 
 _HOST = r"""
 #include <algorithm>
 #include <cmath>
 using std::max; using std::min;
-#define __device__ static
+#define __device__
+#define __shared__ static
 #define __global__
 struct Place { int x, y, z; };
 static Place blockIdx, blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
 %s
-extern "C" void run(const long long* table, const int* words, unsigned char* out, int height, int width, int images) {
+extern "C" void run_resize(const long long* table, const int* words, unsigned char* out,
+                           int height, int width, int images) {
     for (int z = 0; z < images; z++) for (int y = 0; y < height; y++) for (int x = 0; x < width; x++) {
         blockIdx = {x, y, z};
         resize(table, words, out, height, width);
     }
 }
+extern "C" void run_check(const unsigned char* rows, const long long* places, const long long* sizes,
+                          long long row_bytes, unsigned char* found, int photos) {
+    for (int i = 0; i < photos; i++) {
+        blockIdx = {i, 0, 0};
+        check(rows, places, sizes, row_bytes, found);
+    }
+}
 """
 
 
-class _Pixels(np.ndarray):  # type: ignore[type-arg]
+class Pixels(np.ndarray):  # type: ignore[type-arg]
     """What of CuPy's arrays is called."""
 
     def get(self) -> Any:
@@ -69,7 +78,8 @@ class Codec:
     __version__ = "of libjpeg"
     minibatch = 4
 
-    def __init__(self) -> None:
+    def __init__(self, refused: bytes | None = None) -> None:
+        self._refused = refused
         self.calls: list[int] = []
         self.BackendKind = SimpleNamespace(HW_GPU_ONLY=None)  # type: ignore[assignment]
         self.ColorSpec = SimpleNamespace(SRGB=None)  # type: ignore[assignment]
@@ -86,32 +96,35 @@ class Codec:
         found: list[Any] = []
         for start in range(0, len(streams), self.minibatch):
             some = streams[start : start + self.minibatch]
-            try:
-                found += [_Image(simplejpeg.decode_jpeg(each)) for each in some]
-            except ValueError:
-                found += [None] * len(some)
+            is_refused = self._refused in some
+            found += [None if is_refused else _Image(simplejpeg.decode_jpeg(each)) for each in some]
         return found
 
 
 def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
-    """The engine; the kernel is compiled into `folder`, once."""
-    library = folder / "kernel.so"
+    """The engine; the kernels are compiled into `folder`, once."""
+    library = folder / "kernels.so"
     if not library.exists():
-        (folder / "kernel.cpp").write_text(_HOST % engine._KERNEL)
-        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-o", library, folder / "kernel.cpp"], check=True)
-    run = ctypes.CDLL(str(library)).run
+        (folder / "kernels.cpp").write_text(_HOST % (CHECK + RESIZE))
+        command = ["g++", "-O2", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-shared", "-fPIC"]
+        subprocess.run([*command, "-o", library, folder / "kernels.cpp"], check=True)
+    loaded = ctypes.CDLL(str(library))
 
-    def kernel(grid: Any, block: Any, arguments: Any) -> None:
-        table, words, out, height, width = arguments
-        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (table, words, out))
-        run(*pointers, int(height), int(width), grid[2])
+    def kernel(name: str) -> Any:
+        run = loaded[f"run_{name}"]
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+            given = [ctypes.c_void_p(a.ctypes.data) if a.ndim else ctypes.c_longlong(int(a)) for a in arguments]
+            run(*given, grid[-1])
+
+        return launch
 
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
     cupy = SimpleNamespace(
         cuda=SimpleNamespace(Stream=_Stream, memory=memory),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
-        RawKernel=lambda source, name: kernel,
-        empty=lambda shape, dtype: np.empty(shape, dtype).view(_Pixels),
+        RawKernel=lambda source, name: kernel(name),
+        empty=lambda shape, dtype: np.empty(shape, dtype).view(Pixels),
         asarray=np.ascontiguousarray,
         uint8=np.uint8,
     )

@@ -22,6 +22,7 @@ from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
 from penstock.sources.images.decoding import decode_into
+from penstock.sources.images.kernels import CHECK, RESIZE
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
 
 INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
@@ -32,56 +33,6 @@ CPU_THREADS = 1
 _SIDES, _NUMBERS = (32, 8), 12
 """Threads of a block, across and down; the numbers of an image in the table that the kernel reads: address, stride,
 4 for each direction, which of them is the first, and the row that its pixels go to."""
-
-_KERNEL = r"""
-// Axes: the inner one is summed first. `bits` < 0: floats, with nothing rounded between.
-struct Axis { const int* first; const int* weights; long long taps, bits, stride; };
-
-__device__ float in_floats(const unsigned char* from, const Axis& inner, const Axis& outer, int i, int o) {
-    const float* wi = (const float*)inner.weights + i * inner.taps;
-    const float* wo = (const float*)outer.weights + o * outer.taps;
-    float total = 0;
-    for (int k = 0; k < outer.taps; k++) {
-        if (wo[k] == 0) continue;
-        const unsigned char* line = from + (outer.first[o] + k) * outer.stride + inner.first[i] * inner.stride;
-        float sum = 0;
-        for (int n = 0; n < inner.taps; n++) if (wi[n] != 0) sum += wi[n] * line[n * inner.stride];
-        total += wo[k] * sum;
-    }
-    return total;
-}
-
-__device__ int in_bytes(const unsigned char* from, const Axis& inner, const Axis& outer, int i, int o) {
-    const int* wi = inner.weights + i * inner.taps;
-    const int* wo = outer.weights + o * outer.taps;
-    int total = 1 << (outer.bits - 1);
-    for (int k = 0; k < outer.taps; k++) {
-        if (wo[k] == 0) continue;
-        const unsigned char* line = from + (outer.first[o] + k) * outer.stride + inner.first[i] * inner.stride;
-        int sum = 1 << (inner.bits - 1);
-        for (int n = 0; n < inner.taps; n++) if (wi[n] != 0) sum += wi[n] * line[n * inner.stride];
-        total += wo[k] * min(max(sum >> inner.bits, 0), 255);
-    }
-    return min(max(total >> outer.bits, 0), 255);
-}
-
-extern "C" __global__ void resize(const long long* table, const int* words, unsigned char* out, int height, int width) {
-    const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
-    if (x >= width || y >= height) return;
-    const long long* t = table + blockIdx.z * 12LL;
-    const unsigned char* from = (const unsigned char*)t[0];
-    const Axis down = {words + t[2], words + t[3], t[4], t[5], t[1]};
-    const Axis across = {words + t[6], words + t[7], t[8], t[9], 3};
-    const bool is_down_first = t[10];
-    const Axis& inner = is_down_first ? down : across;
-    const Axis& outer = is_down_first ? across : down;
-    const int i = is_down_first ? y : x, o = is_down_first ? x : y;
-    unsigned char* to = out + ((t[11] * height + y) * width + x) * 3;
-    for (int c = 0; c < 3; c++)
-        to[c] = down.bits < 0 ? (unsigned char)min(max(rintf(in_floats(from + c, inner, outer, i, o)), 0.f), 255.f)
-                              : (unsigned char)in_bytes(from + c, inner, outer, i, o);
-}
-"""
 
 
 def is_installed() -> bool:
@@ -152,7 +103,7 @@ class JpegEngine:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         self._cupy, self._codec, self._rendition = cupy, codec, rendition
-        self._kernel = cupy.RawKernel(_KERNEL, "resize")
+        self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
 
     def can_decode(self) -> bool:
         """Whether it decodes a picture: a GPU without an engine gives none."""
@@ -178,32 +129,43 @@ class JpegEngine:
         places = np.flatnonzero(encoded[:real])
         with self._stream:
             pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
-            if len(places) < len(rows):
-                # All of it in one copy: what is still encoded is overwritten on the GPU.
-                pixels.set(rows, stream=self._stream)
-            for start in range(0, len(places), AT_ONCE):
-                self._decode_some(rows, encoded, places[start : start + AT_ONCE], pixels, bad)
+            # All of it in one copy: what is encoded is looked through, and then overwritten.
+            pixels.set(rows, stream=self._stream)
+            is_whole = self._is_whole(pixels, places, encoded[places])
+            whole = places[is_whole]
+            for start in range(0, len(whole), AT_ONCE):
+                self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
+            for place in places[~is_whole].tolist():
+                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, bad)
             if encoded[real - 1]:
                 pixels[real:] = pixels[real - 1]
         self._stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
 
+    def _is_whole(self, pixels: Any, places: Array, sizes: Array) -> Array:
+        """Which photos have no damage that libjpeg would see: an engine gives pixels of all."""
+        found = self._cupy.empty(len(places), self._cupy.uint8)
+        if len(places):
+            row_bytes = np.int64(pixels[0].nbytes)
+            arguments = (pixels, self._cupy.asarray(places), self._cupy.asarray(sizes), row_bytes, found)
+            self._check((len(places),), (1,), arguments)
+        return np.asarray(found.get(), bool)
+
     def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
-        data = [rows[place].reshape(-1)[: encoded[place]] for place in places.tolist()]
-        streams = [self._codec.CodeStream(each) for each in data]
+        streams = [self._codec.CodeStream(_bytes_of(rows, encoded, place)) for place in places.tolist()]
         images = self._decode(streams)
         done = [nth for nth, image in enumerate(images) if image is not None]
         if done:
             self._resize([images[nth] for nth in done], places[done], pixels)
         for nth, image in enumerate(images):
             if image is None:
-                self._decode_here(bytes(data[nth]), int(places[nth]), pixels, bad)
+                self._decode_here(_bytes_of(rows, encoded, int(places[nth])), int(places[nth]), pixels, bad)
 
-    def _decode_here(self, data: bytes, place: int, pixels: Any, bad: BadRows) -> None:
+    def _decode_here(self, data: Array, place: int, pixels: Any, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
         row = np.zeros(pixels.shape[1:], np.uint8)
         try:
-            decode_into(data, row, self._rendition)
+            decode_into(bytes(data), row, self._rendition)
         except Exception as error:
             bad.blame(place, error)
             row[:] = 0
@@ -260,6 +222,11 @@ class JpegEngine:
             table[nth, :2] = interface["data"][0], strides[0] if strides else width * 3
             table[nth, 2:11] = placed[height, width]
         return table, np.concatenate(words)
+
+
+def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:
+    """A photo as it lies in its place."""
+    return rows[place].reshape(-1)[: encoded[place]]
 
 
 def _what_was_short(cupy: Any, error: Exception) -> OutOfMemory | None:

@@ -1,11 +1,12 @@
 """Which JPEGs the engine of a GPU decodes: decided by the bytes of each alone, whatever it comes with.
 
-The engine takes what is plain: others, and what may be damaged, go to libjpeg-turbo, which gives the reason, too.
+The engine takes what is plain: others, and what is damaged, go to libjpeg-turbo, which gives the reason, too. Damage
+inside of a scan is seen by reading all of its codes, which takes libjpeg-turbo 0.6 of the 1.5 ms of decoding it
+(measured, photos of 500 pixels): so the GPU does that (`kernels.CHECK`), before the engine gets the photo.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 
@@ -19,7 +20,6 @@ _SAMPLINGS = ("444", "422", "420")
 _BASELINE, _START_OF_SCAN = 0xC0, 0xDA
 _OTHER_FRAMES = frozenset(range(0xC1, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _LAST_BYTES = 256
-_IS_TRIED = bool(os.environ.get("PENSTOCK_TRY_UNDAMAGED"))  # only to measure what it costs
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 """Inside of a scan only restarts and escaped bytes follow 0xFF."""
 
@@ -50,17 +50,7 @@ def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
         height, width, space, sampling = simplejpeg().decode_jpeg_header(data)
     except ValueError:
         return False
-    is_taken = space == "YCbCr" and sampling in _SAMPLINGS and 0 < height * width <= MOST_PIXELS
-    return is_taken and (not _IS_TRIED or _is_undamaged(data))
-
-
-def _is_undamaged(data: bytes | memoryview) -> bool:
-    """Whether libjpeg-turbo reads all of it without a warning: at an eighth, for half the price of decoding it."""
-    try:
-        simplejpeg().decode_jpeg(data, "GRAY", min_height=1, min_width=1)
-    except ValueError:
-        return False
-    return True
+    return space == "YCbCr" and sampling in _SAMPLINGS and 0 < height * width <= MOST_PIXELS
 
 
 def _scan_of_baseline(data: bytes | memoryview) -> int | None:
