@@ -1,8 +1,9 @@
 """E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
 
 `python -m bench.gpu --runtime jax --images 60000 --batch 512`. With `--auto`, the batch size that a plan chooses is
-held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm. It needs
-a GPU, penstock, numpy, Keras and the runtime's framework, and nothing of the other workloads' environment.
+held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm; with
+`--photos FOLDER`, JPEG files are predicted and held against `tf.data`. It needs a GPU, penstock, numpy, Keras and the
+runtime's framework, and nothing of the other workloads' environment.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_auto import measure_auto
+from bench.gpu_photos import PhotoJob, link_photos, measure_photos
 from bench.gpu_start import measure_start
 from bench.measure import interleave
 from bench.shell import BenchError, Finished, run
@@ -60,10 +62,10 @@ class GpuJob:
     def images(self) -> Path:
         return self.root / "images"
 
-    def save_model(self, action: str = "save") -> None:
+    def save_model(self, action: str = "save", *more: str) -> None:
         """Save the model in a process without a GPU, which leaves no trace on the card."""
         hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        self._child(action, hidden, "--dtype-policy", self.dtype_policy)
+        self._child(action, hidden, "--dtype-policy", self.dtype_policy, *more)
 
     def bare_step(self) -> float:
         """Return images per second of the compiled step alone."""
@@ -145,6 +147,15 @@ def measure_ready(job: GpuJob) -> tuple[list[Line], dict[str, Any]]:
     return measure_start(job.model, job.images, num_images, job.runtime, job.options)
 
 
+def measure_job_of_photos(job: GpuJob, options: argparse.Namespace) -> tuple[list[Line], dict[str, Any]]:
+    """Hold whole jobs of photos, with each decoder, against `tf.data` and `model.predict`."""
+    job.save_model("save-ranking", "--photos", str(options.photos))
+    link_photos(options.photos, job.images, job.num_images, options.distinct)
+    given = ["--devices", job.devices, "--runtime", job.runtime, "--batch-size", str(job.batch_size), "--plan", "off"]
+    photos = PhotoJob(job.model, job.images, job.num_images, [*given, *options.penstock.split()], options.peer_batch)
+    return measure_photos(photos, options.decoders.split(","), options.repeats, has_peer=not options.no_peer)
+
+
 def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None) -> Line:
     what = f"ResNet50 {job.dtype_policy}, {job.runtime}, batch {job.batch_size}, against {peer_name}"
     return Line("E", what, "images/s", ours, peer, ours / peer, bar)
@@ -162,6 +173,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model-predict", action="store_true", help="measure model.predict too, once")
     parser.add_argument("--auto", action="store_true", help="a plan's batch size against a sweep over batch sizes")
     parser.add_argument("--start", action="store_true", help="the start by its steps, cold and warm")
+    parser.add_argument("--photos", type=Path, help="a folder of JPEG files, which are repeated under other names")
+    parser.add_argument("--decoders", default="gpu:0.4", help="with --photos: as in cpu,gpu,gpu:0.4")
+    parser.add_argument("--distinct", type=int, default=0, help="with --photos: so many different cuts of them")
+    parser.add_argument("--peer-batch", type=int, default=256, help="with --photos: the batch size of model.predict")
+    parser.add_argument("--no-peer", action="store_true", help="with --photos: without tf.data")
+    parser.add_argument("--penstock", default="", help="with --photos: more options for `penstock predict`")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args(arguments)
 
@@ -182,6 +199,8 @@ def main(arguments: list[str]) -> int:
         try:
             if options.start:
                 lines, rates = measure_ready(job)
+            elif options.photos is not None:
+                lines, rates = measure_job_of_photos(job, options)
             elif options.auto:
                 lines, rates = measure_choice(job)
             else:

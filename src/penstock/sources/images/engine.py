@@ -106,9 +106,12 @@ class JpegEngine:
         self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
 
     def can_decode(self) -> bool:
-        """Whether it decodes a picture: a GPU without an engine gives none."""
-        picture = np.arange(256 * 256 * 3, dtype=np.uint32).reshape(256, 256, 3).astype(np.uint8)
+        """Whether it decodes a picture: a GPU without an engine gives none. All that runs in a job runs once."""
+        picture = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3).astype(np.uint8)
         data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
+        rows = np.zeros((1, 64, 64, 3), np.uint8)
+        rows.reshape(-1)[: len(data)] = data
+        self.decode(rows, np.array([len(data)]), 1)
         return self._decode([self._codec.CodeStream(data)])[0] is not None
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
