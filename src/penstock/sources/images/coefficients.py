@@ -1,8 +1,8 @@
 """Resizing as sums: of which pixels each place of a row and of a column is made, and by which weights.
 
 A GPU resizes by these, with the same sums for every library. Crops and borders are in the weights: those of a place
-that stays black are all zero. Pillow and torch weigh in whole numbers and have bytes between the two directions; the
-others have floats. Pixels are within 1 of what `resizing.place` gives.
+that stays black are all zero. Pillow and torch weigh in whole numbers and have bytes between the two directions; OpenCV
+weighs between two pixels in short ones; the others have floats. Pixels are within 1 of what `resizing.place` gives.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from penstock.core.records import Array
 from penstock.sources.images.resizing import Rendition, Size, fit_of, pillow, torch_weights
 
 _PILLOW_BITS = 22
+SHORT_BITS = 11
+"""OpenCV's. It rounds nothing between the directions, but drops bits in the second one."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def sums_of(size: Size, room: Size, rendition: Rendition) -> Sums:
     fit, how = fit_of(size, room, rendition), rendition.interpolation
     top, left, height, width = fit.box
     is_larger = fit.size[0] > height or fit.size[1] > width
+    if how == "opencv-area" and (height, width) == (2 * fit.size[0], 2 * fit.size[1]):
+        how = "opencv-linear"  # it halves in short numbers
     down = _axis(size[0], top, height, fit.size[0], how, is_larger=is_larger, is_down=True)
     across = _axis(size[1], left, width, fit.size[1], how, is_larger=is_larger, is_down=False)
     is_down_first = rendition.library == "pillow" and _goes_down_first(size, fit.size)
@@ -82,11 +86,21 @@ def _pillow_ever_goes_down_first() -> bool:
 
 def resized(pixels: Array, sums: Sums) -> Array:
     """What a GPU makes of an image, slowly: uint8 of (height, width, channels)."""
+    if sums.down.bits == SHORT_BITS:
+        return _resized_in_shorts(pixels, sums)
     order = [(sums.down, 0), (sums.across, 1)] if sums.is_down_first else [(sums.across, 1), (sums.down, 0)]
     made = pixels
     for axis, direction in order:
         made = np.moveaxis(_summed(np.moveaxis(made, direction, 0), axis), 0, direction)
     return np.clip(np.rint(made), 0, 255).astype(np.uint8)
+
+
+def _resized_in_shorts(pixels: Array, sums: Sums) -> Array:
+    columns, rows = pixels.astype(np.int32), sums.across.first
+    across = sum(w[:, None] * columns[:, rows + nth] for nth, w in enumerate(sums.across.weights.T))
+    lines, rows = np.asarray(across) >> 4, sums.down.first
+    down = sum(w[:, None, None] * lines[rows + nth] >> 16 for nth, w in enumerate(sums.down.weights.T))
+    return np.clip((np.asarray(down) + 2) >> 2, 0, 255).astype(np.uint8)
 
 
 def _summed(lines: Array, axis: Axis) -> Array:
@@ -103,10 +117,14 @@ def _axis(
     if interpolation == "torchvision" and is_down:
         first, weights, bits = torch_weights(size, wanted)
         return _within(first, weights.T, size, bits)
-    if interpolation in ("keras", "opencv-linear"):
-        return _linear(int(start), int(length), wanted)
+    if interpolation == "keras":
+        return _two_pixels(*_linear(int(length), wanted), int(start), int(length))
+    if interpolation == "opencv-linear":
+        return _in_shorts(_two_pixels(*_linear(int(length), wanted), int(start), int(length)))
+    if interpolation == "opencv-area" and is_larger:
+        return _in_shorts(_two_pixels(*_area_when_larger(int(length), wanted), int(start), int(length)))
     if interpolation == "opencv-area":
-        return (_area_when_larger if is_larger else _area)(int(start), int(length), wanted)
+        return _area(int(start), int(length), wanted)
     reach, weigh = _FILTERS["pillow-bilinear" if interpolation == "torchvision" else interpolation]
     return _like_pillow(size, start, length, wanted, reach, weigh)
 
@@ -115,16 +133,16 @@ def _whole(size: int) -> Axis:
     return Axis(np.arange(size, dtype=np.int32), np.ones((size, 1), np.float32), None)
 
 
-def _linear(start: int, length: int, wanted: int) -> Axis:
-    """Between the centres of two pixels."""
-    centres = (np.arange(wanted) + 0.5) * (length / wanted) - 0.5
+def _linear(length: int, wanted: int) -> tuple[Array, Array]:
+    """Between the centres of two pixels: the lower one, and the share of the next."""
+    centres = ((np.arange(wanted) + 0.5) * (length / wanted) - 0.5).astype(np.float32)
     lower = np.floor(centres)
-    return _two_pixels(lower, centres - lower, start, length)
+    return lower, centres - lower
 
 
 def _two_pixels(lower: Array, share: Array, start: int, length: int) -> Axis:
     """Of a pixel and the next one, whose share is given; the first and the last one stand for what is beyond them."""
-    share = np.where(lower < 0, 0.0, np.where(lower >= length - 1, 1.0, share))
+    share = np.where(lower < 0, 0, np.where(lower >= length - 1, 1, share)).astype(np.float32)
     first = np.clip(lower, 0, max(length - 2, 0)).astype(np.int32)
     weights = np.stack([1 - share, share], axis=1)
     if length == 1:
@@ -132,14 +150,18 @@ def _two_pixels(lower: Array, share: Array, start: int, length: int) -> Axis:
     return Axis(first + np.int32(start), weights.astype(np.float32), None)
 
 
-def _area_when_larger(start: int, length: int, wanted: int) -> Axis:
+def _in_shorts(axis: Axis) -> Axis:
+    return Axis(axis.first, np.rint(axis.weights * np.float32(1 << SHORT_BITS)).astype(np.int32), SHORT_BITS)
+
+
+def _area_when_larger(length: int, wanted: int) -> tuple[Array, Array]:
     """As OpenCV's INTER_AREA does in both directions where one of them grows."""
     growth = wanted / length
     places = np.arange(wanted)
     lower = np.floor(places * (1 / growth))
     # In 32 bits, as OpenCV has it: just below 1 becomes 1, and so none.
     share = ((places + 1) - (lower + 1) * growth).astype(np.float32)
-    return _two_pixels(lower, np.where(share <= 0, 0.0, share - np.floor(share)), start, length)
+    return lower, np.where(share <= 0, np.float32(0), share - np.floor(share))
 
 
 def _area(start: int, length: int, wanted: int) -> Axis:

@@ -4,7 +4,7 @@ Both are plain C++ but for a few words, and tests compile them for the host.
 """
 
 RESIZE = r"""
-// Axes: the inner one is summed first. `bits` < 0: floats, with nothing rounded between.
+// Axes: the inner one is summed first. `bits` < 0: floats, with nothing rounded between; 11: as OpenCV does it.
 struct Axis { const int* first; const int* weights; long long taps, bits, stride; };
 
 __device__ float in_floats(const unsigned char* from, const Axis& inner, const Axis& outer, int i, int o) {
@@ -35,6 +35,19 @@ __device__ int in_bytes(const unsigned char* from, const Axis& inner, const Axis
     return min(max(total >> outer.bits, 0), 255);
 }
 
+__device__ int in_shorts(const unsigned char* from, const Axis& across, const Axis& down, int x, int y) {
+    const int* wx = across.weights + x * across.taps;
+    const int* wy = down.weights + y * down.taps;
+    int total = 2;
+    for (int k = 0; k < down.taps; k++) {
+        const unsigned char* line = from + (down.first[y] + k) * down.stride + across.first[x] * across.stride;
+        int sum = 0;
+        for (int n = 0; n < across.taps; n++) sum += wx[n] * line[n * across.stride];
+        total += (wy[k] * (sum >> 4)) >> 16;
+    }
+    return min(max(total >> 2, 0), 255);
+}
+
 extern "C" __global__ void resize(const long long* table, const int* words, unsigned char* out, int height, int width) {
     const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
     if (x >= width || y >= height) return;
@@ -49,7 +62,8 @@ extern "C" __global__ void resize(const long long* table, const int* words, unsi
     unsigned char* to = out + ((t[11] * height + y) * width + x) * 3;
     for (int c = 0; c < 3; c++)
         to[c] = down.bits < 0 ? (unsigned char)min(max(rintf(in_floats(from + c, inner, outer, i, o)), 0.f), 255.f)
-                              : (unsigned char)in_bytes(from + c, inner, outer, i, o);
+              : down.bits == 11 ? (unsigned char)in_shorts(from + c, across, down, x, y)
+                                : (unsigned char)in_bytes(from + c, inner, outer, i, o);
 }
 """
 
