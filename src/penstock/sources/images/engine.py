@@ -140,7 +140,7 @@ class JpegEngine:
                 self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
             for place in places[~is_whole].tolist():
                 self._decode_here(_bytes_of(rows, encoded, place), place, pixels, bad)
-            if encoded[real - 1]:
+            if real < len(rows):
                 pixels[real:] = pixels[real - 1]
         self._stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
