@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -68,7 +69,7 @@ def measure_photos(
     job: PhotoJob, decoders: Sequence[str], repeats: int, *, has_peer: bool
 ) -> tuple[list[Line], dict[str, Any]]:
     """Measure the decoders and the peer in turn."""
-    sides = {decoder: lambda decoder=decoder: job.penstock(decoder) for decoder in decoders}
+    sides: dict[str, Callable[[], dict[str, Any]]] = {each: partial(job.penstock, each) for each in decoders}
     if has_peer:
         sides[PEER] = job.peer
     found = interleave(sides, repeats)

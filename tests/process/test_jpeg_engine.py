@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -20,20 +21,22 @@ from PIL import Image
 from penstock.core.decoding import OnDevice
 from penstock.core.job import Job
 from penstock.core.records import Array, Binding
-from penstock.options.records import INTERPOLATIONS, RESIZES
+from penstock.core.stillness import Timeouts
+from penstock.options.records import INTERPOLATIONS, RESIZES, ReadOptions
 from penstock.pool.decoding import BatchDecoder
 from penstock.pool.loading import load_batches
 from penstock.sources.images.encoded import EncodedImages
-from penstock.sources.images.engine import EngineDecoder, JpegEngine
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.images.resizing import Rendition
 from penstock.sources.images.routing import goes_to_engine
 from penstock.storage.seal import sealed
 from tests.conftest import Penstock
-from tests.support.host_engine import Codec, Pixels, host_engine
+from tests.support.arithmetic_run import engine_of, replica_of_this_process
+from tests.support.host_engine import Codec, Colours, HostDecoder, Pixels, host_engine
 from tests.support.photos import draw_folder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
+REPOSITORY = Path(__file__).parents[2]
 BINDING = Binding("x", ("image",), "uint8", (32, 40, 3))
 
 
@@ -157,26 +160,17 @@ def is_read(photo: bytes) -> bool:
     return True
 
 
-class HostDecoder(EngineDecoder):
-    """Starts the engine of this machine."""
-
-    folder: Path
-
-    def open(self) -> JpegEngine:
-        return host_engine(self.folder, self.rendition, Codec())
-
-
 @needs_compiler
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_batches_with_encoded_rows_become_what_loaders_make_of_them(tmp_path: Path, share: float) -> None:
     draw_folder(tmp_path / "photos", 11)
     (tmp_path / "photos" / "00004.jpg").write_bytes(b"no photo")
     paths = [str(path) for path in sorted((tmp_path / "photos").iterdir())]
-    decoder = HostDecoder(Rendition(engine_share=share))
-    HostDecoder.folder = tmp_path
+    decoder = HostDecoder(Rendition(engine_share=share), str(tmp_path))
     job = Job(ImageFiles(paths), (BINDING,), (), 4, decoder=decoder)
     run, span = BatchDecoder(decoder, stays_on_device=True), next(iter(job.source.divide(11)))
-    plain = list(load_batches(replace(job, decoder=HostDecoder(Rendition(engine_share=1e-12))), span))
+    never = HostDecoder(Rendition(engine_share=1e-12))
+    plain = list(load_batches(replace(job, decoder=never), span))
     batches = list(load_batches(job, span))
     routed = sum(np.count_nonzero(batch.encoded["x"]) for batch in batches if batch.encoded)
     assert routed == 10 if share == 1.0 else 0 < routed < 10
@@ -187,6 +181,42 @@ def test_batches_with_encoded_rows_become_what_loaders_make_of_them(tmp_path: Pa
         assert isinstance(batch.arrays["x"], OnDevice)
         np.testing.assert_allclose(np.asarray(batch.arrays["x"], int), expected.arrays["x"], atol=1)
         assert [failure.row for failure in batch.failures] == [failure.row for failure in expected.failures]
+
+
+@needs_compiler
+def test_replicas_decode_ahead_to_the_same_bits_whoever_reads_runs_and_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
+    draw_folder(tmp_path / "photos", 90)
+    (tmp_path / "photos" / "00040.jpg").write_bytes(b"no photo")
+    photo = (tmp_path / "photos" / "00041.jpg").read_bytes()
+    (tmp_path / "photos" / "00041.jpg").write_bytes(photo[:-30] + photo[-2:])
+    paths = [str(path) for path in sorted((tmp_path / "photos").iterdir())]
+    host_engine(tmp_path, Rendition(), Codec())  # compiled once
+    found = {}
+    for share, takes_over, is_killed, placement in (
+        (1e-12, True, False, {}),
+        (0.5, True, False, {}),
+        (0.5, False, False, {"lanes": 1}),
+        (0.5, True, True, {"has_loader_processes": True, "most_loaders": 1}),
+    ):
+        decoder = HostDecoder(Rendition("stretch", "pillow-bilinear", engine_share=share), str(tmp_path))
+        job = Job(ImageFiles(paths, ReadOptions(interpolation="pillow-bilinear")), (BINDING,), (), 4, decoder=decoder)
+        with engine_of(Colours(takes_over), Timeouts(), [], **placement) as (engine, _):
+            engine.load()
+            engine.prepare(job, engine._placement, next(iter(job.source.divide(4))))
+            results = []
+            for result in engine.run(list(job.source.divide(10))):
+                results.append(result)
+                if is_killed and len(results) == 2:
+                    replica_of_this_process().kill()
+        answers = np.concatenate([np.asarray(result.columns["y"]) for result in results])
+        failures = [(failure.row, failure.error, failure.reason) for result in results for failure in result.failures]
+        found[share, takes_over, is_killed] = (answers.tobytes(), failures)
+    assert [row for row, _, _ in failures] == [40, 41]
+    # Pillow's pixels are the same to the bit whoever resizes them, and here libjpeg decodes on both sides.
+    assert len(set(map(str, found.values()))) == 1
 
 
 def test_a_decoder_on_a_gpu_is_refused_where_there_is_none(

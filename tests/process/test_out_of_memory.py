@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +18,7 @@ from penstock.core.records import Result
 from penstock.errors import WorkersDied
 from tests.conftest import ENVIRONMENT, penstock_command, read_rows
 from tests.support.arithmetic import LARGE, Arithmetic
-from tests.support.arithmetic_run import Ran, run_arithmetic
+from tests.support.arithmetic_run import Ran, replica_of_this_process, run_arithmetic
 
 REPOSITORY = Path(__file__).parents[2]
 ROWS = 400
@@ -150,13 +149,6 @@ def write_wide_model(path: Path) -> None:
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows"])]
     graph = helper.make_graph(nodes, "wide", inputs, outputs, [times])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
-
-
-def replica_of_this_process() -> psutil.Process:
-    """The one among the children of the tests, of which there are others."""
-    children = psutil.Process().children()
-    (replica,) = (child for child in children if "penstock.pool.processes.replica" in child.cmdline())
-    return replica
 
 
 @pytest.fixture

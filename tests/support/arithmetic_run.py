@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from penstock.core.job import Job
 from penstock.core.records import Binding, Device, ModelFile, Placement, Result
@@ -48,7 +49,7 @@ def run_arithmetic(
     np.save(folder / "x.npy", x)
     source = ArrayFiles([str(folder / "x.npy")])
     said: list[str] = []
-    with _engine_of(runtime, timeouts or Timeouts(), said, **placement) as (engine, log):
+    with engine_of(runtime, timeouts or Timeouts(), said, **placement) as (engine, log):
         engine.load()
         name = next(iter(source.schema()))
         job = Job(source, (Binding("x", (name,), "float32", (4,)),), (), batch_size)
@@ -61,14 +62,22 @@ def run_arithmetic(
 
 
 @contextlib.contextmanager
-def _engine_of(
-    runtime: Arithmetic, timeouts: Timeouts, said: list[str], replicas: int = 1, **placement: Any
+def engine_of(
+    runtime: Any, timeouts: Timeouts, said: list[str], replicas: int = 1, **placement: Any
 ) -> Iterator[tuple[LocalEngine, Any]]:
+    """The local engine with replicas of a runtime on CPUs, and the file of its log."""
     devices = tuple(Device("cpu", index) for index in range(replicas))
     launch_model = ModelFile("arithmetic", "", "", ())
     with tempfile.NamedTemporaryFile("ab+") as log:
         placed = Placement(devices, **{"loaders": 1, "lanes": 2, **placement})
-        launch = Launch(runtime, launch_model, 1, log)  # type: ignore[arg-type]
+        launch = Launch(runtime, launch_model, 1, log)
         engine = LocalEngine(launch, placed, lambda *_: None, StopFlag(), timeouts, said.append)
         with contextlib.closing(engine):
             yield engine, log
+
+
+def replica_of_this_process() -> psutil.Process:
+    """The one among the children of the tests, of which there are others."""
+    children = psutil.Process().children()
+    (replica,) = (child for child in children if "penstock.pool.processes.replica" in child.cmdline())
+    return replica

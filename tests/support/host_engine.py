@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from penstock.sources.images.engine import JpegEngine
+from penstock.core.decoding import OnDevice
+from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
+from penstock.sources.images.engine import EngineDecoder, JpegEngine
 from penstock.sources.images.kernels import CHECK, RESIZE
 from penstock.sources.images.resizing import Rendition
 
@@ -69,6 +72,50 @@ class _Image:
     @property
     def __cuda_array_interface__(self) -> Any:
         return self._pixels.__array_interface__
+
+
+@dataclass(frozen=True)
+class HostDecoder(EngineDecoder):
+    """Starts the engine of this machine, whose kernels are compiled in `folder`."""
+
+    folder: str = ""
+
+    def open(self) -> JpegEngine:
+        return host_engine(Path(self.folder), self.rendition, Codec())
+
+
+@dataclass(frozen=True)
+class Colours:
+    """A runtime without a framework: the mean colour of an image. It takes rows from the device, or does not."""
+
+    takes_over: bool = True
+    name: str = "colours"
+
+    def environment(self, device: Device, threads: int) -> dict[str, str]:
+        return {}
+
+    def load(self, model: ModelFile, device: Device, threads: int) -> ColoursReplica:
+        return ColoursReplica(takes_over=self.takes_over)
+
+
+class ColoursReplica:
+    signature = Signature((TensorSpec("x", "uint8", (32, 40, 3)),), (TensorSpec("y", "float64", (3,)),))
+
+    def __init__(self, *, takes_over: bool) -> None:
+        self._takes_over = takes_over
+
+    def takes_over(self) -> bool:
+        return self._takes_over
+
+    def predict(self, batch: Columns) -> Columns:
+        x: Any = batch["x"]
+        if isinstance(x, OnDevice):
+            assert self._takes_over
+            x = x.array
+        return {"y": np.asarray(x).mean(axis=(1, 2))}
+
+    def close(self) -> None:
+        pass
 
 
 class Codec:

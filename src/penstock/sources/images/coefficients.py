@@ -96,11 +96,13 @@ def resized(pixels: Array, sums: Sums) -> Array:
 
 
 def _resized_in_shorts(pixels: Array, sums: Sums) -> Array:
-    columns, rows = pixels.astype(np.int32), sums.across.first
-    across = sum(w[:, None] * columns[:, rows + nth] for nth, w in enumerate(sums.across.weights.T))
-    lines, rows = np.asarray(across) >> 4, sums.down.first
-    down = sum(w[:, None, None] * lines[rows + nth] >> 16 for nth, w in enumerate(sums.down.weights.T))
-    return np.clip((np.asarray(down) + 2) >> 2, 0, 255).astype(np.uint8)
+    across = np.zeros((len(pixels), len(sums.across.first), pixels.shape[2]), np.int32)
+    for nth, weights in enumerate(sums.across.weights.T):
+        across += weights[:, None] * pixels[:, sums.across.first + nth]
+    down = np.full((len(sums.down.first), *across.shape[1:]), 2, np.int32)
+    for nth, weights in enumerate(sums.down.weights.T):
+        down += weights[:, None, None] * (across[sums.down.first + nth] >> 4) >> 16
+    return np.clip(down >> 2, 0, 255).astype(np.uint8)
 
 
 def _summed(lines: Array, axis: Axis) -> Array:

@@ -229,7 +229,8 @@ class JpegEngine:
 
 def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:
     """A photo as it lies in its place."""
-    return rows[place].reshape(-1)[: encoded[place]]
+    row: Array = rows[place].reshape(-1)
+    return row[: encoded[place]]
 
 
 def _what_was_short(cupy: Any, error: Exception) -> OutOfMemory | None:
