@@ -37,11 +37,13 @@ extern "C" void run_resize(const long long* table, const int* words, unsigned ch
     }
 }
 extern "C" void run_check(const unsigned char* rows, const long long* places, const long long* sizes,
-                          long long row_bytes, unsigned char* found, int photos) {
-    for (int i = 0; i < photos; i++) {
-        blockIdx = {i, 0, 0};
-        check(rows, places, sizes, row_bytes, found);
+                          long long row_bytes, unsigned char* found, int photos, int blocks) {
+    blockDim = {384, 1, 1};
+    for (int i = 0; i < blocks; i++) for (int n = 0; n < 384; n++) {
+        blockIdx = {i, 0, 0}, threadIdx = {n, 0, 0};
+        check(rows, places, sizes, row_bytes, found, photos);
     }
+    blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
 }
 """
 

@@ -22,7 +22,7 @@ from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
 from penstock.sources.images.decoding import decode_into
-from penstock.sources.images.kernels import CHECK, RESIZE
+from penstock.sources.images.kernels import CHECK, CHECKED_AT_ONCE, RESIZE
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
 
 INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
@@ -30,9 +30,8 @@ AT_ONCE = 256
 """Measured on an H200: 20,600 images/s in batches of 256 on one thread; less with smaller ones, or more threads."""
 CPU_THREADS = 1
 """They look at headers; loaders need the cores."""
-_SIDES, _NUMBERS = (32, 8), 12
-"""Threads of a block, across and down; the numbers of an image in the table that the kernel reads: address, stride,
-4 for each direction, which of them is the first, and the row that its pixels go to."""
+_SIDES = (32, 8)
+"""Threads of a block, across and down."""
 
 
 def is_installed() -> bool:
@@ -149,9 +148,9 @@ class JpegEngine:
         """Which photos have no damage that libjpeg would see: an engine gives pixels of all."""
         found = self._cupy.empty(len(places), self._cupy.uint8)
         if len(places):
-            row_bytes = np.int64(pixels[0].nbytes)
-            arguments = (pixels, self._cupy.asarray(places), self._cupy.asarray(sizes), row_bytes, found)
-            self._check((len(places),), (1,), arguments)
+            photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
+            arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
+            self._check((-(-len(places) // CHECKED_AT_ONCE),), (32 * CHECKED_AT_ONCE,), arguments)
         return np.asarray(found.get(), bool)
 
     def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
@@ -194,21 +193,21 @@ class JpegEngine:
 
     def _resize(self, images: Sequence[Any], places: Array, pixels: Any) -> None:
         room: Size = (int(pixels.shape[1]), int(pixels.shape[2]))
-        table, words = self._table(images, room)
-        table[:, -1] = places
+        table, words = self._table(images, places, room)
         grid = (-(-room[1] // _SIDES[0]), -(-room[0] // _SIDES[1]), len(images))
         arguments = (self._cupy.asarray(table), self._cupy.asarray(words), pixels, *map(np.int32, room))
         self._kernel(grid, _SIDES, arguments)
         # The next images are decoded into the memory of these.
         self._stream.synchronize()
 
-    def _table(self, images: Sequence[Any], room: Size) -> tuple[Array, Array]:
-        """What the kernel reads: numbers of each image, and the weights of all, those of equal sizes once."""
+    def _table(self, images: Sequence[Any], places: Array, room: Size) -> tuple[Array, Array]:
+        """What the kernel reads: the weights of all sizes, and 12 numbers of each image: its address and stride, 4 for
+        each direction, which of them is the first, and the row that its pixels go to."""
         words: list[Array] = []
         placed: dict[Size, list[int]] = {}
         length = 0
-        table = np.zeros((len(images), _NUMBERS), np.int64)
-        for nth, image in enumerate(images):
+        table: list[list[int]] = []
+        for image, place in zip(images, places.tolist(), strict=True):
             interface = image.__cuda_array_interface__
             height, width, _ = interface["shape"]
             if (height, width) not in placed:
@@ -222,9 +221,9 @@ class JpegEngine:
                     length += len(axis.first) + len(weights)
                 placed[height, width] = [*numbers, int(sums.is_down_first)]
             strides = interface.get("strides")
-            table[nth, :2] = interface["data"][0], strides[0] if strides else width * 3
-            table[nth, 2:11] = placed[height, width]
-        return table, np.concatenate(words)
+            stride = strides[0] if strides else width * 3
+            table.append([interface["data"][0], stride, *placed[height, width], place])
+        return np.array(table, np.int64), np.concatenate(words)
 
 
 def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:

@@ -70,7 +70,7 @@ extern "C" __global__ void resize(const long long* table, const int* words, unsi
 CHECK = r"""
 // One thread reads the Huffman codes of one photo: all of its blocks must be there, and nothing else. So it finds all
 // that libjpeg warns of in there, and a little more.
-struct Codes { unsigned short fast[512]; int limits[17], offsets[17]; unsigned char values[256]; bool is_there; };
+struct Codes { unsigned short fast[256]; int limits[17], offsets[17]; unsigned char values[256]; bool is_there; };
 
 struct Bits {
     const unsigned char *at, *end;
@@ -92,9 +92,9 @@ struct Bits {
     __device__ int symbol(const Codes& codes) {
         if (left < 32) fill();
         const int next = (int)(buffer >> (left - 16)) & 0xFFFF;
-        const int known = codes.fast[next >> 7];
+        const int known = codes.fast[next >> 8];
         if (known) { left -= known >> 8; return known & 255; }
-        for (int length = 10; length <= 16; length++) {
+        for (int length = 9; length <= 16; length++) {
             const int code = next >> (16 - length);
             if (code >= codes.limits[length]) continue;
             left -= length;
@@ -110,15 +110,15 @@ __device__ bool read_codes(const unsigned char* at, const unsigned char* end, Co
         Codes& codes = tables[(at[0] >> 4) * 2 + (at[0] & 1)];
         const unsigned char *counts = at, *values = at + 17;
         int code = 0, place = 0;
-        for (int i = 0; i < 512; i++) codes.fast[i] = 0;
+        for (int i = 0; i < 256; i++) codes.fast[i] = 0;
         for (int length = 1; length <= 16; length++, code <<= 1) {
             codes.offsets[length] = place - code;
             for (int n = 0; n < counts[length]; n++, code++, place++) {
                 if (place > 255 || values + place >= end || code >= (1 << length) - 1) return false;  // not all ones
                 if (values[place] > 15 && at[0] < 16) return false;
                 codes.values[place] = values[place];
-                for (int i = 0; length <= 9 && i < 1 << (9 - length); i++)
-                    codes.fast[(code << (9 - length)) + i] = (unsigned short)(length << 8 | values[place]);
+                for (int i = 0; length <= 8 && i < 1 << (8 - length); i++)
+                    codes.fast[(code << (8 - length)) + i] = (unsigned short)(length << 8 | values[place]);
             }
             codes.limits[length] = code;
         }
@@ -207,8 +207,13 @@ __device__ bool is_whole(const unsigned char* data, long long size, Codes* table
 }
 
 extern "C" __global__ void check(const unsigned char* rows, const long long* places, const long long* sizes,
-                                 long long row_bytes, unsigned char* found) {
-    __shared__ Codes tables[4];  // two for the first number of a block, two for the others
-    found[blockIdx.x] = is_whole(rows + places[blockIdx.x] * row_bytes, sizes[blockIdx.x], tables);
+                                 long long row_bytes, unsigned char* found, int photos) {
+    __shared__ Codes tables[12][4];  // two for the first number of a block, two for the others
+    const int warp = threadIdx.x / 32, photo = blockIdx.x * (blockDim.x / 32) + warp;
+    if (threadIdx.x % 32 || photo >= photos) return;
+    found[photo] = is_whole(rows + places[photo] * row_bytes, sizes[photo], tables[warp]);
 }
 """
+CHECKED_AT_ONCE = 12
+"""Photos of a block of threads. One thread of each warp works, and as many photos as there is room for share a
+multiprocessor: so the model, which runs meanwhile, keeps most of the others for itself."""
