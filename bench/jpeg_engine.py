@@ -1,4 +1,4 @@
-"""V: the JPEG engine of a GPU against the loaders: the same pixels, and how many more of them.
+"""The JPEG engine of a GPU against the loaders: the same pixels, the same failed rows, and where its time goes.
 
 `python -m bench.jpeg_engine pixels|damage|speed --photos FOLDER`. It needs a GPU with an engine, CuPy and
 nvImageCodec. Whole jobs: `python -m bench.gpu --photos FOLDER`.

@@ -13,6 +13,7 @@ from penstock.core.records import Timings
 
 LOADING, COPYING, COMPUTING, POSTPROCESS, WRITING = "loading", "copying", "computing", "postprocess", "writing"
 DECODING = "decoding"
+"""On the device; what loaders decode is loading."""
 
 WAITING = 0.25
 """A stage that waits for more than this share of the time is limited by the stage it waits for."""
@@ -204,9 +205,10 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
     if waited_s > WAITING * elapsed_s:
         return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time")
     if spent.wait_for_data > WAITING * lanes:
-        if spent.decode and spent.wait_for_room > WAITING * (spent.read + spent.wait_for_room):
-            return Bound(rate, DECODING, "loaders and the model wait for the device's decoder; give it a smaller share")
-        return Bound(rate, LOADING, f"waiting for data took {spent.wait_for_data / lanes:.0%} of the model's time")
+        # Loaders that wait as well as the model wait for what is between them.
+        is_between = spent.decode > 0 and spent.wait_for_room > WAITING * (spent.read + spent.wait_for_room)
+        by, what = (DECODING, "the device's decoder") if is_between else (LOADING, "data")
+        return Bound(rate, by, f"waiting for {what} took {spent.wait_for_data / lanes:.0%} of the model's time")
     copying = min(spent.copy, spent.compute) + handing
     if copying > lanes / 2:
         return Bound(rate, COPYING, f"copying took {copying / lanes:.0%} of the model's time")

@@ -58,6 +58,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
+        """Take memory for so many batches at once: taking it while the model runs would hold that up."""
+        ...
+
 
 class DeviceDecoder(Protocol):
     """How a share of the rows is decoded on a device. Picklable and light: libraries are imported in `open`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import cast
 
 from penstock.core.batching import Batch, note
 from penstock.core.decoding import Decoder, DeviceDecoder
 from penstock.core.records import Array, RowFailure
+from penstock.errors import OutOfMemory
 
 AHEAD = 3
 """So many batches are decoded before a lane is free for them."""
@@ -21,6 +23,7 @@ class BatchDecoder:
         self._stays_on_device = stays_on_device
         self._decoder: Decoder = kind.open()
         self._turn = threading.Lock()
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, batch: Batch, span_start: int, *, for_host: bool = False) -> tuple[RowFailure, ...]:
         """Decode what is encoded, and return the rows that cannot be. Arrays in which some are encoded are let go of.
@@ -37,6 +40,7 @@ class BatchDecoder:
         numbers = [span_start + int(position) for position in batch.positions]
         decoded: dict[str, Array] = {}
         for name, sizes in batch.encoded.items():
+            self._shapes[name] = batch.arrays[name].shape
             with self._turn:
                 rows, bad = self._decoder.decode(batch.arrays[name], sizes, batch.rows)
                 is_kept = self._stays_on_device and not for_host
@@ -47,6 +51,12 @@ class BatchDecoder:
         batch.encoded = {}
         batch.failures = (*batch.failures, *failures.values())
         return tuple(failures.values())
+
+    def reserve(self, batches: int) -> None:
+        """Take memory for so many batches like those that were decoded; what is not there now is taken later."""
+        with self._turn, contextlib.suppress(OutOfMemory):
+            for shape in self._shapes.values():
+                self._decoder.reserve(shape, batches)
 
 
 class Places:

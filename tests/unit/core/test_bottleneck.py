@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.bottleneck import COMPUTING, COPYING, LOADING, WRITING, Bound, Rates, measured, predict
+from penstock.core.bottleneck import COMPUTING, COPYING, DECODING, LOADING, WRITING, Bound, Rates, measured, predict
 from penstock.core.records import Timings
 
 STAGES = (LOADING, COPYING, COMPUTING, WRITING)
@@ -138,6 +138,18 @@ def test_rates_that_cannot_be_are_refused() -> None:
         (Timings(compute=8.0, wait_for_data=2.0), 0.0, COMPUTING, "computing took 80% of the model's time"),
         (Timings(compute=6.0, wait_for_data=4.0), 0.0, LOADING, "waiting for data took 40% of the model's time"),
         (Timings(wait_for_data=1.0), 0.0, LOADING, "waiting for data took 100% of the model's time"),
+        (
+            Timings(read=6.0, wait_for_room=4.0, decode=9.0, compute=6.0, wait_for_data=4.0),
+            0.0,
+            DECODING,
+            "waiting for the device's decoder took 40% of the model's time",
+        ),
+        (
+            Timings(read=9.0, wait_for_room=1.0, decode=9.0, compute=6.0, wait_for_data=4.0),
+            0.0,
+            LOADING,
+            "waiting for data took 40% of the model's time",
+        ),
         (Timings(compute=10.0, copy=7.0), 0.0, COPYING, "copying took 70% of the model's time"),
         (Timings(compute=10.0, copy=4.0), 0.0, COMPUTING, "computing took 60% of the model's time"),
         (Timings(compute=4.0, hand_over=2.0, wait_for_slot=4.0), 0.0, COPYING, "copying took 60% of the model's time"),

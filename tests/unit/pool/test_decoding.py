@@ -35,6 +35,7 @@ class Negatives:
     decoded: list[int] = field(default_factory=list)
     """The first value of every batch, in the order in which they were decoded."""
     begin: Callable[[], None] = lambda: None
+    reserved: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
 
     def open(self) -> Negatives:
         return self
@@ -50,6 +51,10 @@ class Negatives:
         decoded[real:] = decoded[real - 1]
         self.decoded.append(int(decoded[0, 0]))
         return OnDevice(decoded, lambda: self._fetch(decoded)), bad
+
+    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
+        self.reserved.append((shape, batches))
+        self.begin()
 
     def _fetch(self, decoded: Array) -> Array:
         self.fetched += 1
@@ -239,6 +244,21 @@ def test_a_decoder_that_has_no_memory_by_itself_ends_the_run() -> None:
     with decoding(TakesOver(), Negatives(begin=begin)) as (pipeline, outlet):
         give(pipeline, spans_of(3, SIZE))
         assert isinstance(outlet.errors.get(timeout=TIMEOUT_S), OutOfMemory)
+
+
+def test_memory_is_taken_for_batches_like_those_that_were_decoded_and_may_be_short() -> None:
+    decoder = Negatives()
+    batches = BatchDecoder(decoder, stays_on_device=True)
+    batches.reserve(7)
+    assert decoder.reserved == []
+    batches(Slot(spans_of(1, SIZE)[0]).batch, 0)
+
+    def begin() -> None:
+        raise OutOfMemory("the GPU has no memory left")
+
+    decoder.begin = begin
+    batches.reserve(7)
+    assert decoder.reserved == [((SIZE, 3), 7)]
 
 
 def test_closing_ends_the_decoder_that_waits_for_a_lane() -> None:

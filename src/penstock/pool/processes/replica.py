@@ -224,6 +224,8 @@ class ReplicaProcess:
         if may_warm and isinstance(self._replica, Registering):
             with self._doing(LANES):
                 warm_lanes(guarded, batch, message.sample, message.lanes)
+                if self._decoder is not None:
+                    self._decoder.reserve(message.lanes + AHEAD)
         self._pipeline = Pipeline(
             guarded,
             message.job,

@@ -102,7 +102,8 @@ def _resized_in_shorts(pixels: Array, sums: Sums) -> Array:
     down = np.full((len(sums.down.first), *across.shape[1:]), 2, np.int32)
     for nth, weights in enumerate(sums.down.weights.T):
         down += weights[:, None, None] * (across[sums.down.first + nth] >> 4) >> 16
-    return np.clip(down >> 2, 0, 255).astype(np.uint8)
+    rounded: Array = np.clip(down >> 2, 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _summed(lines: Array, axis: Axis) -> Array:

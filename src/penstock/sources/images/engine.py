@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from penstock.sources.images.coefficients import sums_of
 from penstock.sources.images.decoding import decode_into
 from penstock.sources.images.kernels import CHECK, CHECKED_AT_ONCE, RESIZE
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
+
+T = TypeVar("T")
 
 INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
 AT_ONCE = 256
@@ -106,17 +108,25 @@ class JpegEngine:
 
     def can_decode(self) -> bool:
         """Whether it decodes a picture: a GPU without an engine gives none. All that runs in a job runs once."""
-        picture = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3).astype(np.uint8)
+        picture = np.arange(256 * 256 * 3, dtype=np.uint32).reshape(256, 256, 3).astype(np.uint8)
         data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
-        rows = np.zeros((1, 64, 64, 3), np.uint8)
+        rows = np.zeros((1, *picture.shape), np.uint8)
         rows.reshape(-1)[: len(data)] = data
         self.decode(rows, np.array([len(data)]), 1)
         return self._decode([self._codec.CodeStream(data)])[0] is not None
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """See `core.decoding.Decoder`."""
+        return self._within_memory(lambda: self._decode_batch(rows, encoded, real))
+
+    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
+        """See `core.decoding.Decoder`. CuPy keeps what is freed for the stream that it was taken on."""
+        with self._stream:
+            self._within_memory(lambda: [self._cupy.empty(shape, self._cupy.uint8) for _ in range(batches)])
+
+    def _within_memory(self, run: Callable[[], T]) -> T:
         try:
-            return self._decode_batch(rows, encoded, real)
+            return run()
         except Exception as error:
             short = _what_was_short(self._cupy, error)
             if short is None:
