@@ -31,7 +31,7 @@ class Negatives:
     """A decoder, and how it is opened: an encoded row has the wrong sign, and one that is broken has no numbers."""
 
     share: float = 1.0
-    fetched: int = 0
+    fetched: list[int] = field(default_factory=list)
     decoded: list[int] = field(default_factory=list)
     """The first value of every batch, in the order in which they were decoded."""
     begin: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class Negatives:
         self.begin()
 
     def _fetch(self, decoded: Array) -> Array:
-        self.fetched += 1
+        self.fetched.append(1)
         return decoded
 
 
@@ -66,11 +66,11 @@ class TakesOver(Doubler):
 
     def __init__(self, *, poison: float | None = None) -> None:
         super().__init__(poison=poison)
-        self.taken_over = 0
+        self.taken_over: list[bool] = []
 
     def predict(self, batch: Columns) -> Columns:
         x = batch["x"]
-        self.taken_over += isinstance(x, OnDevice)
+        self.taken_over.append(isinstance(x, OnDevice))
         return super().predict({"x": x.array if isinstance(x, OnDevice) else x})
 
 
@@ -125,8 +125,9 @@ def test_rows_are_decoded_in_their_order_whatever_is_ahead(ahead: int, lanes: in
         check(outlet.take(20), spans)
         assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
     assert decoder.decoded == [span.start for span in spans]
-    # One that takes rows over has none of them copied, but the one row that the guard keeps.
-    assert (model.taken_over, decoder.fetched) == ((20, 1) if on_device else (0, 20))
+    assert sum(model.taken_over) == (20 if on_device else 0)
+    # Of rows that are taken over none are copied, but for the one row that the guard keeps, and each lane may be first.
+    assert len(decoder.fetched) in (range(1, lanes + 1) if on_device else [20])
 
 
 def test_a_few_batches_are_decoded_ahead_and_their_slots_are_free_at_once() -> None:
@@ -289,7 +290,7 @@ def test_rows_on_the_device_are_read_like_an_array_and_fetched_once() -> None:
     assert (rows.shape, rows.dtype, rows.nbytes, len(rows)) == ((4, 3), np.float32, 48, 4)
     assert rows[:] is rows
     assert rows[:4] is rows
-    assert decoder.fetched == 0
+    assert decoder.fetched == []
     expected = inputs_of(np.arange(SIZE))
     np.testing.assert_array_equal(rows[1:3], expected[1:3])
     np.testing.assert_array_equal(rows[2], expected[2])
@@ -298,4 +299,4 @@ def test_rows_on_the_device_are_read_like_an_array_and_fetched_once() -> None:
     copied = rows.copy()
     copied[:] = 0
     np.testing.assert_array_equal(rows[[0, 3]], expected[[0, 3]])
-    assert decoder.fetched == 1
+    assert decoder.fetched == [1]
