@@ -70,7 +70,30 @@ extern "C" __global__ void resize(const long long* table, const int* words, unsi
 CHECK = r"""
 // One thread reads the Huffman codes of one photo: all of its blocks must be there, and nothing else. So it finds all
 // that libjpeg warns of in there, and a little more.
-struct Codes { unsigned short fast[256]; int limits[17], offsets[17]; unsigned char values[256]; bool is_there; };
+// A step is what a code stands for: in its lower 6 bits the length of the code and of the number that follows, and
+// above them how many places of a block it fills. 0 is no code.
+const int LAST_STEP = 127;  // the other places of a block are empty
+
+__device__ int step_of(int symbol, int length, bool is_first) {
+    if (is_first) return 1 << 6 | (length + symbol);
+    const int run = symbol >> 4, size = symbol & 15;
+    return (size == 0 && run != 15 ? LAST_STEP : run + 1) << 6 | (length + size);
+}
+
+struct Codes {
+    unsigned short fast[256];  // the steps of short codes, by the next 8 bits
+    int limits[17], offsets[17];
+    unsigned char values[256];
+    bool is_there, is_first;
+
+    __device__ int long_step(int next) const {
+        for (int length = 9; length <= 16; length++) {
+            const int code = next >> (16 - length);
+            if (code < limits[length]) return step_of(values[(offsets[length] + code) & 255], length, is_first);
+        }
+        return 0;
+    }
+};
 
 struct Bits {
     const unsigned char *at, *end;
@@ -80,7 +103,17 @@ struct Bits {
     __device__ bool is_at_marker() const { return at + 1 >= end || (at[0] == 0xFF && at[1] != 0); }
 
     __device__ void fill() {
-        while (left <= 48) {
+        while (left <= 32) {
+            if (((unsigned long long)at & 3) == 0 && at + 4 < end) {
+                const unsigned four = *(const unsigned*)at, inverse = ~four;
+                if (!((inverse - 0x01010101u) & ~inverse & 0x80808080u)) {  // none of them is 0xFF
+                    const unsigned turned = four >> 24 | (four >> 8 & 0xFF00u) | (four & 0xFF00u) << 8 | four << 24;
+                    buffer = buffer << 32 | turned;
+                    left += 32;
+                    at += 4;
+                    continue;
+                }
+            }
             int byte = 0;
             if (is_at_marker()) missing += 8;
             else { byte = at[0]; at += byte == 0xFF ? 2 : 1; }
@@ -89,18 +122,13 @@ struct Bits {
         }
     }
 
-    __device__ int symbol(const Codes& codes) {
+    __device__ int step(const Codes& codes) {
         if (left < 32) fill();
         const int next = (int)(buffer >> (left - 16)) & 0xFFFF;
-        const int known = codes.fast[next >> 8];
-        if (known) { left -= known >> 8; return known & 255; }
-        for (int length = 9; length <= 16; length++) {
-            const int code = next >> (16 - length);
-            if (code >= codes.limits[length]) continue;
-            left -= length;
-            return codes.values[(codes.offsets[length] + code) & 255];
-        }
-        return -1;
+        int known = codes.fast[next >> 8];
+        if (!known) known = codes.long_step(next);
+        left -= known & 63;
+        return known >> 6;
     }
 };
 
@@ -110,19 +138,21 @@ __device__ bool read_codes(const unsigned char* at, const unsigned char* end, Co
         Codes& codes = tables[(at[0] >> 4) * 2 + (at[0] & 1)];
         const unsigned char *counts = at, *values = at + 17;
         int code = 0, place = 0;
+        codes.is_there = true;
+        codes.is_first = at[0] < 16;
         for (int i = 0; i < 256; i++) codes.fast[i] = 0;
         for (int length = 1; length <= 16; length++, code <<= 1) {
             codes.offsets[length] = place - code;
             for (int n = 0; n < counts[length]; n++, code++, place++) {
                 if (place > 255 || values + place >= end || code >= (1 << length) - 1) return false;  // not all ones
-                if (values[place] > 15 && at[0] < 16) return false;
+                if (values[place] > 15 && codes.is_first) return false;
                 codes.values[place] = values[place];
+                const int step = step_of(values[place], length, codes.is_first);
                 for (int i = 0; length <= 8 && i < 1 << (8 - length); i++)
-                    codes.fast[(code << (8 - length)) + i] = (unsigned short)(length << 8 | values[place]);
+                    codes.fast[(code << (8 - length)) + i] = (unsigned short)step;
             }
             codes.limits[length] = code;
         }
-        codes.is_there = true;
         at = values + place;
     }
     return true;
@@ -135,17 +165,12 @@ __device__ int read_quanta(const unsigned char* at, const unsigned char* end) {
 }
 
 __device__ bool read_block(Bits& bits, const Codes& first, const Codes& others) {
-    int size = bits.symbol(first);
-    if (size < 0 || size > 15) return false;
-    bits.left -= size;
-    for (int k = 1; k < 64; k++) {
-        const int symbol = bits.symbol(others);
-        if (symbol < 0) return false;
-        size = symbol & 15;
-        if (size == 0 && symbol != 0xF0) break;
-        k += symbol >> 4;
-        if (k > 63) return false;
-        bits.left -= size;
+    if (!bits.step(first)) return false;
+    for (int place = 1; place < 64;) {
+        const int step = bits.step(others);
+        if (step == LAST_STEP) break;
+        place += step;
+        if (step == 0 || place > 64) return false;
     }
     return true;
 }
