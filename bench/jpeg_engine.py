@@ -123,7 +123,13 @@ def show_damage(data: list[bytes]) -> None:
     engine = opened(rendition)
     rng = random.Random(0)
     whole = [each for each in data if len(each) < 100_000]
-    for kind, bytes_hit in (("1 bit", 0), ("1 byte", 1), ("16 bytes", 16), ("a hole of 1 KB", 1024)):
+    for kind, bytes_hit in (
+        ("1 bit", 0),
+        ("1 byte", 1),
+        ("16 bytes", 16),
+        ("a hole of 1 KB", 1024),
+        ("a byte before", -1),
+    ):
         photos = [damaged(rng.choice(whole), bytes_hit, rng) if i % 2 else rng.choice(whole) for i in range(480)]
         found, sizes, failed = by_engine(engine, photos, rendition)
         expected, failed_here = by_loader(photos, rendition)
@@ -139,12 +145,12 @@ def show_damage(data: list[bytes]) -> None:
 
 
 def damaged(data: bytes, bytes_hit: int, rng: random.Random) -> bytes:
-    """With damage in its second half, which is pixels."""
+    """With damage in its second half, which is pixels; or, below 0, in what stands before them."""
     raw = bytearray(data)
-    place = rng.randrange(len(raw) // 2, len(raw) - 1100)
+    place = rng.randrange(len(raw) // 2, len(raw) - 1100) if bytes_hit >= 0 else rng.randrange(20, 700)
     if bytes_hit == 0:
         raw[place] ^= 1 << rng.randrange(8)
-    for at in range(place, place + bytes_hit):
+    for at in range(place, place + abs(bytes_hit)):
         raw[at] = rng.randrange(255)  # never 0xFF, which would be seen at once
     return bytes(raw)
 
@@ -152,7 +158,7 @@ def damaged(data: bytes, bytes_hit: int, rng: random.Random) -> bytes:
 def show_speed(data: list[bytes], seconds: float) -> None:
     """Images a second of decoding and resizing alone, one batch after the other, and where the time goes."""
     small = [each for each in data if len(each) <= 150_000]
-    for cpu_threads, at_once in ((1, 256), (1, 128), (1, 512), (4, 256)):
+    for cpu_threads, at_once in ((1, 256), (1, 512), (2, 256), (4, 256)):
         engine_module.CPU_THREADS, engine_module.AT_ONCE = cpu_threads, at_once
         engine = opened(Rendition())
         rows, sizes = stowed([small[i % len(small)] for i in range(BATCH)], Rendition())
@@ -181,7 +187,7 @@ def parts_of(engine: JpegEngine, rows: Any, sizes: Any, count: int) -> dict[str,
         return made
 
     upload_s, _ = timed(lambda: finished(lambda: pixels.set(rows, stream=engine._stream)))
-    check_s, _ = timed(lambda: finished(lambda: engine._is_whole(pixels, places, sizes)))
+    check_s, _ = timed(lambda: finished(lambda: engine._look_through(pixels, places, sizes)()))
     views = [row.reshape(-1)[:size] for row, size in zip(rows, sizes, strict=True)]
     stream_s, streams = timed(lambda: [engine._codec.CodeStream(each) for each in views])
     decode_s, images = timed(lambda: finished(lambda: engine._decode(streams)))

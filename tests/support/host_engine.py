@@ -51,7 +51,7 @@ extern "C" void run_check(const unsigned char* rows, const long long* places, co
 class Pixels(np.ndarray):  # type: ignore[type-arg]
     """What of CuPy's arrays is called."""
 
-    def get(self) -> Any:
+    def get(self, stream: Any = None) -> Any:
         return np.array(self)
 
     def set(self, rows: Any, stream: Any) -> None:
@@ -65,6 +65,8 @@ class _Stream:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
     def synchronize(self) -> None: ...
+    def record(self) -> None: ...
+    def wait_event(self, event: None) -> None: ...
 
 
 class _Image:
@@ -121,7 +123,10 @@ class ColoursReplica:
 
 
 class Codec:
-    """What of nvImageCodec is called. As the engine does, it refuses a whole minibatch for one bad photo in it."""
+    """What of nvImageCodec is called. As the engine does, it gives pixels of damaged photos.
+
+    For one photo that it does not take, it refuses a whole minibatch.
+    """
 
     Backend = BackendKind = ColorSpec = DecodeParams = staticmethod(lambda *given, **options: None)
     __version__ = "of libjpeg"
@@ -146,7 +151,7 @@ class Codec:
         for start in range(0, len(streams), self.minibatch):
             some = streams[start : start + self.minibatch]
             is_refused = self._refused in some
-            found += [None if is_refused else _Image(simplejpeg.decode_jpeg(each)) for each in some]
+            found += [None if is_refused else _Image(simplejpeg.decode_jpeg(each, strict=False)) for each in some]
         return found
 
 

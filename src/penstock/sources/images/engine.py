@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -101,7 +102,7 @@ class JpegEngine:
         # As libjpeg does it, colours between two samples are interpolated.
         options = ":fancy_upsampling=1"
         self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream, self._looking = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
         self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         self._cupy, self._codec, self._rendition = cupy, codec, rendition
         self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
@@ -143,35 +144,37 @@ class JpegEngine:
             pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
             # All of it in one copy: what is encoded is looked through, and then overwritten.
             pixels.set(rows, stream=self._stream)
-            is_whole = self._is_whole(pixels, places, encoded[places])
-            whole = places[is_whole]
-            for start in range(0, len(whole), AT_ONCE):
-                self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
-            for place in places[~is_whole].tolist():
-                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, bad)
+            found = self._look_through(pixels, places, encoded[places])
+            for start in range(0, len(places), AT_ONCE):
+                some = slice(start, start + AT_ONCE)
+                photos = [_bytes_of(rows, encoded, place) for place in places[some].tolist()]
+                images = self._decode([self._codec.CodeStream(photo) for photo in photos])
+                self._put(photos, images, found()[some], places[some], pixels, bad)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
         self._stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
 
-    def _is_whole(self, pixels: Any, places: Array, sizes: Array) -> Array:
-        """Which photos have no damage that libjpeg would see: an engine gives pixels of all."""
-        found = self._cupy.empty(len(places), self._cupy.uint8)
-        if len(places):
-            photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
-            arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
-            self._check((-(-len(places) // CHECKED_AT_ONCE),), (32 * CHECKED_AT_ONCE,), arguments)
-        return np.asarray(found.get(), bool)
+    def _look_through(self, pixels: Any, places: Array, sizes: Array) -> Callable[[], Array]:
+        """Begin to look for damage that libjpeg would see: an engine gives pixels of all. Returns what waits for which
+        photos are whole. Reading their codes takes as long as decoding them, and uses other parts of the GPU."""
+        self._looking.wait_event(self._stream.record())
+        with self._looking:
+            found = self._cupy.empty(len(places), self._cupy.uint8)
+            if len(places):
+                photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
+                arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
+                self._check((-(-len(places) // CHECKED_AT_ONCE),), (32 * CHECKED_AT_ONCE,), arguments)
+        return lambda: np.asarray(found.get(stream=self._looking), bool)
 
-    def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
-        streams = [self._codec.CodeStream(_bytes_of(rows, encoded, place)) for place in places.tolist()]
-        images = self._decode(streams)
-        done = [nth for nth, image in enumerate(images) if image is not None]
-        if done:
-            self._resize([images[nth] for nth in done], places[done], pixels)
-        for nth, image in enumerate(images):
-            if image is None:
-                self._decode_here(_bytes_of(rows, encoded, int(places[nth])), int(places[nth]), pixels, bad)
+    def _put(
+        self, photos: Sequence[Array], images: Sequence[Any], is_whole: Array, places: Array, pixels: Any, bad: BadRows
+    ) -> None:
+        is_done = is_whole & [image is not None for image in images]
+        if is_done.any():
+            self._resize(list(itertools.compress(images, is_done)), places[is_done], pixels)
+        for nth in np.flatnonzero(~is_done).tolist():
+            self._decode_here(photos[nth], int(places[nth]), pixels, bad)
 
     def _decode_here(self, data: Array, place: int, pixels: Any, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
