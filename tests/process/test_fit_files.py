@@ -137,7 +137,7 @@ def test_an_input_that_changes_while_it_is_trained_on_ends_the_job_before_the_ne
     assert not list(output.glob("checkpoints/*"))
     resumed = penstock_run("resume", output, environment={"TOUCHED": str(rows)})
     assert resumed.returncode == 0, resumed.stderr
-    assert "its files have the same size: going on" in resumed.stderr
+    assert "it has the same bytes: going on" in resumed.stderr
     assert_same_job(output, undisturbed)
 
 
