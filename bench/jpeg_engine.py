@@ -187,12 +187,18 @@ def parts_of(engine: JpegEngine, rows: Any, sizes: Any, count: int) -> dict[str,
         return made
 
     upload_s, _ = timed(lambda: finished(lambda: pixels.set(rows, stream=engine._stream)))
-    check_s, _ = timed(lambda: finished(lambda: engine._look_through(pixels, places, sizes)()))
+    check_s, _ = timed(lambda: engine._put_and_look(rows, pixels, places, sizes))
     views = [row.reshape(-1)[:size] for row, size in zip(rows, sizes, strict=True)]
     stream_s, streams = timed(lambda: [engine._codec.CodeStream(each) for each in views])
     decode_s, images = timed(lambda: finished(lambda: engine._decode(streams)))
     resize_s, _ = timed(lambda: finished(lambda: engine._resize(images, places, pixels)))
-    return {"upload": upload_s, "check": check_s, "streams": stream_s, "decode": decode_s, "resize": resize_s}
+    return {
+        "upload": upload_s,
+        "upload and check": check_s,
+        "streams": stream_s,
+        "decode": decode_s,
+        "resize": resize_s,
+    }
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import simplejpeg
 from penstock.core.decoding import OnDevice
 from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.sources.images.engine import EngineDecoder, JpegEngine
-from penstock.sources.images.kernels import CHECK, RESIZE
+from penstock.sources.images.kernels import CHECK, CHECK_BYTES, RESIZE
 from penstock.sources.images.resizing import Rendition
 
 _HOST = r"""
@@ -24,22 +25,23 @@ _HOST = r"""
 #include <cmath>
 using std::max; using std::min;
 #define __device__
-#define __shared__ static
+#define __shared__
+alignas(8) unsigned char memory[%d];
 #define __global__
 struct Place { int x, y, z; };
 static Place blockIdx, blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
 %s
 extern "C" void run_resize(const long long* table, const int* words, unsigned char* out,
-                           int height, int width, int images) {
+                           int height, int width, int images, int) {
     for (int z = 0; z < images; z++) for (int y = 0; y < height; y++) for (int x = 0; x < width; x++) {
         blockIdx = {x, y, z};
         resize(table, words, out, height, width);
     }
 }
 extern "C" void run_check(const unsigned char* rows, const long long* places, const long long* sizes,
-                          long long row_bytes, unsigned char* found, int photos, int blocks) {
-    blockDim = {384, 1, 1};
-    for (int i = 0; i < blocks; i++) for (int n = 0; n < 384; n++) {
+                          long long row_bytes, unsigned char* found, int photos, int blocks, int threads) {
+    blockDim = {threads, 1, 1};
+    for (int i = 0; i < blocks; i++) for (int n = 0; n < threads; n++) {
         blockIdx = {i, 0, 0}, threadIdx = {n, 0, 0};
         check(rows, places, sizes, row_bytes, found, photos);
     }
@@ -51,7 +53,7 @@ extern "C" void run_check(const unsigned char* rows, const long long* places, co
 class Pixels(np.ndarray):  # type: ignore[type-arg]
     """What of CuPy's arrays is called."""
 
-    def get(self, stream: Any = None) -> Any:
+    def get(self) -> Any:
         return np.array(self)
 
     def set(self, rows: Any, stream: Any) -> None:
@@ -65,8 +67,6 @@ class _Stream:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
     def synchronize(self) -> None: ...
-    def record(self) -> None: ...
-    def wait_event(self, event: None) -> None: ...
 
 
 class _Image:
@@ -159,17 +159,20 @@ def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
     """The engine; the kernels are compiled into `folder`, once."""
     library = folder / "kernels.so"
     if not library.exists():
-        (folder / "kernels.cpp").write_text(_HOST % (CHECK + RESIZE))
+        (folder / "kernels.cpp").write_text(_HOST % (CHECK_BYTES, CHECK + RESIZE))
         command = ["g++", "-O2", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", library, folder / "kernels.cpp"], check=True)
-    loaded = ctypes.CDLL(str(library))
+    loaded, turn = ctypes.CDLL(str(library)), threading.Lock()
 
     def kernel(name: str) -> Any:
         run = loaded[f"run_{name}"]
 
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        def launch(
+            grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], shared_mem: int = 0
+        ) -> None:
             given = [ctypes.c_void_p(a.ctypes.data) if a.ndim else ctypes.c_longlong(int(a)) for a in arguments]
-            run(*given, grid[-1])
+            with turn:  # where the host is in its grid is the same for all threads
+                run(*given, grid[-1], block[0])
 
         return launch
 

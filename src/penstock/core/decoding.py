@@ -43,7 +43,7 @@ class OnDevice:
 
 
 class Decoder(Protocol):
-    """A live decoder. One thread at a time uses it."""
+    """A live decoder. A few threads use it at once, each for a batch."""
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """All rows on the device, decoded; and those that cannot be decoded, which are zero.

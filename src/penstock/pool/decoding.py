@@ -13,6 +13,8 @@ from penstock.errors import OutOfMemory
 
 AHEAD = 3
 """So many batches are decoded before a lane is free for them."""
+THREADS = 2
+"""So many batches are decoded at once: while one is looked through for damage, the engine decodes the other."""
 
 
 class BatchDecoder:
@@ -22,7 +24,6 @@ class BatchDecoder:
         self.kind = kind
         self._stays_on_device = stays_on_device
         self._decoder: Decoder = kind.open()
-        self._turn = threading.Lock()
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, batch: Batch, span_start: int, *, for_host: bool = False) -> tuple[RowFailure, ...]:
@@ -41,11 +42,10 @@ class BatchDecoder:
         decoded: dict[str, Array] = {}
         for name, sizes in batch.encoded.items():
             self._shapes[name] = batch.arrays[name].shape
-            with self._turn:
-                rows, bad = self._decoder.decode(batch.arrays[name], sizes, batch.rows)
-                is_kept = self._stays_on_device and not for_host
-                # What takes arrays of a batch takes these, too: see `OnDevice`.
-                decoded[name] = cast("Array", rows) if is_kept else rows.on_host()
+            rows, bad = self._decoder.decode(batch.arrays[name], sizes, batch.rows)
+            is_kept = self._stays_on_device and not for_host
+            # What takes arrays of a batch takes these, too: see `OnDevice`.
+            decoded[name] = cast("Array", rows) if is_kept else rows.on_host()
             note(bad, name, numbers, failures)
         batch.arrays = batch.arrays | decoded
         batch.encoded = {}
@@ -54,7 +54,7 @@ class BatchDecoder:
 
     def reserve(self, batches: int) -> None:
         """Take memory for so many batches like those that were decoded; what is not there now is taken later."""
-        with self._turn, contextlib.suppress(OutOfMemory):
+        with contextlib.suppress(OutOfMemory):
             for shape in self._shapes.values():
                 self._decoder.reserve(shape, batches)
 
@@ -65,13 +65,14 @@ class Places:
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
+        self._waiting = 0  # for being alone
         self._is_closed = False
         self._changed = threading.Condition()
 
     def take(self) -> bool:
         """Wait for a place and take it; False where they are closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._taken < self._most or self._is_closed)
+            self._changed.wait_for(lambda: self._is_closed or (self._taken < self._most and not self._waiting))
             self._taken += 1
             return not self._is_closed
 
@@ -80,16 +81,23 @@ class Places:
             self._taken -= 1
             self._changed.notify_all()
 
-    def leave_one(self) -> bool:
-        """There is one place from now on; wait until all but the caller's were given back.
+    def take_alone(self) -> bool:
+        """There is one place from now on: give the caller's back, and take it once no other is taken.
 
-        False where no other was taken, so that nothing has changed, or where they are closed.
+        False where no other was, so that waiting would change nothing, or where they are closed.
         """
         with self._changed:
-            was_alone = self._taken == 1
+            was_alone = self._taken == 1 and not self._waiting
             self._most = 1
-            self._changed.wait_for(lambda: self._taken == 1 or self._is_closed)
-            return not was_alone and not self._is_closed
+            if was_alone:
+                return False
+            self._taken -= 1
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._taken == 0 or self._is_closed)
+            self._waiting -= 1
+            self._taken += 1
+            return not self._is_closed
 
     def close(self) -> None:
         """Nobody waits any longer."""

@@ -1,11 +1,11 @@
 """The pipe inside a replica: batches of spans go in, lanes run the model, whole results come out.
 
-    spans ─► loaders (threads) ─► batches, bounded ─► decoder (a thread, if any) ─► lanes (threads) ─► results
+    spans ─► loaders (threads) ─► batches, bounded ─► decoders (threads, if any) ─► lanes (threads) ─► results
     batches from loader processes, bounded by their slots ─┘
 
 Several lanes keep several batches in flight: while one computes, the next is copied in and the last is copied out. All
 of reading, copying and computing releases the GIL. The queue of batches, or the number of slots, bounds the memory.
-Where a device decodes rows, one thread has it do so a few batches ahead of the lanes.
+Where a device decodes rows, two threads have it do so a few batches ahead of the lanes.
 """
 
 import queue
@@ -26,7 +26,7 @@ from penstock.core.records import Array, Column, Columns, Result, RowFailure, Sp
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
 from penstock.errors import InputError, OutOfMemory
-from penstock.pool.decoding import AHEAD, BatchDecoder, Places
+from penstock.pool.decoding import AHEAD, THREADS, BatchDecoder, Places
 from penstock.pool.guard.bisection import check_rows
 from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import trim
@@ -118,15 +118,17 @@ class Pipeline:
         self._copied_s = replica.replica.copied_s if isinstance(replica.replica, Copying) else (lambda: 0.0)
         self._decoder = decoder
         self._decoded: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._decoding_turn = threading.Lock()
         self._places = Places(lanes + ahead if ahead >= 0 else 1)
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
         self._waiting = tracing.NONE  # batches, as they were noted last
         self._shapes: dict[str, Rows] = {spec.name: as_rows(spec) for spec in outputs}
+        decoders = 0 if decoder is None else 1 if job.state == VARIABLES else THREADS
         self._threads = [
             *(threading.Thread(target=self._load, name=f"loader-{i}", daemon=True) for i in range(loaders)),
-            *(threading.Thread(target=self._decode, name="decoder", daemon=True) for _ in [decoder] if decoder),
+            *(threading.Thread(target=self._decode, name=f"decoder-{i}", daemon=True) for i in range(decoders)),
             *(threading.Thread(target=self._run, name=f"lane-{i}", daemon=True) for i in range(lanes)),
         ]
         self._loaders, self._lanes = loaders, lanes
@@ -180,7 +182,7 @@ class Pipeline:
             except queue.Empty:
                 break
         self._places.close()
-        for _ in range(self._lanes):
+        for _ in range(max(self._lanes, THREADS)):
             self._decoded.put(None)
             try:
                 self._batches.put_nowait(None)
@@ -274,8 +276,8 @@ class Pipeline:
             self._finish(work)
 
     def _decode(self) -> None:
-        """Decode batches in the order in which they come, for lanes that will be free for them."""
-        while (item := self._batches.get()) is not None and self._places.take():
+        """Decode batches as they come, for lanes that will be free for them."""
+        while (item := self._next_to_decode()) is not None:
             try:
                 if item.batch.encoded:
                     item = self._decode_batch(item)
@@ -284,6 +286,11 @@ class Pipeline:
                     self._fail(error)
                 return
             self._decoded.put(item)
+
+    def _next_to_decode(self) -> _Waiting | None:
+        with self._decoding_turn:  # the batch that came first gets the place that is free first
+            item = self._batches.get()
+            return item if item is not None and self._places.take() else None
 
     def _decode_batch(self, item: _Waiting) -> _Waiting:
         assert self._decoder is not None
@@ -294,7 +301,7 @@ class Pipeline:
             failures = self._decoder(batch, work.span.start)
         except OutOfMemory:
             # What other batches hold is free once they have run.
-            if not self._places.leave_one():
+            if not self._places.take_alone():
                 raise
             failures = self._decoder(batch, work.span.start)
         ended = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from penstock.core.decoding import OnDevice
 from penstock.core.deferred import BadRows
 from penstock.core.job import Job
 from penstock.core.records import Array, Columns, Result, Span
+from penstock.core.state import VARIABLES
 from penstock.errors import OutOfMemory
-from penstock.pool.decoding import AHEAD, BatchDecoder, Places
+from penstock.pool.decoding import AHEAD, THREADS, BatchDecoder, Places
 from penstock.pool.pipeline import Pipeline
 
 from .piping import TIMEOUT_S, Blocks, Doubler, Outlet, Waiting, X, inputs_of, piping, spans_of
@@ -118,13 +119,13 @@ def check(results: list[Result], spans: list[Span]) -> None:
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("ahead", [-1, 0, AHEAD])
-def test_rows_are_decoded_in_their_order_whatever_is_ahead(ahead: int, lanes: int, on_device: bool) -> None:
+def test_all_rows_are_decoded_once_whatever_is_ahead(ahead: int, lanes: int, on_device: bool) -> None:
     spans, decoder, model = spans_of(20, SIZE), Negatives(), TakesOver()
     with decoding(model, decoder, lanes=lanes, ahead=ahead, on_device=on_device) as (pipeline, outlet):
         slots = give(pipeline, spans)
         check(outlet.take(20), spans)
         assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
-    assert decoder.decoded == [span.start for span in spans]
+    assert sorted(decoder.decoded) == [span.start for span in spans]
     assert sum(model.taken_over) == (20 if on_device else 0)
     # Of rows that are taken over none are copied, but for the one row that the guard keeps, and each lane may be first.
     assert len(decoder.fetched) in (range(1, lanes + 1) if on_device else [20])
@@ -156,7 +157,7 @@ def test_a_few_batches_are_decoded_ahead_and_their_slots_are_free_at_once() -> N
     assert max(most) == 5
 
 
-def test_batches_in_which_nothing_is_encoded_pass_in_their_turn() -> None:
+def test_batches_in_which_nothing_is_encoded_pass() -> None:
     spans, decoder = spans_of(6, SIZE), Negatives()
     slots = [Slot(span) for span in spans]
     for span, slot in list(zip(spans, slots, strict=True))[::2]:
@@ -166,7 +167,7 @@ def test_batches_in_which_nothing_is_encoded_pass_in_their_turn() -> None:
         give(pipeline, spans, slots)
         check(outlet.take(6), spans)
         assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
-    assert decoder.decoded == [span.start for span in spans[1::2]]
+    assert sorted(decoder.decoded) == [span.start for span in spans[1::2]]
 
 
 def test_a_row_that_cannot_be_decoded_is_a_failed_row_and_costs_no_other() -> None:
@@ -221,13 +222,15 @@ def test_a_decoder_without_memory_waits_for_the_batches_before_it_and_goes_on_wi
             return answers
 
     def begin() -> None:
-        if len(held) == 3:
-            is_short.set()
-            raise OutOfMemory("the GPU has no memory left", received="3 batches")
-        held.append(1)
-        if is_short.is_set():
-            since.append(len(held))
+        with lock:
+            if len(held) >= 3:
+                is_short.set()
+                raise OutOfMemory("the GPU has no memory left", received="3 batches")
+            held.append(1)
+            if is_short.is_set():
+                since.append(len(held))
 
+    lock = threading.Lock()
     is_short = threading.Event()
     held: list[int] = []
     since: list[int] = []
@@ -235,7 +238,36 @@ def test_a_decoder_without_memory_waits_for_the_batches_before_it_and_goes_on_wi
     with decoding(LateStarter(), Negatives(begin=begin), lanes=1) as (pipeline, outlet):
         give(pipeline, spans)
         check(outlet.take(12), spans)
-    assert since == [1] * 9
+    # A second thread may have had a place by then.
+    assert since[THREADS - 1 :] == [1] * (9 - (THREADS - 1))
+
+
+def test_batches_that_have_no_memory_beside_each_other_are_decoded_one_after_the_other() -> None:
+    def begin() -> None:
+        with lock:
+            attempts.append(1)
+            is_early = len(attempts) <= THREADS
+        if is_early:
+            both_began.wait(TIMEOUT_S)
+            raise OutOfMemory("the GPU has no memory left", received="2 batches")
+
+    lock, both_began = threading.Lock(), threading.Barrier(THREADS)
+    attempts: list[int] = []
+    spans = spans_of(6, SIZE)
+    with decoding(TakesOver(), Negatives(begin=begin), lanes=1) as (pipeline, outlet):
+        give(pipeline, spans)
+        check(outlet.take(6), spans)
+    assert len(attempts) == 6 + THREADS
+
+
+def test_a_model_that_every_call_changes_gets_its_batches_in_their_order() -> None:
+    spans, decoder = spans_of(20, SIZE), Negatives()
+    batches = BatchDecoder(decoder, stays_on_device=True)
+    job = replace(JOB, state=VARIABLES)
+    with piping(TakesOver(), job, loaders=0, lanes=1, decoder=batches) as (pipeline, outlet):
+        give(pipeline, spans)
+        check(outlet.take(20), spans)
+    assert decoder.decoded == [span.start for span in spans]
 
 
 def test_a_decoder_that_has_no_memory_by_itself_ends_the_run() -> None:
@@ -272,10 +304,10 @@ def test_closing_ends_the_decoder_that_waits_for_a_lane() -> None:
     assert threading.active_count() == before
 
 
-def test_the_last_place_is_waited_for_only_where_others_are_taken() -> None:
+def test_a_place_alone_is_waited_for_only_where_others_are_taken() -> None:
     places = Places(2)
     assert places.take()
-    assert not places.leave_one()
+    assert not places.take_alone()
     places.give_back()
     places.close()
     assert not places.take()

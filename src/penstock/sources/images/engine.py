@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
 from penstock.sources.images.decoding import decode_into
-from penstock.sources.images.kernels import CHECK, CHECKED_AT_ONCE, RESIZE
+from penstock.sources.images.kernels import CHECK, CHECK_BYTES, CHECKED_AT_ONCE, RESIZE
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
 
 T = TypeVar("T")
@@ -102,10 +102,13 @@ class JpegEngine:
         # As libjpeg does it, colours between two samples are interpolated.
         options = ":fancy_upsampling=1"
         self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
-        self._stream, self._looking = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._turn = threading.Lock()  # of the decoder, its stream and its images
+        self._of_thread = threading.local()
         self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         self._cupy, self._codec, self._rendition = cupy, codec, rendition
         self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
+        self._check.max_dynamic_shared_size_bytes = CHECK_BYTES
 
     def can_decode(self) -> bool:
         """Whether it decodes a picture: a GPU without an engine gives none. All that runs in a job runs once."""
@@ -133,7 +136,8 @@ class JpegEngine:
             if short is None:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
-        self._images = []
+        with self._turn:
+            self._images = []
         self._cupy.get_default_memory_pool().free_all_blocks()
         raise short
 
@@ -142,39 +146,50 @@ class JpegEngine:
         places = np.flatnonzero(encoded[:real])
         with self._stream:
             pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
-            # All of it in one copy: what is encoded is looked through, and then overwritten.
-            pixels.set(rows, stream=self._stream)
-            found = self._look_through(pixels, places, encoded[places])
-            for start in range(0, len(places), AT_ONCE):
-                some = slice(start, start + AT_ONCE)
-                photos = [_bytes_of(rows, encoded, place) for place in places[some].tolist()]
-                images = self._decode([self._codec.CodeStream(photo) for photo in photos])
-                self._put(photos, images, found()[some], places[some], pixels, bad)
+        # All of it in one copy: what is encoded is looked through, and then overwritten.
+        is_whole = self._put_and_look(rows, pixels, places, encoded[places])
+        whole = places[is_whole]
+        with self._turn, self._stream:
+            for start in range(0, len(whole), AT_ONCE):
+                self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
+            for place in places[~is_whole].tolist():
+                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, bad)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
-        self._stream.synchronize()
+            self._stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
 
-    def _look_through(self, pixels: Any, places: Array, sizes: Array) -> Callable[[], Array]:
-        """Begin to look for damage that libjpeg would see: an engine gives pixels of all. Returns what waits for which
-        photos are whole. Reading their codes takes as long as decoding them, and uses other parts of the GPU."""
-        self._looking.wait_event(self._stream.record())
-        with self._looking:
+    def _put_and_look(self, rows: Array, pixels: Any, places: Array, sizes: Array) -> Array:
+        """Copy rows to the GPU, and find which photos have no damage that libjpeg would see: an engine gives pixels of
+        all. This takes longer than decoding, on other parts of the GPU: so the engine decodes another batch meanwhile.
+        """
+        own = self._own_stream()
+        with own:
+            pixels.set(rows, stream=own)
             found = self._cupy.empty(len(places), self._cupy.uint8)
             if len(places):
                 photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
                 arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
-                self._check((-(-len(places) // CHECKED_AT_ONCE),), (32 * CHECKED_AT_ONCE,), arguments)
-        return lambda: np.asarray(found.get(stream=self._looking), bool)
+                blocks = -(-len(places) // CHECKED_AT_ONCE)
+                self._check((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
+            own.synchronize()
+            return np.asarray(found.get(), bool)
 
-    def _put(
-        self, photos: Sequence[Array], images: Sequence[Any], is_whole: Array, places: Array, pixels: Any, bad: BadRows
-    ) -> None:
-        is_done = is_whole & [image is not None for image in images]
-        if is_done.any():
-            self._resize(list(itertools.compress(images, is_done)), places[is_done], pixels)
-        for nth in np.flatnonzero(~is_done).tolist():
-            self._decode_here(photos[nth], int(places[nth]), pixels, bad)
+    def _own_stream(self) -> Any:
+        """The stream of this thread."""
+        if not hasattr(self._of_thread, "stream"):
+            self._of_thread.stream = self._cupy.cuda.Stream(non_blocking=True)
+        return self._of_thread.stream
+
+    def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
+        streams = [self._codec.CodeStream(_bytes_of(rows, encoded, place)) for place in places.tolist()]
+        images = self._decode(streams)
+        done = [nth for nth, image in enumerate(images) if image is not None]
+        if done:
+            self._resize([images[nth] for nth in done], places[done], pixels)
+        for nth, image in enumerate(images):
+            if image is None:
+                self._decode_here(_bytes_of(rows, encoded, int(places[nth])), int(places[nth]), pixels, bad)
 
     def _decode_here(self, data: Array, place: int, pixels: Any, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""

@@ -132,6 +132,8 @@ struct Bits {
     }
 };
 
+static_assert(sizeof(Codes) == 908, "see CHECK_BYTES");
+
 __device__ bool read_codes(const unsigned char* at, const unsigned char* end, Codes* tables) {
     while (at < end) {
         if (at + 17 > end || (at[0] & 0xEE)) return false;
@@ -233,12 +235,15 @@ __device__ bool is_whole(const unsigned char* data, long long size, Codes* table
 
 extern "C" __global__ void check(const unsigned char* rows, const long long* places, const long long* sizes,
                                  long long row_bytes, unsigned char* found, int photos) {
-    __shared__ Codes tables[12][4];  // two for the first number of a block, two for the others
+    extern __shared__ unsigned char memory[];
     const int warp = threadIdx.x / 32, photo = blockIdx.x * (blockDim.x / 32) + warp;
     if (threadIdx.x % 32 || photo >= photos) return;
-    found[photo] = is_whole(rows + places[photo] * row_bytes, sizes[photo], tables[warp]);
+    Codes* tables = (Codes*)memory + 4 * warp;  // two for the first number of a block, two for the others
+    found[photo] = is_whole(rows + places[photo] * row_bytes, sizes[photo], tables);
 }
 """
-CHECKED_AT_ONCE = 12
+CHECKED_AT_ONCE = 24
 """Photos of a block of threads. One thread of each warp works, and as many photos as there is room for share a
 multiprocessor: so the model, which runs meanwhile, keeps most of the others for itself."""
+CHECK_BYTES = CHECKED_AT_ONCE * 4 * 908
+"""Shared memory of such a block: four tables of codes for each photo."""
