@@ -18,8 +18,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from penstock.core.decoding import OnDevice
+from penstock.core.decoding import OnDevice, Undecoded
 from penstock.core.job import Job
+from penstock.core.messages import Asked
 from penstock.core.records import Array, Binding
 from penstock.core.stillness import Timeouts
 from penstock.options.records import INTERPOLATIONS, RESIZES, ReadOptions
@@ -218,6 +219,40 @@ def test_replicas_decode_ahead_to_the_same_bits_whoever_reads_runs_and_dies(
     assert [row for row, _, _ in failures] == [40, 41]
     # Pillow's pixels are the same to the bit whoever resizes them, and here libjpeg decodes on both sides.
     assert len(set(map(str, found.values()))) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("most", [0, 2])
+def test_where_there_is_no_memory_for_the_decoder_the_engine_says_so_and_runs_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
+    draw_folder(tmp_path / "photos", 12)
+    host_engine(tmp_path, Rendition(), Codec())  # compiled once
+    source = ImageFiles([str(path) for path in sorted((tmp_path / "photos").iterdir())])
+    decoder = HostDecoder(Rendition(engine_share=1.0), str(tmp_path), most=most)
+    job = Job(source, (BINDING,), (), 4, decoder=decoder)
+    sample = next(iter(source.divide(12)))
+    with engine_of(Colours(True), Timeouts(), []) as (engine, _):
+        engine.load()
+        with pytest.raises(Undecoded, match="no memory for decoding JPEGs"):
+            engine.prepare(job, engine._placement, sample, Asked(answers_rows=12))
+        engine.prepare(replace(job, decoder=None), engine._placement, sample)
+        (result,) = engine.run([sample])
+    assert len(np.asarray(result.columns["y"])) == 12
+
+
+def test_a_job_that_began_without_an_engine_goes_on_without_it(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    draw_folder(tmp_path / "photos", 60)
+    output = tmp_path / "out"
+    command = ("predict", light_models / "colour.onnx", tmp_path / "photos", "--output", output, "--devices", "cpu")
+    assert penstock_run(*command, "--part-rows", 20, "--batch-size", 4).returncode == 0
+    next(output.glob("part-*")).unlink()
+    resumed = penstock_run(*command, "--part-rows", 20, "--batch-size", 4, "--decoder", "gpu")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "loaders decode all photos, as they have done in this job from its beginning" in resumed.stderr
 
 
 def test_a_decoder_on_a_gpu_is_refused_where_there_is_none(

@@ -83,9 +83,11 @@ class HostDecoder(EngineDecoder):
     """Starts the engine of this machine, whose kernels are compiled in `folder`."""
 
     folder: str = ""
+    most: int | None = None
+    """So many calls find memory."""
 
     def open(self) -> JpegEngine:
-        return host_engine(Path(self.folder), self.rendition, Codec())
+        return host_engine(Path(self.folder), self.rendition, Codec(most=self.most))
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ class Codec:
     __version__ = "of libjpeg"
     minibatch = 4
 
-    def __init__(self, refused: bytes | None = None) -> None:
-        self._refused = refused
+    def __init__(self, refused: bytes | None = None, most: int | None = None) -> None:
+        self._refused, self._most = refused, most
         self.calls: list[int] = []
         self.BackendKind = SimpleNamespace(HW_GPU_ONLY=None)  # type: ignore[assignment]
         self.ColorSpec = SimpleNamespace(SRGB=None)  # type: ignore[assignment]
@@ -146,6 +148,8 @@ class Codec:
 
     def decode(self, streams: Sequence[bytes], images: Sequence[Any] | None = None, **options: Any) -> list[Any]:
         self.calls.append(len(streams))
+        if self._most is not None and len(self.calls) > self._most:
+            raise MemoryError("there is no room for pixels")
         assert images is None or len(images) == len(streams)
         found: list[Any] = []
         for start in range(0, len(streams), self.minibatch):

@@ -5,6 +5,11 @@ from typing import Any, Protocol
 
 from penstock.core.deferred import BadRows
 from penstock.core.records import Array
+from penstock.errors import OutOfMemory
+
+
+class Undecoded(OutOfMemory):
+    """The device has no memory for decoding rows beside the model. Loaders can decode all of them instead."""
 
 
 class OnDevice:

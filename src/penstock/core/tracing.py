@@ -109,7 +109,7 @@ class Timings:
     """Seconds that threads spent on a span, or a run, by what they did; sums over threads.
 
     Loaders `read`, or `wait_for_room`. Lanes `wait_for_data`, `compute`, and `hand_over` what came out, for which they
-    may have to `wait_for_slot`; a thread before them may `decode` what loaders leave to the device. `copy` is the part
+    may have to `wait_for_slot`; threads before them may `decode` what loaders leave to the device. `copy` is the part
     of `compute` in which rows went to the device and back, as far as the runtime can tell. `marks` say when it was,
     where the job is traced; they are not added up.
     """

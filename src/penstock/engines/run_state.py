@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from penstock.core import messages
 from penstock.core.agreement import Noise
+from penstock.core.decoding import Undecoded
 from penstock.core.loader_count import LoaderCount
 from penstock.core.memory import speaks_of_memory
 from penstock.core.records import Device, Placement, Result, RowFailure, Shortage, Signature, Span
@@ -254,6 +255,14 @@ class RunState:
             self._prepare(number, self._taken.asked if self.prepared is None else messages.NOTHING_ASKED)
 
     def _ready(self, number: int, prepared: messages.Prepared) -> None:
+        if prepared.undecoded is not None:
+            error = Undecoded(
+                f"{self._replicas[number].device} has no memory for decoding JPEGs beside the model",
+                received=prepared.undecoded,
+                hint="--decoder cpu",
+            )
+            self._do(run_events.Raise(error))
+            return
         self.prepared = self.prepared or prepared
         self._replicas[number].is_ready = True
         self._rows.finished(WARM_UP)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core import division, kinds
 from penstock.core.agreement import Noise
+from penstock.core.decoding import Undecoded
 from penstock.core.job import Job
 from penstock.core.messages import Asked, PaddingTrial, Prepared
 from penstock.core.plans import Plan
@@ -255,10 +256,10 @@ def bring_up(engine: Engine, request: Request, setting: Setting) -> Started:
         fitted = _learn(engine, decisions.fit(request, signature))
         decision = decisions.decide(fitted, signature, request, setting)
         decision = _shrink_if_slow(engine, decision)
-        decision, prepared = _compile(engine, decision)
-        if prepared.undecoded is not None:
-            decision = decisions.without_decoder(decision, prepared.undecoded)
+        try:
             decision, prepared = _compile(engine, decision)
+        except Undecoded as error:
+            decision, prepared = _compile(engine, decisions.without_decoder(decision, error))
         if prepared.state.kind != NONE and decision.job.state == NONE:
             decision = decisions.with_state(decision, prepared.state)
             prepared = _prepare(engine, decision)
@@ -282,7 +283,7 @@ def _shrink_if_slow(engine: Engine, decision: Decision) -> Decision:
         return decision
     try:
         few_s = engine.prepare(few, decision.placement, first_rows(few.source, few.batch_size)).batch_seconds
-    except ModelError:
+    except (ModelError, Undecoded):
         return decision  # the model rejects these few rows: a whole batch tells more
     return decisions.shrink_if_slow(decision, few_s)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core import kinds, tuning
 from penstock.core.agreement import CHECKED_ROWS, ENOUGH_ROWS
+from penstock.core.decoding import Undecoded
 from penstock.core.job import Job
 from penstock.core.mapping import describe
 from penstock.core.messages import Asked, PaddingTrial
@@ -27,7 +28,7 @@ from penstock.jobs import placement as placing
 from penstock.jobs import states, steps
 from penstock.jobs.batch_size import choose_batch_size, no_larger_than_input, size_with_state
 from penstock.jobs.bind import bind, described_as_floats, fed_as_floats
-from penstock.jobs.device_decoding import with_decoder
+from penstock.jobs.device_decoding import notes_of, with_decoder
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
 from penstock.sources.derived.selection import SelectedRows
@@ -219,7 +220,7 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         is_size_settled=request.choice is not None or resumed is not None or options.batch_size is not None,
         asked=asked,
         sample=(resumed.sample if resumed is not None else None) or _sample(job, asked),
-        notes=signature.notes,
+        notes=(*signature.notes, *notes_of(options, request.recipe)),
     )
 
 
@@ -366,7 +367,7 @@ def with_state(decision: Decision, state: State) -> Decision:
     return replace(decision, job=job, setting=setting, asked=asked, sample=_sample(job, asked))
 
 
-def without_decoder(decision: Decision, why: str) -> Decision:
+def without_decoder(decision: Decision, error: Undecoded) -> Decision:
     """The job with all photos decoded by loaders, because the device has no memory for it.
 
     Raises:
@@ -375,10 +376,10 @@ def without_decoder(decision: Decision, why: str) -> Decision:
     if decision.is_resumed:
         raise DeviceError(
             "the job was begun with a GPU that decodes its JPEGs, and there is no memory for that",
-            received=why,
+            received=error.received,
             hint="make room on the GPU",
-        )
-    note = f"loaders decode all photos: the GPU has no memory for decoding them ({why})"
+        ) from error
+    note = f"loaders decode all photos: {error.problem} ({error.received})"
     return replace(decision, job=replace(decision.job, decoder=None), notes=(*decision.notes, note))
 
 

@@ -25,7 +25,8 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
         UsageError: Nothing in this job could be decoded by it.
     """
     share = engine_share(options.decoder) if recipe is None else recipe.engine_share
-    if recipe is not None and options.decoder != "auto" and engine_share(options.decoder) != share:
+    # A job that began without it, for want of memory, goes on so when it is asked for again.
+    if recipe is not None and share and options.decoder != "auto" and engine_share(options.decoder) != share:
         raise OutputError(
             "the job was begun with another decoder, which decides the last bits of pixels",
             received=f"--decoder {options.decoder}",
@@ -36,7 +37,19 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
     rendition = replace(Rendition.of(options.reading), engine_share=share)
     _check_here(setting, share, is_resumed=recipe is not None)
     _check_job(job, rendition)
+    if options.check:
+        raise UsageError(
+            "--check compares with answers of a CPU, which has no JPEG engine",
+            received=f"{_in_words(share)} --check",
+            hint="--decoder cpu",
+        )
     return replace(job, decoder=EngineDecoder(rendition))
+
+
+def notes_of(options: PredictOptions, recipe: Recipe | None) -> tuple[str, ...]:
+    """What a resumed job does otherwise than it is asked to."""
+    is_without = recipe is not None and not recipe.engine_share and engine_share(options.decoder) > 0
+    return ("loaders decode all photos, as they have done in this job from its beginning",) if is_without else ()
 
 
 def _in_words(share: float) -> str:

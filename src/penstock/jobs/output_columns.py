@@ -56,9 +56,8 @@ def describe_inputs(started: Started) -> list[str]:
 def describe_feeding(started: Started) -> list[str]:
     """Lines about how columns reach the model."""
     job = started.job
-    lines = feeding.describe_feeding(
-        started.source, job.bindings, started.options, has_function=job.preprocess is not None
-    )
+    has = {"has_function": job.preprocess is not None, "has_engine": job.decoder is not None}
+    lines = feeding.describe_feeding(started.source, job.bindings, started.options, **has)
     return [*started.decision.notes, *lines]
 
 

@@ -182,8 +182,9 @@ class Pipeline:
             except queue.Empty:
                 break
         self._places.close()
-        for _ in range(max(self._lanes, THREADS)):
+        for _ in range(self._lanes):
             self._decoded.put(None)
+        for _ in range(max(self._lanes, THREADS)):
             try:
                 self._batches.put_nowait(None)
             except queue.Full:
@@ -297,12 +298,15 @@ class Pipeline:
         work, batch = item.work, item.batch
         started = time.perf_counter()
         is_all_encoded = batch.encoded.keys() == batch.arrays.keys()
+        short = None
         try:
             failures = self._decoder(batch, work.span.start)
-        except OutOfMemory:
+        except OutOfMemory as error:
+            short = error.with_traceback(None)  # which holds what lies on the device
+        if short is not None:
             # What other batches hold is free once they have run.
             if not self._places.take_alone():
-                raise
+                raise short
             failures = self._decoder(batch, work.span.start)
         ended = time.perf_counter()
         self._mark(work, tracing.DECODE, started, ended, batch, item.slot)
@@ -333,6 +337,7 @@ class Pipeline:
         started = time.perf_counter()
         if started - idle_since > tracing.SHORT_S:
             self._mark(work, tracing.WAIT_FOR_DATA, idle_since, started, batch)
+        assert not batch.encoded, "nothing has decoded the rows of a batch"
         trim(self._job, batch)
         self._check_turn(work.span, batch)
         copied_before = self._copied_s()

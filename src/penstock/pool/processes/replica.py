@@ -22,6 +22,7 @@ from penstock.core import messages
 from penstock.core.agreement import ENOUGH_ROWS
 from penstock.core.batching import Batch
 from penstock.core.columns import take_positions
+from penstock.core.decoding import Undecoded
 from penstock.core.protocols import Exporting, Noting, Registering, Replica, TakesAnySize, TakingOver
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
@@ -183,18 +184,23 @@ class ReplicaProcess:
         return taken
 
     def _prepare(self, message: messages.Prepare) -> messages.Prepared:
-        assert self._replica is not None
-        assert self._keeper is not None
         if self._pipeline is not None:
             self._pipeline.close()
+            self._pipeline = None
         self._let_go_of_memory()
         try:
-            with self._doing(FIRST_ROWS):
-                self._open_decoder(message)
-                more = self._decoded(self._first_batches(message), message.sample)
-                batch = next(more)
-        except OutOfMemory as error:
+            return self._prepare_pipeline(message)
+        except Undecoded as error:
+            self._decoder = None
             return messages.Prepared((), 0.0, undecoded=error.received or error.problem)
+
+    def _prepare_pipeline(self, message: messages.Prepare) -> messages.Prepared:
+        assert self._replica is not None
+        assert self._keeper is not None
+        with self._doing(FIRST_ROWS):
+            self._open_decoder(message)
+            more = self._decoded(self._first_batches(message), message.sample)
+            batch = next(more)
         self._room = self._room_of(batch, message)
         with self._doing(TRACE):
             state = self._keeper.look(batch)
@@ -248,12 +254,14 @@ class ReplicaProcess:
             self._decoder = None
         elif self._decoder is None or self._decoder.kind != kind:
             takes_over = isinstance(self._replica, TakingOver) and self._replica.takes_over()
-            self._decoder = BatchDecoder(kind, stays_on_device=takes_over)
+            with _decoding():
+                self._decoder = BatchDecoder(kind, stays_on_device=takes_over)
 
     def _decoded(self, batches: Iterator[Batch], sample: Span) -> Iterator[Batch]:
         for batch in batches:
             if self._decoder is not None and batch.encoded:
-                self._decoder(batch, sample.start, for_host=True)
+                with _decoding():
+                    self._decoder(batch, sample.start, for_host=True)
             yield batch
 
     def _first_batches(self, message: messages.Prepare) -> Iterator[Batch]:
@@ -343,6 +351,15 @@ def _give_up(error: MemoryError) -> NoReturn:
         details = b"MemoryError\n"
     os.write(2, details)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _decoding() -> Iterator[None]:
+    """Tell memory that is short for decoding from memory that is short for the model."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise Undecoded(error.problem, received=error.received, hint=error.hint) from None
 
 
 def _trimmed(first: Batch, more: Iterable[Batch], message: messages.Prepare) -> Iterator[Batch]:

@@ -52,7 +52,7 @@ class Sums:
     is_down_first: bool = False
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def sums_of(size: Size, room: Size, rendition: Rendition) -> Sums:
     """How an image of `size` is resized into a place of `room`."""
     if size == room:

@@ -148,12 +148,13 @@ class JpegEngine:
             pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
         # All of it in one copy: what is encoded is looked through, and then overwritten.
         is_whole = self._put_and_look(rows, pixels, places, encoded[places])
+        for place in places[~is_whole].tolist():
+            self._decode_here(_bytes_of(rows, encoded, place), place, pixels, self._own_stream(), bad)
+        self._own_stream().synchronize()
         whole = places[is_whole]
         with self._turn, self._stream:
             for start in range(0, len(whole), AT_ONCE):
                 self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
-            for place in places[~is_whole].tolist():
-                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, bad)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
             self._stream.synchronize()
@@ -165,10 +166,11 @@ class JpegEngine:
         """
         own = self._own_stream()
         with own:
-            pixels.set(rows, stream=own)
+            # Where memory is short for these, no copy may be under way into pixels that are let go of.
             found = self._cupy.empty(len(places), self._cupy.uint8)
+            photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
+            pixels.set(rows, stream=own)
             if len(places):
-                photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
                 arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
                 blocks = -(-len(places) // CHECKED_AT_ONCE)
                 self._check((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
@@ -189,17 +191,20 @@ class JpegEngine:
             self._resize([images[nth] for nth in done], places[done], pixels)
         for nth, image in enumerate(images):
             if image is None:
-                self._decode_here(_bytes_of(rows, encoded, int(places[nth])), int(places[nth]), pixels, bad)
+                place = int(places[nth])
+                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, self._stream, bad)
 
-    def _decode_here(self, data: Array, place: int, pixels: Any, bad: BadRows) -> None:
+    def _decode_here(self, data: Array, place: int, pixels: Any, stream: Any, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
         row = np.zeros(pixels.shape[1:], np.uint8)
         try:
             decode_into(bytes(data), row, self._rendition)
+        except DeviceError:
+            raise  # a package is missing: no row is to blame
         except Exception as error:
             bad.blame(place, error)
             row[:] = 0
-        pixels[place].set(row, stream=self._stream)
+        pixels[place].set(row, stream=stream)
 
     def _decode(self, streams: Sequence[Any]) -> list[Any]:
         """An image of the GPU for each; None where the engine gives none."""
