@@ -556,7 +556,8 @@ def devices(as_json: bool) -> int:
     for device in listed:
         memory = f"{device['free_bytes'] / 2**30:.1f} of {device['memory_bytes'] / 2**30:.1f} GiB free"
         cores = f", {device['cores']} cores" if device["cores"] else ""
-        click.echo(f"{device['device']}  {device['name']}{cores}, {memory}")
+        near = f", near cores {device['near_cores']}" if device["near_cores"] else ""
+        click.echo(f"{device['device']}  {device['name']}{cores}, {memory}{near}")
         for name, verdict in device["runtimes"].items():
             click.echo(f"  {name:<16}{verdict}")
     return 0

@@ -27,6 +27,7 @@ from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
 from penstock.pool.devices import inventory
+from penstock.pool.devices.near import find_near_cores
 from penstock.pool.processes.finisher_pool import FinishedHere, Finishers
 from penstock.pool.processes.supervisor import Launch
 from penstock.runtimes.catalog import on_the_first_that_loads
@@ -227,6 +228,7 @@ def open_engine(
         context.log,
         descriptors=descriptors,
         is_verbose=context.is_verbose,
+        near=find_near_cores(setting.placement),
     )
     observe, stop = context.meter.observe, context.stop
     engine = LocalEngine(launch, setting.placement, observe, stop, timeouts, context.note, is_trial=is_trial)

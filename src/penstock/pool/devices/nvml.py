@@ -56,13 +56,29 @@ def compute_capability(uuid: str) -> tuple[int, int] | None:
         if nvml is None:
             return None
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            if uuid.startswith("MIG-"):
-                handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(_card(nvml, uuid))
         except nvml.NVMLError:
             return None
         return int(major), int(minor)
+
+
+def pci_address(uuid: str) -> str | None:
+    """The place of a device's card on the bus, as Linux spells it: `0000:3b:00.0`; None where the driver does not
+    answer."""
+    with _library() as nvml:
+        if nvml is None:
+            return None
+        try:
+            domain, _, place = _text(nvml.nvmlDeviceGetPciInfo(_card(nvml, uuid)).busId).lower().partition(":")
+        except nvml.NVMLError:
+            return None
+        return f"{int(domain, 16):04x}:{place}"  # the driver writes the domain with eight digits
+
+
+def _card(nvml: Any, uuid: str) -> Any:
+    """The handle of a card, also for a part of one."""
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
 
 
 def _device(nvml: Any, index: int, handle: Any) -> Device:

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.kinds import RuntimeEntry, missing_to_convert, runtimes
 from penstock.pool.devices.inventory import cpu_device, gpu_devices, usable_cores
+from penstock.pool.devices.near import near_cores
 
 _TIMEOUT_S = 120
 
@@ -28,6 +29,7 @@ def devices_with_runtimes() -> list[dict[str, Any]]:
             "memory_bytes": device.memory_bytes,
             "free_bytes": device.free_bytes,
             "cores": usable_cores() if device.kind == "cpu" else None,
+            "near_cores": near_cores(device),
             "runtimes": {
                 name: _verdict(name, entry, device.kind, seen.get(entry.gpu_probe or ""))
                 for name, entry in entries.items()

@@ -24,6 +24,7 @@ from penstock.core.records import RowFailure, Span
 from penstock.core.stillness import Stillness, Timeouts
 from penstock.core.tracing import COORDINATOR, SLOTS_IN_USE, Level, Mark
 from penstock.errors import WorkersDied
+from penstock.pool.devices.near import ANY, Cores
 from penstock.pool.processes.row_trouble import DEATHS_IN_A_ROW, Blame, RowTrouble
 from penstock.pool.processes.supervisor import LoaderLaunch, WorkerProcess
 
@@ -37,8 +38,9 @@ Deliver = Callable[[LoadedData], None]
 class _Loader(WorkerProcess):
     """The coordinator's hold on one loader process."""
 
-    def __init__(self, number: int, launch: LoaderLaunch) -> None:
+    def __init__(self, number: int, launch: LoaderLaunch, cores: Cores) -> None:
         self.number = number
+        self.is_bound = bool(cores)
         self.spans: dict[int, Span] = {}
         """What it was told to load, by attempt: one span may be there twice, for a replica that died and the next."""
         self.slots: set[int] = set()
@@ -50,6 +52,7 @@ class _Loader(WorkerProcess):
             (launch.batch_slots, *launch.descriptors),
             launch.loader_environment(),
             launch.log,
+            cores,
         )
 
     @property
@@ -249,7 +252,10 @@ class LoaderPool:
 
     def _start(self) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
-        loader = self._loaders[number] = _Loader(number, self._launch)
+        near = self._launch.near
+        num_bound = sum(loader.is_bound for loader in self._loaders.values())
+        cores = near.of_loaders if num_bound < near.most_loaders else ANY
+        loader = self._loaders[number] = _Loader(number, self._launch, cores)
         if self._learning is not None:
             left_out = (*self._poisoned_of(self._learning.sample).values(), *self._untried)
             loader.send(replace(self._learning, poisoned=left_out))

@@ -17,6 +17,7 @@ from typing import IO, Any
 from penstock.core.messages import Load
 from penstock.core.protocols import Runtime
 from penstock.core.records import Device, ModelFile
+from penstock.pool.devices.near import ANY, Cores, NearCores, bound_to
 from penstock.pool.processes import reaper
 from penstock.pool.processes.board import Board
 from penstock.pool.processes.channel import Channel
@@ -95,6 +96,7 @@ class WorkerProcess:
         descriptors: What it inherits besides.
         environment: Its environment.
         log: What it writes to.
+        cores: Those that it is bound to.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class WorkerProcess:
         descriptors: Sequence[int],
         environment: Mapping[str, str],
         log: IO[Any] | int,
+        cores: Cores = ANY,
     ) -> None:
         self.channel, theirs = Channel.pair(_TAKES_NOTHING_S)
         self.board = Board.create()
@@ -114,17 +117,18 @@ class WorkerProcess:
         self._heard = 0
         own = (theirs, self.board.descriptor)
         try:
-            self._process = subprocess.Popen(
-                # -P: a file in the user's folder must not stand in for a module of the standard library.
-                [sys.executable, "-P", "-m", module, *map(str, (*own, *arguments))],
-                env=dict(environment),
-                pass_fds=(*own, *descriptors),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
-                start_new_session=True,
-            )
+            with bound_to(cores):
+                self._process = subprocess.Popen(
+                    # -P: a file in the user's folder must not stand in for a module of the standard library.
+                    [sys.executable, "-P", "-m", module, *map(str, (*own, *arguments))],
+                    env=dict(environment),
+                    pass_fds=(*own, *descriptors),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # A Ctrl-C in the terminal reaches the coordinator alone: it decides what is finished.
+                    start_new_session=True,
+                )
         finally:
             os.close(theirs)
         _REAPER.add(self._process.pid)
@@ -262,6 +266,7 @@ class ReplicaHandle(WorkerProcess):
             (slots.descriptor, launch.batch_slots, *launch.descriptors),
             launch.environment(device),
             launch.log,
+            launch.near.of_replicas.get(device.uuid, ANY),
         )
         self.send(Load(launch.runtime, launch.model, device, launch.threads, tuple(sys.path), time.perf_counter()))
 
@@ -273,9 +278,17 @@ class ReplicaHandle(WorkerProcess):
 class LoaderLaunch:
     """What every worker process of a job is started with; a loader needs nothing else."""
 
-    def __init__(self, log: IO[Any] | int, *, descriptors: Sequence[int] = (), is_verbose: bool = False) -> None:
+    def __init__(
+        self,
+        log: IO[Any] | int,
+        *,
+        descriptors: Sequence[int] = (),
+        is_verbose: bool = False,
+        near: NearCores | None = None,
+    ) -> None:
         self.log = log
         self.descriptors = tuple(descriptors)
+        self.near = near or NearCores()
         self.batch_slots = anonymous_memory()
         """The memory through which loader processes hand batches to replicas; it gets its size with the job."""
         self._is_verbose = is_verbose
@@ -343,8 +356,9 @@ class Launch(LoaderLaunch):
         *,
         descriptors: Sequence[int] = (),
         is_verbose: bool = False,
+        near: NearCores | None = None,
     ) -> None:
-        super().__init__(log, descriptors=descriptors, is_verbose=is_verbose)
+        super().__init__(log, descriptors=descriptors, is_verbose=is_verbose, near=near)
         self.runtime = runtime
         self.model = model
         self.threads = threads
