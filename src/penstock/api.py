@@ -589,7 +589,7 @@ def devices() -> list[dict[str, Any]]:
     """Every device here, its memory, and which runtimes can use it; for the others the reason.
 
     Returns:
-        For each device `device`, `name`, `memory_bytes`, `free_bytes`, `cores`, `near_cores` (of a GPU's NUMA node, where
-        there are several) and `runtimes`, from names to verdicts.
+        For each device `device`, `name`, `memory_bytes`, `free_bytes`, `cores`, `near_cores` (those of a GPU's NUMA
+        node, where there are several nodes) and `runtimes`, from names to verdicts.
     """
     return devices_with_runtimes()

@@ -155,7 +155,18 @@ def test_devices_say_which_runtimes_can_use_them(penstock_run: Penstock) -> None
     assert cpu["device"] == "cpu"
     assert cpu["memory_bytes"] > 0
     assert cpu["runtimes"]["tensorflow"].startswith("yes, 2.")
+    assert cpu["near_cores"] is None
     assert all(verdict.startswith(("yes", "no: ")) for device in found for verdict in device["runtimes"].values())
+
+
+def test_devices_say_which_cores_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {"name": "a GPU", "memory_bytes": 2**30, "free_bytes": 2**29, "cores": None, "runtimes": {}}
+    near = {"gpu:0": "0-31", "gpu:1": None}
+    listed = [described | {"device": device, "near_cores": cores} for device, cores in near.items()]
+    monkeypatch.setattr("penstock.api.devices", lambda: listed)
+    first, second = CliRunner().invoke(main, ["devices"]).stdout.splitlines()
+    assert first == "gpu:0  a GPU, 0.5 of 1.0 GiB free, near cores 0-31"
+    assert second == "gpu:1  a GPU, 0.5 of 1.0 GiB free"
 
 
 def test_dry_run_writes_nothing(light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,10 +16,12 @@ from penstock.core.job import Job
 from penstock.core.messages import Filled, LoadedData, SpanLoaded
 from penstock.core.records import Binding, ModelFile, Span
 from penstock.core.stillness import DEFAULT_TIMEOUTS
+from penstock.pool.devices.near import NearCores
 from penstock.pool.processes.loader_pool import LoaderPool
 from penstock.pool.processes.supervisor import Launch
 from penstock.runtimes.onnx.runtime import OnnxRuntime
 from penstock.sources.python.memory import InMemory
+from tests.support.numa_machine import NEEDS_TWO_CORES, OWN_CORES
 
 BATCHES, SLOTS, SLOT_BYTES = 12, 4, 1 << 16
 SPAN = Span(0, 0, BATCHES, ())
@@ -92,4 +95,21 @@ def test_span_that_is_asked_for_again_comes_whole_when_its_loader_dies(pool: Poo
     pool.ask_again()
     (loader,) = pool.pool._loaders.values()
     loader.kill()
+    pool.read_all()
+
+
+@NEEDS_TWO_CORES
+def test_as_many_loaders_as_have_room_near_the_gpu_run_there(pool: Pool) -> None:
+    near = {max(OWN_CORES)}
+    pool.pool._launch.near = NearCores({}, frozenset(near), most_loaders=1)
+    first, *_ = pool.pool._loaders.values()
+    assert os.sched_getaffinity(first.pid) == OWN_CORES
+    pool.pool.resize(3)
+    _, second, third = pool.pool._loaders.values()
+    assert [os.sched_getaffinity(loader.pid) for loader in (second, third)] == [near, OWN_CORES]
+    second.kill()
+    pool.pump_until(lambda: second not in pool.pool._loaders.values())
+    _, _, fourth = pool.pool._loaders.values()
+    assert os.sched_getaffinity(fourth.pid) == near
+    pool.ask()
     pool.read_all()

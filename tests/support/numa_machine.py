@@ -1,8 +1,9 @@
-"""A machine with several NUMA nodes, as the kernel and NVIDIA's driver show it: none of the machines of the tests is."""
+"""A machine with several NUMA nodes, as the kernel and NVIDIA's driver show it: tests run on none of that kind."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,9 @@ import pytest
 
 from penstock.core.records import Device
 from penstock.pool.devices import near, nvml
+
+OWN_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+NEEDS_TWO_CORES = pytest.mark.skipif(len(OWN_CORES) < 2, reason="needs two cores that a process can be bound to")
 
 
 def gpu(letter: str, index: int = 0) -> Device:
